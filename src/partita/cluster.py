@@ -1,0 +1,245 @@
+"""Cluster: the machines, as devices and the links between them. Kept in a TOML file that a person can edit.
+
+[[device]]
+name = "cpu0"
+kind = "cpu"
+memory_bytes = 8e9
+cores = [0]
+
+[link]                          # between every two devices that no [[link]] names
+rate_bytes_per_s = 1.2e9
+latency_s = 60e-6
+
+[[links]]                       # one direction; `medium` names what several links share
+source = "cpu0"
+target = "cpu1"
+rate_bytes_per_s = 1.25e8
+latency_s = 0.001
+medium = "bus"
+fair = true                     # transfers share the rate; false: they are served in order
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from partita.errors import ClusterError, refuse
+from partita.files import read_toml
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that executes tasks, one at a time."""
+
+    name: str
+    kind: str = "cpu"  #: devices of one kind share a column of the CostTable
+    memory_bytes: float = math.inf
+    speed: float = 1.0  #: a task takes its kind's time divided by this
+    host: str = "localhost"
+    cores: tuple[int, ...] = ()  #: CPU cores its worker is pinned to; empty: not pinned
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between two devices."""
+
+    source: str
+    target: str
+    rate_bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+    medium: str = ""  #: links that name one medium share it; empty: this direction has its own
+    fair: bool = False  #: transfers on the medium share its rate; otherwise they are served in order
+    message_s: float = 0.0  #: time that receiving a message takes of the receiving *device*
+
+    @property
+    def queue(self) -> str:
+        """What its transfers wait for."""
+        return self.medium or f"{self.source}->{self.target}"
+
+    def transfer_s(self, size_bytes: float) -> float:
+        """Seconds during which a transfer occupies the link (its latency comes after)."""
+        return size_bytes / self.rate_bytes_per_s
+
+
+T = TypeVar("T", Device, Link)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices and links. `default_link` serves every pair that `links` does not name."""
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    default_link: Link = Link("", "")
+    source: str = "given"  #: "given", or "measured" with machine and date
+
+    @cached_property
+    def by_name(self) -> dict[str, Device]:
+        return {d.name: d for d in self.devices}
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], Link]:
+        return {(link.source, link.target): link for link in self.links}
+
+    def link(self, source: str, target: str) -> Link:
+        """The link from one device to another."""
+        found = self._links.get((source, target))
+        if found is not None:
+            return found
+        d = self.default_link
+        return Link(source, target, d.rate_bytes_per_s, d.latency_s, d.medium, d.fair, d.message_s)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of device in the order they first appear."""
+        return tuple(dict.fromkeys(d.kind for d in self.devices))
+
+    def first(self, n: int) -> Cluster:
+        """The same cluster with its first n devices only. Raises ClusterError where it has fewer."""
+        if not 1 <= n <= len(self.devices):
+            raise ClusterError(
+                f"{n} devices asked for, {len(self.devices)} are there", hint=f"choose 1 to {len(self.devices)}"
+            )
+        keep = {d.name for d in self.devices[:n]}
+        return Cluster(
+            self.devices[:n],
+            tuple(k for k in self.links if {k.source, k.target} <= keep),
+            self.default_link,
+            self.source,
+        )
+
+    @staticmethod
+    def uniform(
+        n: int,
+        *,
+        kind: str = "cpu",
+        rate_bytes_per_s: float = math.inf,
+        latency_s: float = 0.0,
+        memory_bytes: float = math.inf,
+    ) -> Cluster:
+        """n equal devices "cpu0" .. and equal links.
+
+        >>> [d.name for d in Cluster.uniform(2).devices]
+        ['cpu0', 'cpu1']
+        """
+        return Cluster(
+            tuple(Device(f"{kind}{i}", kind, memory_bytes) for i in range(n)),
+            (),
+            Link("", "", rate_bytes_per_s, latency_s),
+        )
+
+    def check(self) -> list[str]:
+        """Every fault at once; empty when the cluster is sound."""
+        faults = [] if self.devices else ["it has no devices"]
+        names = [d.name for d in self.devices]
+        faults += [f"device name {n!r} is used twice" for n in sorted({n for n in names if names.count(n) > 1})]
+        for d in self.devices:
+            faults += [
+                f"device {d.name!r} has {w} = {v}"
+                for w, v in (("speed", d.speed), ("memory_bytes", d.memory_bytes))
+                if not v > 0
+            ]
+        for k in (*self.links, self.default_link):
+            where = f"link {k.source}->{k.target}" if k.source else "the default link"
+            faults += [f"{where} names the unknown device {n!r}" for n in (k.source, k.target) if n and n not in names]
+            if not k.rate_bytes_per_s > 0:
+                faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
+            if not (k.latency_s >= 0 and math.isfinite(k.latency_s)):
+                faults.append(f"{where} has latency_s = {k.latency_s}")
+        return faults
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON values; what is infinite or left at its default is left out."""
+        return {
+            "source": self.source,
+            "device": [_lean(d) for d in self.devices],
+            "links": [_lean(k) for k in self.links],
+            "link": {k: v for k, v in _lean(self.default_link).items() if k not in ("source", "target")},
+        }
+
+    def to_toml(self) -> str:
+        value = self.to_json()
+        tables = (
+            [("[[device]]", t) for t in value["device"]]
+            + [("[link]", value["link"])]
+            + [("[[links]]", t) for t in value["links"]]
+        )
+        body = "\n".join(
+            head + "\n" + "".join(f"{k} = {_toml(v)}\n" for k, v in table.items()) for head, table in tables
+        )
+        return f"source = {_toml(self.source)}\n\n{body}"
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], what: str = "cluster") -> Cluster:
+        """The cluster in a parsed TOML or JSON table. Raises ClusterError with every fault at once."""
+        known = {"device", "link", "links", "source"}
+        refuse(
+            ClusterError,
+            [f"unknown key {k!r}" for k in value if k not in known],
+            what,
+            hint=f"known: {', '.join(sorted(known))}",
+        )
+        faults: list[str] = []
+        devices = tuple(_read(Device, t, f"device {i}", faults) for i, t in enumerate(value.get("device", ())))
+        links = tuple(_read(Link, t, f"links {i}", faults) for i, t in enumerate(value.get("links", ())))
+        default = _read(Link, {"source": "", "target": "", **value.get("link", {})}, "link", faults)
+        refuse(ClusterError, faults, what)
+        cluster = Cluster(devices, links, default, str(value.get("source", "given")))
+        refuse(ClusterError, cluster.check(), what)
+        return cluster
+
+    @staticmethod
+    def read(path: str | Path) -> Cluster:
+        """The cluster in a TOML file."""
+        return Cluster.from_json(read_toml(path, ClusterError), str(path))
+
+
+def _lean(item: Device | Link) -> dict[str, Any]:
+    default = {f.name: f.default for f in fields(item)}
+    return {
+        k: list(v) if isinstance(v, tuple) else v
+        for k, v in asdict(item).items()
+        if v != default[k] or default[k] is MISSING
+    }
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return repr(value)
+
+
+def _read(kind: type[T], table: Any, what: str, faults: list[str]) -> T:
+    """One table as a Device or Link; its faults are added to the list."""
+    types = {f.name: f.type for f in fields(kind)}
+    values: dict[str, Any] = {}
+    if not isinstance(table, Mapping):
+        faults.append(f"{what} is not a table")
+        table = {}
+    for key, value in table.items():
+        wanted = str(types.get(key, ""))
+        if not wanted:
+            faults.append(f"{what} has the unknown key {key!r} (known: {', '.join(types)})")
+        elif wanted == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+            values[key] = float(value)
+        elif (wanted == "bool" and isinstance(value, bool)) or (wanted == "str" and isinstance(value, str)):
+            values[key] = value
+        elif wanted.startswith("tuple") and isinstance(value, list) and all(isinstance(v, int) for v in value):
+            values[key] = tuple(value)
+        else:
+            faults.append(f"{what} has {key} = {value!r}, which is not a {wanted}")
+    for name in ("name",) if kind is Device else ("source", "target"):
+        if name not in values:
+            faults.append(f"{what} has no {name}")
+            values[name] = ""
+    return kind(**values)
