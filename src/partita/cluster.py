@@ -143,15 +143,27 @@ class Cluster:
             faults += [
                 f"device {d.name!r} has {w} = {v}"
                 for w, v in (("speed", d.speed), ("memory_bytes", d.memory_bytes))
-                if not v > 0
+                if not v > 0 or (w == "speed" and math.isinf(v))
             ]
         for k in (*self.links, self.default_link):
             where = f"link {k.source}->{k.target}" if k.source else "the default link"
             faults += [f"{where} names the unknown device {n!r}" for n in (k.source, k.target) if n and n not in names]
             if not k.rate_bytes_per_s > 0:
                 faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
-            if not (k.latency_s >= 0 and math.isfinite(k.latency_s)):
-                faults.append(f"{where} has latency_s = {k.latency_s}")
+            faults += [
+                f"{where} has {w} = {v}"
+                for w, v in (("latency_s", k.latency_s), ("message_s", k.message_s))
+                if not (v >= 0 and math.isfinite(v))
+            ]
+            if k.medium in names:
+                faults.append(f"{where} shares the medium {k.medium!r}, which is the name of a device")
+        pairs = [(k.source, k.target) for k in self.links]
+        faults += [f"link {a}->{b} is given twice" for a, b in sorted({p for p in pairs if pairs.count(p) > 1})]
+        fair = {(k.medium, k.fair) for k in (*self.links, self.default_link) if k.medium}
+        faults += [
+            f"medium {m!r} is fair for some of its links and not for others"
+            for m in sorted({m for m, f in fair if (m, not f) in fair})
+        ]
         return faults
 
     def to_json(self) -> dict[str, Any]:
@@ -178,6 +190,8 @@ class Cluster:
     @staticmethod
     def from_json(value: Mapping[str, Any], what: str = "cluster") -> Cluster:
         """The cluster in a parsed TOML or JSON table. Raises ClusterError with every fault at once."""
+        if not isinstance(value, Mapping):
+            raise ClusterError(f"{what} is a {type(value).__name__}, not a table")
         known = {"device", "link", "links", "source"}
         refuse(
             ClusterError,
@@ -186,9 +200,15 @@ class Cluster:
             hint=f"known: {', '.join(sorted(known))}",
         )
         faults: list[str] = []
-        devices = tuple(_read(Device, t, f"device {i}", faults) for i, t in enumerate(value.get("device", ())))
-        links = tuple(_read(Link, t, f"links {i}", faults) for i, t in enumerate(value.get("links", ())))
-        default = _read(Link, {"source": "", "target": "", **value.get("link", {})}, "link", faults)
+        tables = {k: value.get(k, []) for k in ("device", "links")}
+        faults += [f"{k!r} is not a list of tables" for k, t in tables.items() if not isinstance(t, list)]
+        default_table = value.get("link", {})
+        if not isinstance(default_table, Mapping):
+            faults.append("'link' is not a table")
+        refuse(ClusterError, faults, what)
+        devices = tuple(_read(Device, t, f"device {i}", faults) for i, t in enumerate(tables["device"]))
+        links = tuple(_read(Link, t, f"links {i}", faults) for i, t in enumerate(tables["links"]))
+        default = _read(Link, {"source": "", "target": "", **default_table}, "link", faults)
         refuse(ClusterError, faults, what)
         cluster = Cluster(devices, links, default, str(value.get("source", "given")))
         refuse(ClusterError, cluster.check(), what)
@@ -213,10 +233,14 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     return repr(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 1000)
 
 
 def _read(kind: type[T], table: Any, what: str, faults: list[str]) -> T:
@@ -230,7 +254,7 @@ def _read(kind: type[T], table: Any, what: str, faults: list[str]) -> T:
         wanted = str(types.get(key, ""))
         if not wanted:
             faults.append(f"{what} has the unknown key {key!r} (known: {', '.join(types)})")
-        elif wanted == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+        elif wanted == "float" and _is_number(value):
             values[key] = float(value)
         elif (wanted == "bool" and isinstance(value, bool)) or (wanted == "str" and isinstance(value, str)):
             values[key] = value

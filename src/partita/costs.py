@@ -95,8 +95,19 @@ class CostTable:
             ]
         if self.transfer_s.shape != graph.producer.shape:
             return [f"it has {len(self.transfer_s)} transfer times for {len(graph.producer)} tensors"]
+        if {self.low.shape, self.high.shape, self.source.shape} != {self.seconds.shape}:
+            return [
+                f"its times, bounds and sources have shapes {self.seconds.shape}, {self.low.shape}, {self.high.shape}, {self.source.shape}"
+            ]
         ids = [t.id for t in graph.tasks]
         faults = [
+            f"kind {k!r} has {self.kinds.count(k)} columns" for k in sorted({*self.kinds}) if self.kinds.count(k) > 1
+        ]
+        faults += [
+            f"task {ids[i]!r} has the unknown source {self.source[i, k]} on {self.kinds[k]!r}"
+            for i, k in np.argwhere(self.source >= len(get_args(Source)))
+        ]
+        faults += [
             f"task {ids[i]!r} takes {self.seconds[i, k]} s on {self.kinds[k]!r}"
             for i, k in np.argwhere(~(self.seconds >= 0))
         ]
@@ -105,7 +116,7 @@ class CostTable:
         ]
         faults += [
             f"a tensor of {ids[graph.producer[k]]!r} takes {self.transfer_s[k]} s to send"
-            for k in np.flatnonzero(self.transfer_s < 0)
+            for k in np.flatnonzero((self.transfer_s < 0) | np.isinf(self.transfer_s))
         ]
         return faults
 

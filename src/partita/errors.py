@@ -24,7 +24,7 @@ Every message says the fact with its numbers; `hint` says what to do next. `str(
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class PartitaError(Exception):
@@ -43,6 +43,16 @@ class PartitaError(Exception):
             return fact
         stop = "" if fact.endswith((".", "!", "?")) else "."
         return f"{fact}{stop} hint: {self.hint}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Crosses processes whole, although parts of it are keyword-only arguments."""
+        return _again, (type(self), self.message, dict(self.__dict__))
+
+
+def _again(kind: type[PartitaError], message: str, state: dict[str, Any]) -> PartitaError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(state)
+    return error
 
 
 class BadInput(PartitaError):

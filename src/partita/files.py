@@ -77,12 +77,10 @@ def read_json(path: str | Path, kind: type[BadInput], format: str | None = None)
     text = read_text(path, kind)
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        place = (
-            f"line {error.lineno} column {error.colno}: {error.msg}"
-            if isinstance(error, json.JSONDecodeError)
-            else "nested too deeply"
-        )
+    except (ValueError, RecursionError) as error:
+        place = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        if isinstance(error, json.JSONDecodeError):
+            place = f"line {error.lineno} column {error.colno}: {error.msg}"
         raise kind(f"{path} is not JSON: {place}", hint="the file may be cut off; make it again") from error
     if not isinstance(value, dict):
         raise kind(f"{path} holds a JSON {type(value).__name__}, not an object")
@@ -104,8 +102,9 @@ def read_toml(path: str | Path, kind: type[BadInput]) -> dict[str, Any]:
     """The TOML table in a file. Raises `kind` with line and column where it does not parse."""
     try:
         return tomllib.loads(read_text(path, kind))
-    except tomllib.TOMLDecodeError as error:
-        raise kind(f"{path} is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        place = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise kind(f"{path} is not TOML: {place}") from error
 
 
 def dump_json(value: Mapping[str, Any]) -> str:

@@ -189,18 +189,26 @@ class TaskGraph:
                 value = getattr(t, what)
                 if not (math.isfinite(value) and value >= 0):
                     faults.append(f"task {t.id!r} has {what} = {value}")
+            for what in ("name", "group", "of"):
+                if not isinstance(getattr(t, what), str | None):
+                    faults.append(f"task {t.id!r} has {what} = {getattr(t, what)!r}, which is no text")
         bad = np.flatnonzero(~(np.isfinite(self.size_bytes) & (self.size_bytes >= 0)))
         faults += [f"a tensor of task {self.tasks[self.producer[k]].id!r} has {self.size_bytes[k]} bytes" for k in bad]
         faults += [
             f"task {t.id!r} belongs to the unknown task {t.of!r}"
             for t in self.tasks
-            if t.of is not None and t.of not in self.index
+            if isinstance(t.of, str) and t.of not in self.index
         ]
         faults += [
             f"shared parameter {s.name!r} names the unknown task {t!r}"
             for s in self.shared
             for t in s.tasks
             if t not in self.index
+        ]
+        faults += [
+            f"shared parameter {s.name!r} has {s.size_bytes} bytes"
+            for s in self.shared
+            if not (math.isfinite(s.size_bytes) and s.size_bytes >= 0)
         ]
         if not faults:
             try:
@@ -236,11 +244,17 @@ class TaskGraph:
             tasks = [Task(**{**r, "id": str(r["id"])}) for r in rows]
             tensors = [(str(t["from"]), float(t["bytes"]), [str(r) for r in t["to"]]) for t in value["tensors"]]
             shared = [
-                SharedParameter(str(s["name"]), float(s["size_bytes"]), tuple(s["tasks"]))
+                SharedParameter(str(s["name"]), float(s["size_bytes"]), tuple(str(t) for t in s["tasks"]))
                 for s in value.get("shared", ())
             ]
-            return TaskGraph.build(str(value.get("name", what)), tasks, tensors, shared)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            graph_name = str(value.get("name", what))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise GraphError(f"{what}: {type(error).__name__}: {error}", hint="see docs/reference/files.md") from error
+        try:
+            return TaskGraph.build(graph_name, tasks, tensors, shared)
+        except GraphError as error:
+            raise GraphError(f"{what}: {error.message}", hint=error.hint) from error
+        except (TypeError, OverflowError) as error:
             raise GraphError(f"{what}: {type(error).__name__}: {error}", hint="see docs/reference/files.md") from error
 
 

@@ -24,7 +24,7 @@ from partita.errors import PlanError, refuse
 from partita.graph import TaskGraph
 from partita.plan import PipelinePlan, PlacementPlan, Plan
 from partita.program import Builder, Op, Piece, Program
-from partita.schedules import slots
+from partita.schedules import Slot, slots, unit_ends
 
 
 def lower(graph: TaskGraph, cluster: Cluster, plan: Plan) -> Program:
@@ -93,23 +93,34 @@ def _lower_pipeline(graph: TaskGraph, cluster: Cluster, plan: PipelinePlan) -> P
                 if piece.tasks or phase == "F":
                     compute[phase, k, m] = build.add(Op.COMPUTE, device, piece, m, receives)
 
-    for receive, b, m, phase in _in_sending_order(expects, compute):
-        origin = b.source if phase == "F" else b.target
-        tensors = b.tensors if phase == "F" else b.gradients
-        piece = _message(plan, b, phase, m)
+    sent_at = _sending_times(cluster, plan, orders, compute)
+    expects.sort(key=lambda e: (sent_at[e[3], e[1].source if e[3] == "F" else e[1].target, e[2]], e[0]))
+    for receive, b, m, way in expects:
+        origin = b.source if way == "F" else b.target
+        tensors = b.tensors if way == "F" else b.gradients
+        piece = _message(plan, b, way, m)
         size = float(graph.size_bytes[list(tensors)].sum())
         queue = cluster.link(*piece.route).queue
-        build.need(receive, build.add(Op.SEND, queue, piece, m, [compute[phase, origin, m]], size))
+        build.need(receive, build.add(Op.SEND, queue, piece, m, [compute[way, origin, m]], size))
 
-    _finish(graph, cluster, plan, build, compute, update)
+    if any(p.tasks for p in backward):
+        _finish(graph, cluster, plan, build, compute, update)
     return build.program(fair=_fair_queues(cluster))
 
 
-def _in_sending_order(
-    expects: list[tuple[int, Boundary, int, str]], compute: dict[tuple[str, int, int], int]
-) -> list[tuple[int, Boundary, int, str]]:
-    """A link serves its messages in the order in which its device makes them."""
-    return sorted(expects, key=lambda e: (compute[e[3], e[1].source if e[3] == "F" else e[1].target, e[2]], e[0]))
+def _sending_times(
+    cluster: Cluster, plan: PipelinePlan, orders: list[list[Slot]], compute: dict[tuple[str, int, int], int]
+) -> dict[tuple[str, int, int], int]:
+    """When the messages of each computation are sent, as far as their order on a link is concerned.
+
+    A link of one device serves its messages in the order in which that device makes them. Where several devices share
+    a medium, they take turns as they would if a forward took one unit of time, a backward two and a message none: any
+    order of time is free of circles, which an order by device would not be.
+    """
+    if not any(link.medium for link in (*cluster.links, cluster.default_link)):
+        return compute
+    ends = unit_ends(orders, [s.replicas for s in plan.stages])
+    return {(phase, k, m): at for k, row in enumerate(ends) for (phase, m), at in row.items()}
 
 
 def _message(plan: PipelinePlan, b: Boundary, phase: str, m: int) -> Piece:
@@ -150,10 +161,8 @@ def _finish(
     for (_, k, m), i in compute.items():
         device = plan.stages[k].devices[m % plan.stages[k].replicas]
         ends[device] = max(ends.get(device, -1), i)
-    if not any(p.tasks for p in update):
-        return
     reduced: dict[str, list[int]] = defaultdict(list)
-    for name, devices, size in _reductions(graph, plan):
+    for name, devices, size in reductions(graph, plan):
         needs = [ends[d] for d in devices if d in ends]
         share = 2 * (len(devices) - 1) / len(devices) * size  # ring: what every member sends
         for d, e in zip(devices, (*devices[1:], devices[0]), strict=True):
@@ -162,12 +171,14 @@ def _finish(
             )
             for member in devices:
                 reduced[member].append(i)
+    if not any(p.tasks for p in update):
+        return
     for k, stage in enumerate(plan.stages):
         for device in stage.devices:
             build.add(Op.UPDATE, device, update[k], -1, [*([ends[device]] if device in ends else []), *reduced[device]])
 
 
-def _reductions(graph: TaskGraph, plan: PipelinePlan) -> list[tuple[str, tuple[str, ...], float]]:
+def reductions(graph: TaskGraph, plan: PipelinePlan) -> list[tuple[str, tuple[str, ...], float]]:
     """(name, devices, bytes) of every gradient sum: one a replicated stage, one a group of stages that share parameters."""
     found: list[tuple[str, tuple[str, ...], float]] = []
     stages_of = shared_over_stages(graph, plan)

@@ -198,8 +198,8 @@ class PlanFile:
             graph = TaskGraph.from_json(problem["graph"], f"{path}: graph")
             cluster = Cluster.from_json(problem["cluster"], f"{path}: cluster")
             costs = CostTable.from_json(problem["costs"], graph, f"{path}: costs")
-            plan = plan_from_json(value)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            plan = _plan_in(value, str(path))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PlanError(
                 f"{path} is damaged: {type(error).__name__}: {error}", hint="make the plan again"
             ) from error
@@ -208,19 +208,40 @@ class PlanFile:
         return PlanFile(plan, graph, cluster, costs, {k: v for k, v in value.items() if k not in known})
 
 
+def _plan_in(value: Mapping[str, Any], what: str) -> Plan:
+    try:
+        return plan_from_json(value)
+    except PlanError as error:
+        raise PlanError(f"{what}: {error.message}", hint=error.hint) from error
+
+
 def plan_from_json(value: Mapping[str, Any]) -> Plan:
     """The plan in a parsed JSON object. Raises PlanError for an unknown kind, KeyError or TypeError for a damaged one."""
+    seconds = {k: float(value[k]) for k in ("value_s", "lower_bound_s", "seconds_spent")}
+    faults = [f"{k} is {v}" for k, v in seconds.items() if not (math.isfinite(v) and v >= 0)]
+    if value["objective"] not in get_args(Objective):
+        faults.append(f"unknown objective {value['objective']!r}")
+    refuse(PlanError, faults, "the plan's verdict", hint="make the plan again")
     verdict = Verdict(
-        *(value[k] for k in ("value_s", "lower_bound_s", "bound", "method", "seconds_spent", "objective"))
-    )
+        seconds["value_s"], seconds["lower_bound_s"], str(value["bound"]), str(value["method"]),
+        seconds["seconds_spent"], value["objective"],
+    )  # fmt: skip
     if value["kind"] == "placement":
-        return PlacementPlan(value["graph"], {str(k): str(v) for k, v in value["placement"].items()}, verdict)
+        return PlacementPlan(str(value["graph"]), {str(k): str(v) for k, v in value["placement"].items()}, verdict)
     if value["kind"] == "pipeline":
         stages = tuple(
-            Stage(tuple(s["tasks"]), tuple(s["devices"]), bool(s.get("recompute", False))) for s in value["stages"]
+            Stage(
+                tuple(str(t) for t in s["tasks"]), tuple(str(d) for d in s["devices"]), bool(s.get("recompute", False))
+            )
+            for s in value["stages"]
         )
         return PipelinePlan(
-            value["graph"], stages, int(value["micro_batches"]), int(value["in_flight"]), value["schedule"], verdict
+            str(value["graph"]),
+            stages,
+            int(value["micro_batches"]),
+            int(value["in_flight"]),
+            value["schedule"],
+            verdict,
         )
     raise PlanError(f"unknown kind of plan {value['kind']!r}", hint="known: pipeline, placement")
 

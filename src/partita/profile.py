@@ -90,7 +90,7 @@ class Profile:
                 str(value["job"]), int(value["batch_size"]), samples, cluster,
                 float(value["optimizer_bytes_per_parameter_byte"]), dict(value["facts"]),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CostError(f"{what} is damaged: {type(error).__name__}: {error}", hint="measure again") from error
         if not samples:
             raise CostError(f"{what} has no samples", hint="measure again")

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import ProgramError, refuse
+from partita.files import expect_format
 from partita.graph import Csr, FloatArray, IntArray, Phase, csr
 
 
@@ -104,7 +105,20 @@ class Program:
     def check(self) -> list[str]:
         """Every fault at once; empty when the program is sound (whether it can progress, `simulate` tells)."""
         n = len(self)
+        columns = (self.queue, self.piece, self.micro_batch, self.size_bytes, self.needs.start[1:])
+        if any(len(c) != n for c in columns):
+            return [f"its columns have {', '.join(str(len(c)) for c in (self.op, *columns))} entries"]
         faults = [] if n else ["it has no instructions"]
+        if n and int(self.op.max()) >= len(Op):
+            faults.append(f"it has the unknown operation {self.op.max()}")
+        if n and not (int(self.piece.min()) >= 0 and int(self.piece.max()) < len(self.pieces)):
+            faults.append(
+                f"piece numbers run from {self.piece.min()} to {self.piece.max()}; there are {len(self.pieces)} pieces"
+            )
+        faults += [
+            f"instruction {i} moves {self.size_bytes[i]} bytes"
+            for i in np.flatnonzero(~(np.isfinite(self.size_bytes) & (self.size_bytes >= 0)))
+        ]
         if n and not (int(self.queue.min()) >= 0 and int(self.queue.max()) < len(self.queues)):
             faults.append(
                 f"queue numbers run from {self.queue.min()} to {self.queue.max()}; there are {len(self.queues)} queues"
@@ -112,10 +126,11 @@ class Program:
         items = self.needs.items
         if len(items) and not (int(items.min()) >= 0 and int(items.max()) < n):
             faults.append(f"instructions needed run from {items.min()} to {items.max()}; there are {n}")
-        sends = {int(i) for i in np.flatnonzero(self.op == Op.SEND)}
-        for i in np.flatnonzero(self.op == Op.RECV):
-            if not sends & {int(j) for j in self.needs.row(int(i)) if 0 <= j < n}:
-                faults.append(f"instruction {i} receives what nobody sends")
+        else:
+            sends = np.concatenate([[0], np.cumsum(self.op[items] == Op.SEND)])
+            sent = sends[self.needs.start[1:]] > sends[self.needs.start[:-1]]
+            lost = np.flatnonzero((self.op == Op.RECV) & ~sent)
+            faults += [f"instruction {i} receives what nobody sends" for i in lost]
         return faults
 
     def to_json(self) -> dict[str, Any]:
@@ -156,28 +171,42 @@ class Program:
     @staticmethod
     def from_json(value: dict[str, Any]) -> Program:
         """Raises ProgramError where the object is damaged."""
+        expect_format(value, "partita-program", ProgramError, "the program")
         try:
-            build = Builder(tuple(value["queues"])[: value["devices"]])
-            for name in value["queues"][value["devices"] :]:
-                build.queue(name)
+            names, devices = [str(q) for q in value["queues"]], int(value["devices"])
+            number = {name: q for q, name in enumerate(names)}
+            if len(number) < len(names) or not 0 <= devices <= len(names):
+                raise ValueError(f"{len(number)} different queues of {len(names)}, {devices} of them devices")
             pieces = [
                 Piece(
-                    p["name"],
+                    str(p["name"]),
                     p["phase"],
-                    p["stage"],
-                    tuple(p["tasks"]),
-                    tuple(p["tensors"]),
-                    (p["route"][0], p["route"][1]),
+                    int(p["stage"]),
+                    tuple(int(t) for t in p["tasks"]),
+                    tuple(int(t) for t in p["tensors"]),
+                    (str(p["route"][0]), str(p["route"][1])),
                 )
                 for p in value["pieces"]
             ]
-            for row in value["instructions"]:
-                build.add(
-                    Op[row["op"]], row["queue"], pieces[row["piece"]], row["micro_batch"], row["needs"], row["bytes"]
-                )
-            return build.program(fair=value.get("fair", ()))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ProgramError(f"the program is damaged: {type(error).__name__}: {error}") from error
+            rows = value["instructions"]
+            program = Program(
+                tuple(names),
+                devices,
+                tuple(pieces),
+                np.array([Op[r["op"]] for r in rows], np.uint8),
+                np.array([number[r["queue"]] for r in rows], np.int32),
+                np.array([r["piece"] for r in rows], np.int32),
+                np.array([r["micro_batch"] for r in rows], np.int32),
+                np.array([r["bytes"] for r in rows], np.float64),
+                csr([[int(j) for j in r["needs"]] for r in rows]),
+                frozenset(str(q) for q in value.get("fair", ())),
+            )
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
+            raise ProgramError(
+                f"the program is damaged: {type(error).__name__}: {error}", hint="lower the plan again"
+            ) from error
+        refuse(ProgramError, program.check(), "the program")
+        return program
 
 
 @dataclass

@@ -134,7 +134,12 @@ class Timeline:
     def check(self) -> list[str]:
         """Every fault at once; empty when the timeline is sound."""
         bad = np.flatnonzero(~(np.isfinite(self.start_s) & np.isfinite(self.end_s) & (self.end_s >= self.start_s)))
-        return [f"span {k} ({self.label[k]}) runs from {self.start_s[k]} to {self.end_s[k]}" for k in bad]
+        faults = [f"span {k} ({self.label[k]}) runs from {self.start_s[k]} to {self.end_s[k]}" for k in bad]
+        lost = np.flatnonzero((self.queue < 0) | (self.queue >= len(self.queues)))
+        faults += [f"span {k} ({self.label[k]}) is on queue {self.queue[k]} of {len(self.queues)}" for k in lost]
+        if not 0 <= self.devices <= len(self.queues):
+            faults.append(f"it has {len(self.queues)} queues, {self.devices} of them devices")
+        return faults
 
     def to_perfetto(self) -> dict[str, Any]:
         """Chrome / Perfetto trace events; times in microseconds as that format wants them."""
@@ -185,7 +190,7 @@ class Timeline:
                 str(other["source"]),
                 other["facts"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TimelineError(
                 f"{what} is no timeline of Partita: {type(error).__name__}: {error}",
                 hint="give a file that simulate or run wrote",

@@ -1,0 +1,31 @@
+"""partita report DIR: one self-contained HTML file from a run's folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from partita.cli.talk import Talk
+from partita.files import write_whole
+from partita.report.page import headline, page
+from partita.report.story import Story
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="the folder that partita run or partita demo wrote")
+    parser.add_argument("-o", "--out", metavar="HTML", help="where to write it (default: DIR/report.html)")
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Read what is in the folder, write the page. Raises BadInput where nothing is there, or a file is damaged."""
+    story = Story.read(options.folder)
+    path = write_whole(options.out or Path(options.folder) / "report.html", page(story))
+    missing = story.missing()
+    for line in missing:
+        talk.say(f"   {line}")
+    return {"report": str(path), "headline": " ".join(headline(story)).strip(), "missing": missing}
+
+
+def text(document: dict[str, Any]) -> str:
+    return f"{document['headline']}\n{document['report']}"

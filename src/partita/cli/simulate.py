@@ -1,0 +1,51 @@
+"""partita simulate plan.json: the predicted timeline of one step."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from typing import Any
+
+from partita.cli.talk import Talk
+from partita.lower import lower
+from partita.plan import PlanFile
+from partita.report.spans import working_share
+from partita.report.text import draw, facts, percent, seconds, table
+from partita.simulate import durations, simulate
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN", help="plan.json, as partita plan wrote it")
+    parser.add_argument("-o", "--out", metavar="JSON", help="write the timeline (Perfetto and partita compare read it)")
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Lower the plan, simulate the program. Raises PlanError where the file is damaged or the plan does not fit."""
+    file = PlanFile.read(options.plan)
+    program = lower(file.graph, file.cluster, file.plan)
+    timeline = simulate(program, durations(program, file.graph, file.costs, file.cluster))
+    if options.out:
+        timeline.write(options.out)
+        talk.say(f"   timeline written to {options.out}")
+    busy = working_share(timeline)
+    return {
+        "step_s": timeline.duration_s,
+        "planned_s": file.plan.verdict.value_s,
+        "objective": file.plan.verdict.objective,
+        "bottleneck": max(busy, key=lambda name: busy[name]),
+        "busy_share": busy,
+        "instructions": len(timeline),
+        "timeline": options.out,
+        "drawing": draw(timeline, min(140, max(60, shutil.get_terminal_size((100, 24)).columns))),
+    }
+
+
+def text(document: dict[str, Any]) -> str:
+    busy = document["busy_share"]
+    name = document["bottleneck"]
+    head = [
+        ("step", f"{seconds(document['step_s'])}, predicted"),
+        ("bottleneck", f"{name}, busy {percent(busy[name])}"),
+    ]
+    shares = table([("device", "text"), ("busy", "share")], [[d, s] for d, s in busy.items()])
+    return "\n\n".join([facts(head), shares, document["drawing"]])

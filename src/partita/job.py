@@ -1,0 +1,156 @@
+"""TrainingJob: what a user hands over. A job is a Python function that returns one: `file.py:function`.
+
+def job(data: str = "cifar") -> partita.TrainingJob:
+    return partita.TrainingJob(
+        model=lambda: MyResNet(),
+        loss=torch.nn.functional.cross_entropy,
+        batches=lambda epoch: my_batches(data, epoch),        # (inputs, target) pairs
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    )
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from partita.errors import JobError
+
+Batch = tuple[Any, Any]  #: (inputs, target): each a tensor, or a tuple, list or dict of tensors
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Everything that training needs. Every worker process calls the job's function, so it must give the same each time."""
+
+    model: Callable[[], nn.Module] | nn.Module  #: a function is called after seeding, so all workers start alike
+    loss: Callable[[Any, Any], Tensor]  #: (model output, target) -> scalar, the mean over the samples
+    batches: Callable[[int], Iterable[Batch]]  #: epoch -> its batches, the same ones in every process
+    optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]  #: gets (name, parameter) pairs
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = (
+        None  #: stepped once a step
+    )
+    micro_batch_sizes: tuple[int, ...] = ()  #: sizes to measure; empty: a half, a quarter .. of the batch
+    seed: int = 0
+
+    def build(self) -> nn.Module:
+        """The model in training mode, initialised under the job's seed. Raises JobError where it is no module."""
+        torch.manual_seed(self.seed)
+        model = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        if not isinstance(model, nn.Module):
+            raise JobError(
+                f"the job's model is a {type(model).__name__}, not a torch.nn.Module",
+                hint="let `model` be a module or a function that returns one",
+            )
+        return model.train()
+
+    def example(self) -> Batch:
+        """The first batch of the first epoch. Raises JobError where there is none or it is no (inputs, target) pair."""
+        for batch in self.batches(0):
+            return checked_batch(batch)
+        raise JobError("the job's first epoch has no batches", hint="let `batches(0)` yield (inputs, target) pairs")
+
+
+def checked_batch(batch: Any) -> Batch:
+    """The batch as a pair. Raises JobError with what is wrong with it."""
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        raise JobError(
+            f"a batch is a {type(batch).__name__}, not an (inputs, target) pair", hint="yield (inputs, target)"
+        )
+    return batch[0], batch[1]
+
+
+def batch_size(batch: Batch) -> int:
+    """Samples in a batch: the first dimension of its first tensor. Raises JobError where there is none."""
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            if leaf.shape[0] == 0:
+                raise JobError("a batch has 0 samples", hint="leave empty batches out")
+            return int(leaf.shape[0])
+    raise JobError("a batch holds no tensor with a first dimension", hint="yield (inputs, target) with tensors in it")
+
+
+def micro_batches(batch: Batch, size: int) -> Iterator[Batch]:
+    """Cut a batch into micro-batches of `size` samples, the last one possibly smaller.
+
+    Tensors whose first dimension is the batch are cut; everything else goes along whole.
+    """
+    total = batch_size(batch)
+    leaves, shape = pytree.tree_flatten(batch)
+    for start in range(0, total, size):
+        part = [_cut(leaf, total, start, start + size) for leaf in leaves]
+        inputs, target = pytree.tree_unflatten(part, shape)
+        yield inputs, target
+
+
+def _cut(leaf: Any, total: int, start: int, end: int) -> Any:
+    whole = not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != total
+    return leaf if whole else leaf[start:end]
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """model(inputs): a dict is spread as keywords, a tuple or list as positions."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def load_job(source: str, settings: Mapping[str, str] | None = None) -> TrainingJob:
+    """The job that `file.py:function` returns, called with `settings` as keyword arguments.
+
+    Raises JobError where the file or the function is missing, where calling it fails, or where it returns something else.
+    """
+    path, colon, name = source.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise JobError(f"{source!r} names no job", hint="write it as file.py:function")
+    if not Path(path).is_file():
+        raise JobError(f"{path} does not exist", hint="check the path before the colon")
+    function = getattr(_load_module(Path(path)), name, None)
+    if not callable(function):
+        raise JobError(f"{path} has no function {name!r}", hint="check the name after the colon")
+    try:
+        job = function(**(settings or {}))
+    except JobError:
+        raise
+    except Exception as error:
+        raise JobError(
+            f"{source} failed: {type(error).__name__}: {error}", hint=f"call {name}() in Python to see the whole trace"
+        ) from error
+    if not isinstance(job, TrainingJob):
+        raise JobError(
+            f"{source} returned a {type(job).__name__}, not a partita.TrainingJob",
+            hint="return partita.TrainingJob(...)",
+        )
+    return job
+
+
+def _load_module(path: Path) -> Any:
+    """The file as a module of its own; a second call gives the same one."""
+    name = f"partita_job_{abs(hash(path.resolve()))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise JobError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}", hint=f"run python {path}"
+        ) from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module

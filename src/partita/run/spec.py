@@ -1,0 +1,34 @@
+"""Spec: what every worker of a run is told, as one JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What every worker of a run is told."""
+
+    job: str  #: file.py:function
+    settings: Mapping[str, str]
+    plan: str  #: path of the plan file
+    out: str  #: folder of the run
+    task: str = "train"  #: "train", or "compare": every engine in turn on the same batches
+    engine: str = "pipeline"  #: "pipeline" or "torch"; of "compare": several, separated by commas
+    steps: int | None = None
+    epochs: int = 1
+    checkpoint_every: int = 0  #: steps; 0: at the end only
+    checkpoints: str = ""  #: folder; empty: none are written
+    resume: str = ""  #: folder to resume from; empty: from the start
+    threads: int = 1
+    timeout_s: float = 300.0
+    rendezvous: str = "env://"
+    board: str = ""
+    warmup: int = 2  #: of "compare": rounds that are not counted
+    check_gradients: bool = True  #: of "compare"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,257 @@
+"""Augmented antichains and the state sequence (Ju et al., J. BUAA 50(9), 2024, steps 2 and 3).
+
+A cut of a pipeline puts a *downset* before it: a set of units that holds, with every unit, all that the unit waits for.
+Each downset stands for one antichain, its last units; the *augmented antichain* adds every earlier unit whose output is
+still read behind the cut, and its tensors are what the cut sends. The antichain DAG has an edge from a downset to each
+downset with one unit more; its topological order is the *state sequence*, over which the dynamic programs run.
+
+    a - b - d     downsets: {} a ab ac abc abcd          state sequence: 0 1 2 3 4 5
+     \\- c -/     augmented antichain of ab: {a, b}      (c still reads a)
+
+A downset is 64 units a machine word. Each is made exactly once, from itself without its highest-numbered unit (units are
+numbered topologically, so that one is always among the last), without a table of those already seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.graph import Csr, FloatArray, IntArray, TaskGraph, csr
+from partita.kernel import compiled
+from partita.search.units import Units, Words, bitset
+
+
+@dataclass(frozen=True, eq=False)
+class StateSequence:
+    """Downsets in an order in which every one comes after those it contains; the first is empty, the last is all."""
+
+    members: Words  #: [states, words] the units of each
+    parent: IntArray  #: [states] an earlier state with one unit less (of a thinned sequence: that it contains)
+    added: Csr  #: [states] the units it has and its parent has not
+    complete: bool  #: every downset of the graph is here
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def totals(self, of_units: FloatArray) -> FloatArray:
+        """[states, columns] quantities ([units, columns]) summed over the units of each state. O(states x columns)."""
+        table = np.ascontiguousarray(of_units.reshape(len(of_units), -1))
+        return np.asarray(_accumulate(self.parent, self.added.start, self.added.items, table))
+
+    def cuts(self, spans: Spans) -> FloatArray:
+        """[states] the weight of the spans that each state tears apart: what a cut behind it sends."""
+        of_unit = spans.of_unit(self.members.shape[1] * 64)
+        return np.asarray(
+            _cut_weights(
+                self.members, self.parent, self.added.start, self.added.items, of_unit.start, of_unit.items,
+                spans.masks, spans.weight,
+            )
+        )  # fmt: skip
+
+    @cached_property
+    def contains(self) -> npt.NDArray[np.bool_]:
+        """[states, states] whether a state (row) is contained in a later one (column), and is not it."""
+        n = len(self)
+        inside = np.triu(np.ones((n, n), np.bool_), 1)
+        for w in range(self.members.shape[1]):
+            column = self.members[:, w]
+            inside &= (column[:, None] & ~column[None, :]) == 0
+        return inside
+
+    def units_between(self, i: int, j: int) -> IntArray:
+        """The units of state j that state i has not, ascending."""
+        bits = np.unpackbits((self.members[j] & ~self.members[i]).view(np.uint8), bitorder="little")
+        return np.flatnonzero(bits).astype(np.int64)
+
+    def only(self, keep: IntArray) -> StateSequence:
+        """The sequence of some of its states (ascending; the first and the last among them)."""
+        members = self.members[keep]
+        parent = np.zeros(len(keep), np.int64)
+        added: list[IntArray] = [np.zeros(0, np.int64)]
+        sizes = np.bitwise_count(members).sum(axis=1, dtype=np.int64)
+        for k in range(1, len(keep)):
+            inside = ((members[:k] & ~members[k]) == 0).all(axis=1)
+            parent[k] = int(np.flatnonzero(inside)[np.argmax(sizes[:k][inside])])
+            bits = np.unpackbits((members[k] & ~members[parent[k]]).view(np.uint8), bitorder="little")
+            added.append(np.flatnonzero(bits).astype(np.int64))
+        return StateSequence(
+            members, parent, csr([a.tolist() for a in added]), self.complete and len(keep) == len(self)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Weighted sets of units: a device that holds some but not all units of a set pays its weight."""
+
+    units: Csr  #: [spans] at least two units each, ascending
+    masks: Words  #: [spans, words]
+    weight: FloatArray  #: [spans]
+
+    def of_unit(self, units: int) -> Csr:
+        """[units] the spans that a unit belongs to."""
+        owner = np.repeat(np.arange(len(self.weight), dtype=np.int64), np.diff(self.units.start))
+        order = np.argsort(self.units.items, kind="stable")
+        start = np.zeros(units + 1, np.int64)
+        start[1:] = np.cumsum(np.bincount(self.units.items, minlength=units))
+        return Csr(start, owner[order])
+
+
+def spans(graph: TaskGraph, units: Units, weight: FloatArray, tensors: npt.NDArray[np.bool_] | None = None) -> Spans:
+    """The spans of a graph's tensors (of those chosen) with their weights; equal sets become one.
+
+    O(readers + spans x words).
+    """
+    chosen = np.arange(len(graph.producer)) if tensors is None else np.flatnonzero(tensors)
+    found: dict[tuple[int, ...], float] = {}
+    producer = units.unit_of[graph.producer]
+    readers = units.unit_of[graph.readers.items]
+    start = graph.readers.start
+    for k in chosen.tolist():
+        if weight[k] > 0:
+            key = tuple(np.unique(np.append(readers[start[k] : start[k + 1]], producer[k])).tolist())
+            if len(key) > 1:
+                found[key] = found.get(key, 0.0) + float(weight[k])
+    rows = csr(list(found))
+    return Spans(
+        rows, bitset([rows.row(k) for k in range(len(found))], len(units)), np.array(list(found.values()), np.float64)
+    )
+
+
+def every_downset(units: Units, most: int) -> StateSequence | None:
+    """All downsets, smallest first, or None where there are more than `most`.
+
+    O(states x units x words / 1) in the worst case; the widths of real models are small.
+
+    >>> from partita.graph import Task, TaskGraph
+    >>> from partita.search.units import contract
+    >>> g = TaskGraph.build("diamond", [Task(c) for c in "abcd"], [("a", 1, "bc"), ("b", 1, "d"), ("c", 1, "d")])
+    >>> len(every_downset(contract(g), 100))
+    6
+    """
+    n, words = len(units), max(1, -(-len(units) // 64))
+    room = min(most, 1 << 12)
+    while True:
+        members, parent, last, count = _downsets(units.before.start, units.before.items, n, words, room)
+        if count <= room:
+            break
+        if room >= most:
+            return None
+        room = min(most, room * 8)
+    added = Csr(np.concatenate([[0], np.arange(count)]).astype(np.int64), last[1:count].copy())
+    return StateSequence(members[:count].copy(), parent[:count].copy(), added, True)
+
+
+def linear_states(units: Units, orders: Sequence[IntArray]) -> StateSequence:
+    """The states that some linear orders of the units pass through: at most orders x units + 1."""
+    n, words = len(units), max(1, -(-len(units) // 64))
+    seen: dict[bytes, tuple[int, int]] = {}
+    rows: list[Words] = []
+    for order in orders:
+        state = np.zeros(words, np.uint64)
+        for size, unit in enumerate([-1, *order.tolist()]):
+            if unit >= 0:
+                state = state.copy()
+                state[unit >> 6] |= np.uint64(1) << np.uint64(unit & 63)
+            if state.tobytes() not in seen:
+                seen[state.tobytes()] = (size, len(rows))
+                rows.append(state)
+    place = sorted(seen.values())
+    members = np.array([rows[k] for _, k in place], np.uint64).reshape(-1, words)
+    found = StateSequence(members, np.zeros(len(members), np.int64), csr([[]] * len(members)), False)
+    return found.only(np.arange(len(members), dtype=np.int64)) if n else found
+
+
+def augmented_antichain(units: Units, members: Words) -> list[int]:
+    """The augmented antichain of a downset: its last units, and those before them that are still read behind it.
+
+    Both are the units of the downset that a unit behind it waits for; and, where nothing waits for it, a last unit.
+    """
+    inside = np.flatnonzero(np.unpackbits(members.view(np.uint8), bitorder="little")[: len(units)])
+    within = set(inside.tolist())
+    return [
+        int(u)
+        for u in inside
+        if len(units.after.row(int(u))) == 0 or any(int(v) not in within for v in units.after.row(int(u)))
+    ]
+
+
+@compiled
+def _downsets(
+    before: IntArray, items: IntArray, n: int, words: int, most: int
+) -> tuple[Words, IntArray, IntArray, int]:
+    """(members, parent, last unit added, how many); gives up with most + 1."""
+    members = np.zeros((most, words), np.uint64)
+    parent = np.zeros(most, np.int64)
+    last = np.full(most, -1, np.int64)
+    one = np.uint64(1)
+    count, k = 1, 0
+    while k < count:
+        for v in range(last[k] + 1, n):
+            whole = True
+            for e in range(before[v], before[v + 1]):
+                u = items[e]
+                if (members[k, u >> 6] >> np.uint64(u & 63)) & one == 0:
+                    whole = False
+                    break
+            if whole:
+                if count >= most:
+                    return members, parent, last, most + 1
+                members[count] = members[k]
+                members[count, v >> 6] |= one << np.uint64(v & 63)
+                parent[count] = k
+                last[count] = v
+                count += 1
+        k += 1
+    return members, parent, last, count
+
+
+@compiled
+def _accumulate(parent: IntArray, start: IntArray, items: IntArray, table: FloatArray) -> FloatArray:
+    out = np.zeros((len(parent), table.shape[1]))
+    for k in range(1, len(parent)):
+        for c in range(table.shape[1]):
+            value = out[parent[k], c]
+            for e in range(start[k], start[k + 1]):
+                value += table[items[e], c]
+            out[k, c] = value
+    return out
+
+
+@compiled
+def _cut_weights(
+    members: Words, parent: IntArray, start: IntArray, items: IntArray,
+    of_start: IntArray, of_items: IntArray, masks: Words, weight: FloatArray,
+) -> FloatArray:  # fmt: skip
+    """Each state's cut from its parent's: only the spans of the units added change."""
+    out = np.zeros(len(parent))
+    touched = np.full(len(weight), -1, np.int64)
+    words = members.shape[1]
+    zero = np.uint64(0)
+    for k in range(1, len(parent)):
+        p = parent[k]
+        value = out[p]
+        for e in range(start[k], start[k + 1]):
+            unit = items[e]
+            for f in range(of_start[unit], of_start[unit + 1]):
+                s = of_items[f]
+                if touched[s] == k:
+                    continue
+                touched[s] = k
+                inside = False
+                outside_now = False
+                outside_then = False
+                for w in range(words):
+                    inside |= (masks[s, w] & members[p, w]) != zero
+                    outside_then |= (masks[s, w] & ~members[p, w]) != zero
+                    outside_now |= (masks[s, w] & ~members[k, w]) != zero
+                if inside and outside_then:
+                    value -= weight[s]
+                if outside_now:
+                    value += weight[s]
+        out[k] = value
+    return out

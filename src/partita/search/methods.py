@@ -1,0 +1,35 @@
+"""The methods that plan pipelines, by name. A new one is one file with a function `propose` and a line here.
+
+A method maps a task to candidates, in any number and quality; the planner simulates them and takes the fastest. The
+shared contract (tests/search/test_methods.py) holds for all: feasible, deterministic, bound <= value, never above `single`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from partita.errors import BadInput
+from partita.search import antichain_dp, blocks, even, single
+from partita.search.pipeline_task import PipelineTask
+from partita.search.step_time import Candidate
+
+Method = Callable[[PipelineTask], Iterable[Candidate]]
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "antichain-dp": antichain_dp.propose,
+        "even": even.propose,
+        "blocks": blocks.propose,
+        "single": single.propose,
+    }
+)
+
+
+def named(name: str) -> Method:
+    """The method of a name; "auto" is all of them together. Raises BadInput for an unknown one."""
+    if name == "auto":
+        return lambda task: (c for method in METHODS.values() for c in method(task))
+    if name not in METHODS:
+        raise BadInput(f"unknown method {name!r}", hint=f"known: auto, {', '.join(METHODS)}")
+    return METHODS[name]

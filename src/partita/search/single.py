@@ -1,0 +1,23 @@
+"""Method `single`: everything on one device. "Don't split" is an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.search.chain import Link
+from partita.search.pipeline_task import PipelineTask
+from partita.search.step_time import Candidate
+
+
+def propose(task: PipelineTask) -> Iterator[Candidate]:
+    """One device of each type, at each micro-batch size."""
+    if task.wish.stages not in (None, 1):
+        return
+    last = len(task.states) - 1
+    for bench in task.benches:
+        for t in range(len(task.types)):
+            chain = (Link(0, last, t, 1),)
+            for in_flight in task.in_flight(chain, bench.costs.micro_batches):
+                yield Candidate(bench.number, chain, in_flight, task.schedule)
+                if task.tight:
+                    yield Candidate(bench.number, chain, in_flight, task.schedule, (True,))
