@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
 
 from partita.cluster import Cluster, Device, Link
 from partita.costs import CostTable
+from partita.errors import BadInput
 from partita.graph import SharedParameter, Task, TaskGraph
 from partita.plan import PipelinePlan, PlacementPlan, Schedule, Stage, Verdict
 
@@ -123,6 +124,19 @@ def clusters(draw: st.DrawFn, most: int = 4) -> Cluster:
     pairs = [(a, b) for a in device_names for b in device_names if a != b]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     return Cluster(devices, tuple(link(a, b) for a, b in chosen), link("", ""), draw(names))
+
+
+T = TypeVar("T")
+
+
+def refused_or(read: Callable[[], T], kind: type[BadInput], mention: str = "") -> T | None:
+    """What `read` gives, or None where it raises an error of the kind that mentions what it should."""
+    try:
+        return read()
+    except kind as error:
+        if mention not in str(error):
+            raise AssertionError(f"{mention!r} is not in {error}") from error
+        return None
 
 
 JUNK = (None, -1, 10**400, math.nan, math.inf, -math.inf, "", "a", "🎻", True, [], {}, [[]], {"a": 1}, [None], 2.5)

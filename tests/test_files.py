@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_worlds import refused_or
 
 from partita import files
 from partita.errors import BadInput, GraphError
@@ -106,10 +107,8 @@ def test_damaged_json_is_one_sentence_with_the_place(tmp_path: Path, text: str, 
 def test_garbage_is_never_more_than_bad_input(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = write_whole(tmp_path_factory.getbasetemp() / "garbage", raw)
     for read in (read_json, read_toml):
-        try:
-            assert isinstance(read(path, GraphError), dict)
-        except GraphError as error:
-            assert str(path) in str(error)
+        value = refused_or(lambda read=read: read(path, GraphError), GraphError, str(path))
+        assert value is None or isinstance(value, dict)
 
 
 def test_toml_says_where_it_breaks(tmp_path: Path) -> None:

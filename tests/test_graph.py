@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_worlds import damaged, graphs, training_chain
+from small_worlds import damaged, graphs, refused_or, training_chain
 
 from partita.errors import GraphError
 from partita.graph import SharedParameter, Task, TaskGraph, csr
@@ -86,7 +86,7 @@ def test_all_faults_are_told_at_once() -> None:
 
 def test_a_circle_is_named() -> None:
     tasks = [Task(i) for i in "abcde"]
-    with pytest.raises(GraphError, match="circle: (b -> c -> d -> b|c -> d -> b -> c|d -> b -> c -> d)$"):
+    with pytest.raises(GraphError, match=r"circle: (b -> c -> d -> b|c -> d -> b -> c|d -> b -> c -> d)$"):
         TaskGraph.build("g", tasks, [("a", 1, ["b"]), ("b", 1, ["c"]), ("c", 1, ["d"]), ("d", 1, ["b", "e"])])
 
 
@@ -115,7 +115,5 @@ def test_a_damaged_file_is_told(change: dict[str, Any], says: str) -> None:
 @settings(max_examples=400)
 @given(damaged(CHAIN.to_json()))
 def test_damage_is_refused_or_harmless(value: dict[str, Any]) -> None:
-    try:
-        assert TaskGraph.from_json(value).check() == []
-    except GraphError as error:
-        assert str(error)
+    graph = refused_or(lambda: TaskGraph.from_json(value, "g.json"), GraphError, "g.json")
+    assert graph is None or graph.check() == []

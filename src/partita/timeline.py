@@ -179,16 +179,16 @@ class Timeline:
             spans = sorted((e for e in value["traceEvents"] if e["ph"] == "X"), key=lambda e: e["args"]["instruction"])
             start = np.array([e["ts"] / 1e6 for e in spans], np.float64)
             timeline = Timeline(
-                tuple(other["queues"]),
+                tuple(str(q) for q in other["queues"]),
                 int(other["devices"]),
                 np.array([e["args"]["instruction"] for e in spans], np.int64),
                 np.array([e["tid"] for e in spans], np.int32),
-                tuple(e["name"] for e in spans),
+                tuple(str(e["name"]) for e in spans),
                 np.array([e["args"]["micro_batch"] for e in spans], np.int32),
                 start,
                 start + np.array([e["dur"] / 1e6 for e in spans], np.float64),
                 str(other["source"]),
-                other["facts"],
+                dict(other["facts"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TimelineError(

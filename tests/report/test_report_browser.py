@@ -18,9 +18,29 @@ from partita.report.page import headline, page
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--log-level=0", "--virtual-time-budget=4000", "--dump-dom"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--log-level=0",
+    "--virtual-time-budget=4000",
+    "--dump-dom",
+]
 
-WATCH = "<script>window.faults = []; addEventListener('error', (e) => faults.push(e.message)); addEventListener('securitypolicyviolation', (e) => faults.push('policy ' + e.blockedURI));</script>"
+# --dump-dom draws no frames, and a made-up pointer cannot be captured: both are replaced
+WATCH = """<script>
+window.faults = [];
+addEventListener("error", (e) => faults.push(e.message));
+addEventListener("securitypolicyviolation", (e) => faults.push("policy " + e.blockedURI));
+window.requestAnimationFrame = (f) => setTimeout(f, 0);
+Element.prototype.setPointerCapture = () => {};
+</script>"""
 
 PROBE = """<script>
 requestAnimationFrame(() => requestAnimationFrame(() => {

@@ -52,12 +52,12 @@ def test_a_plan_alone_is_a_story(tmp_path: Path) -> None:
     assert len(alone.missing()) == 3
 
 
-def test_rows_of_metrics_make_an_engine_and_the_first_step_only_warms_up(tmp_path: Path) -> None:
-    rows = [{"step": s, "loss": 2.0 - s / 10, "step_s": 9.0 if s == 0 else 0.4} for s in range(5)]
+def test_rows_of_metrics_make_an_engine_and_the_first_two_steps_only_warm_up(tmp_path: Path) -> None:
+    rows = [{"step": s, "loss": 2.0 - s / 10, "step_s": 9.0 if s < 2 else 0.4} for s in range(5)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"step": 5, "lo')
     engine = Story.read(tmp_path).engine(PIPELINE)
     assert engine.measured_s == engine.high_s == 0.4
-    assert engine.steps == 4
+    assert engine.steps == 3
     assert engine.losses[-1] == (4, 1.6)
 
 
@@ -74,10 +74,15 @@ def test_a_resumed_step_counts_once(tmp_path: Path) -> None:
     [
         ("metrics.jsonl", '{"step": 0}\n{"step": 1, "loss": 2}\n', "line 1"),
         ("metrics.jsonl", '[1]\n{"step": 1, "loss": 2}\n', "line 1"),
-        ("summary.json", '{"engines": [{"steps": 3}]}', "KeyError"),
-        ("summary.json", '{"engines": [{"engine": "single", "measured_s": "fast"}]}', "ValueError"),
-        ("summary.json", '{"facts": [1]}', "AttributeError"),
+        ("summary.json", '{"format": "partita-summary", "version": 1, "engines": [{"steps": 3}]}', "KeyError"),
+        (
+            "summary.json",
+            '{"format": "partita-summary", "version": 1, "engines": [{"engine": "single", "measured_s": "fast"}]}',
+            "ValueError",
+        ),
+        ("summary.json", '{"format": "partita-summary", "version": 1, "facts": [1]}', "AttributeError"),
         ("summary.json", "{", "line 1"),
+        ("summary.json", "{}", "partita-summary"),
         ("plan.json", "{}", "partita-plan"),
         ("measured.json", '{"traceEvents": []}', "no timeline"),
         ("predicted.json", "\0", "not JSON"),

@@ -29,7 +29,7 @@ class Talk:
 
     @staticmethod
     def silent() -> Talk:
-        return Talk(open(os.devnull, "w"), False, False)  # noqa: SIM115 (lives as long as the process)
+        return Talk(open(os.devnull, "w"), False, False)
 
     def say(self, line: str) -> None:
         self._clear()

@@ -18,6 +18,7 @@ from partita.report.text import NOTHING, count, figures, percent, seconds, size
 
 KEY_ENGINES = "measured; tick: predicted; line: 10th to 90th percentile"
 MOST_GROUPS = 24  #: more labels than this are put together by phase
+MOST_DOTS = 800  #: a label; beyond, every second event is drawn, or every third ..
 NARROW, WIDE = 520, 1080  #: pixels: the two widths a picture is drawn for
 
 
@@ -250,6 +251,11 @@ def errors(both: Sequence[Event], rows: Mapping[int, int], looks: Mapping[str, L
     parts = [_error_frame(x, top, bottom, min(0.1, reach))]
     for k, (name, items) in enumerate(groups):
         parts.append(_error_row(name, items, x, top + pitch * (k + 0.5), pitch, rows, looks))
+    every = -(-max(len(items) for _, items in groups) // MOST_DOTS)
+    if every > 1:
+        parts.append(
+            tag("text", f"one event in {every} drawn", class_="axis", x=x(0.0), y=bottom + 36, text_anchor="middle")
+        )
     parts.append(tag("text", "prediction too short", class_="axis", x=left, y=bottom + 36))
     parts.append(tag("text", "too long", class_="axis", x=right, y=bottom + 36, text_anchor="end"))
     return tag("svg", *parts, viewBox=f"0 0 {NARROW} {bottom + 42:g}", class_="chart", id="errors")
@@ -299,7 +305,8 @@ def _error_row(
     known = [e for e in items if math.isfinite(e.error)]
     short = name if len(name) <= 16 else name[:15] + "…"
     parts = [tag("text", words(short), class_="name", x=0, y=y + 4)]
-    for k, e in enumerate(known):
+    every = -(-len(known) // MOST_DOTS)
+    for k, e in enumerate(known[:: every or 1]):
         off = ((k * 0.618034) % 1.0 - 0.5) * (pitch - 12) if len(known) > 1 else 0.0
         kind = (looks.get(e.label) or look(e.label)) + (" out" if abs(e.error) > x.high else "")
         parts.append(

@@ -21,7 +21,7 @@
   const describe = (i) => {
     const [label, micro, queue, ...times] = data.rows[i];
     const rows = data.panels.map((p, k) => times[2 * k + 1] == null ? "" :
-      `<tr><td>${p.name.toLowerCase()}</td><td><b>${ms(times[2 * k + 1])}</b></td><td>from ${figures(times[2 * k])}</td></tr>`);
+      `<tr><td>${p.name.toLowerCase()}</td><td><b>${ms(times[2 * k + 1])}</b></td><td>from ${ms(times[2 * k])}</td></tr>`);
     const off = times.length === 4 && times[1] != null && times[3] > 0 ? `<tr><td>error</td><td>${signed(times[1] / times[3] - 1)}</td><td></td></tr>` : "";
     const about = micro >= 0 ? `, micro-batch ${micro}` : "";
     return `<b>${escape(words(data.labels[label]))}</b>${about} · ${escape(data.queues[queue])}<table>${rows.join("")}${off}</table>`;
@@ -53,6 +53,7 @@
     const boxes = [...spans.querySelectorAll("rect[data-i]")].filter((r) => r.height.baseVal.value >= 14 && !r.classList.contains("handling")).map((r) => ({
       x: r.x.baseVal.value, w: r.width.baseVal.value, y: r.y.baseVal.value + r.height.baseVal.value / 2 + 4, look: r.classList[0], i: r.dataset.i,
     }));
+    const typical = boxes.map((b) => b.w).sort((a, b) => a - b)[boxes.length >> 1] || 0;
     const view = { from: 0, to: data.span };
     const add = (name, attributes, text) => {
       const e = document.createElementNS(NS, name);
@@ -82,6 +83,7 @@
         parts.push(add("text", { class: "endlabel", x, y: p.top + 19 }, ms(p.end)));
       }
       const perMs = wide / span;
+      spans.classList.toggle("tight", typical * perMs < 4);  // the gaps would hide the boxes
       for (const b of boxes) {
         const micro = data.rows[b.i][1], text = micro >= 0 ? String(micro) : "";
         if (!text || b.x + b.w < view.from || b.x > view.to || b.w * perMs < 6.2 * text.length + 4) continue;

@@ -26,6 +26,7 @@ from partita.plan import PipelinePlan, PlanFile
 from partita.timeline import Timeline
 
 SINGLE, PIPELINE, TORCH = "single", "pipeline", "torch"  #: the engines that the page knows by role
+WARM_UP = 2  #: steps at the beginning of a run whose times do not count
 NAMES = {SINGLE: "one process", PIPELINE: "pipeline", TORCH: "torch's own pipeline"}
 
 
@@ -138,7 +139,9 @@ class Story:
         title = plan.graph.name if plan else folder.name
         story = Story(title, plan, predicted, measured)
         if "summary.json" in there:
-            story = _with_summary(story, read_json(paths["summary.json"], BadInput), str(paths["summary.json"]))
+            story = _with_summary(
+                story, read_json(paths["summary.json"], BadInput, "partita-summary"), str(paths["summary.json"])
+            )
         if "metrics.jsonl" in there:
             story = _with_metrics(story, _rows(paths["metrics.jsonl"]))
         return story
@@ -186,13 +189,13 @@ def _with_summary(story: Story, value: Mapping[str, Any], what: str) -> Story:
 
 
 def _with_metrics(story: Story, rows: Sequence[tuple[str, int, float, float | None]]) -> Story:
-    """Add losses, and step times of engines whose summary gives none (their first step left out: it warms up)."""
+    """Add losses, and step times of engines whose summary gives none (their first steps left out)."""
     engines = {e.key: e for e in story.engines}
     for key in dict.fromkeys(r[0] for r in rows):
         mine = {step: (loss, time_s) for k, step, loss, time_s in rows if k == key}  # a resumed step counts once
         losses = tuple((step, mine[step][0]) for step in sorted(mine))
         times = [t for _, t in (mine[step] for step in sorted(mine)) if t is not None]
-        found = Engine.of(key, times[1:] or times, losses)
+        found = Engine.of(key, times[WARM_UP:] or times, losses)
         known = engines.get(key)
         engines[key] = found if known is None else replace(known, losses=losses)
         if known is not None and known.measured_s is None:

@@ -13,13 +13,13 @@ them by simulation, cuts are moved to neighbouring states as long as that helps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from partita.graph import FloatArray, IntArray
-from partita.search.chain import Chain, ChainProblem, solve
+from partita.graph import FloatArray
+from partita.search.chain import Chain, Option, solve
 from partita.search.pipeline_task import PipelineTask
 from partita.search.stage import StageCosts
 from partita.search.step_bound import Edges, reduce_s
@@ -35,30 +35,24 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
     """The program's best chains, and what moving their cuts leads to."""
     found: dict[Candidate, float] = {}
     for bench, wait in zip(task.benches, task.waits, strict=True):
-        for recompute in (False, True) if task.tight else (False,):
-            for chain in _chains(task, bench, wait, recompute):
-                for candidate in _in_flight(task, bench, chain, recompute):
-                    found[candidate] = bench.step_s(candidate)
+        for chain in _chains(task, bench, wait):
+            for number in task.in_flight(chain, bench.costs.micro_batches):
+                candidate = Candidate(bench.number, chain, number, task.schedule)
+                found[candidate] = bench.step_s(candidate)
     yield from found
-    starts = sorted((c for c in found if math.isfinite(found[c])), key=found.__getitem__)
     tops: dict[tuple[int, int], Candidate] = {}
-    for c in starts:
+    for c in sorted((c for c in found if math.isfinite(found[c])), key=found.__getitem__):
         tops.setdefault((c.sample, len(c.chain)), c)
     for start in list(tops.values())[:STARTS]:
         yield _moved(task, start)
 
 
-def _chains(task: PipelineTask, bench: Bench, wait: Edges, recompute: bool) -> Iterator[Chain]:
+def _chains(task: PipelineTask, bench: Bench, wait: Edges) -> Iterator[Chain]:
     """The best few chains for each number of devices of each type."""
-    cost = stage_cost(bench.costs, wait, task.replicas, recompute)
-    fixed, kept = bench.costs.weight_bytes, bench.costs.kept_bytes
-    if recompute:
-        fixed, kept = fixed + kept, np.broadcast_to(bench.costs.sent_bytes[:, None], kept.shape).copy()
-    counts = tuple(len(t.names) for t in task.types)
-    memory = np.array([t.memory_bytes for t in task.types])
+    cost = stage_cost(bench.costs, wait, task.options)
     seen: set[Chain] = set()
-    for held in _held(task, bench, sum(counts)):
-        table = solve(ChainProblem(cost, fixed, kept, memory, held, counts, task.wish.stages or 0))
+    for slack in sorted(task.slacks) if task.tight else (0,):  # where memory is no limit, they all give the same
+        table = solve(task.chain_problem(bench, cost, slack))
         for vector in range(1, len(table.problem.vectors)):
             for _, chain in table.chains(vector, RUNNERS_UP):
                 if chain not in seen:
@@ -66,58 +60,24 @@ def _chains(task: PipelineTask, bench: Bench, wait: Edges, recompute: bool) -> I
                     yield chain
 
 
-def _held(task: PipelineTask, bench: Bench, devices: int) -> Iterator[IntArray]:
-    """[devices from a stage to the end + 1, replicas (1 ..)] micro-batches that a replica keeps, for each slack.
-
-    Where memory is no limit, one table does for all."""
-    batches = bench.costs.micro_batches
-    used, m = np.arange(devices + 1)[:, None], np.arange(1, task.replicas + 1)[None, :]
-    for slack in sorted(task.slacks) if task.tight else (0,):
-        if task.schedule == "gpipe":
-            window = np.full(used.shape, batches)
-        elif task.wish.in_flight is not None:
-            window = np.minimum(used, task.wish.in_flight)
-        else:
-            window = used + np.where(used > m, slack, 0)
-        window = np.minimum(-(-window // m) * m, batches)
-        yield np.ascontiguousarray(-(-window // m) + 0 * used, np.int64)
-        if task.schedule == "gpipe":
-            return
-
-
-def stage_cost(costs: StageCosts, wait: Edges, replicas: int, recompute: bool) -> FloatArray:
-    """[types, replicas (1 ..), states, states] a stage's share of the step, as in this file's head; inf: impossible."""
-    n, batches, rate = len(costs.states), costs.micro_batches, costs.wire.planned_rate
+def stage_cost(costs: StageCosts, wait: Edges, options: Sequence[Option]) -> FloatArray:
+    """[types, options, states, states] a stage's share of the step, as in this file's head; inf: impossible."""
+    n, rate = len(costs.states), costs.wire.planned_rate
     weights = costs.weight_bytes / costs.per_parameter_byte
-    sends = (costs.sent_bytes + costs.returned_bytes) / rate
-    sends = np.where(np.arange(n) % (n - 1) == 0, 0.0, sends) if n > 1 else sends
-    out = np.empty((len(costs.types), replicas, n, n))
+    inner = np.ones(n)
+    inner[[0, -1]] = 0.0
+    sends = inner * (costs.sent_bytes + costs.returned_bytes) / rate
+    handles = inner * costs.wire.message_s
+    out = np.empty((len(costs.types), len(options), n, n))
     for t in range(len(costs.types)):
-        seconds = costs.seconds(t)
-        if recompute:
-            seconds = seconds + (costs.forward_s[None, :, t] - costs.forward_s[:, None, t])
-        messages = np.full(n, costs.wire.message_s)
-        messages[[0, -1]] = 0.0
-        seconds = seconds + messages[:, None] + messages[None, :]
-        seconds = np.maximum(seconds, np.maximum(sends[:, None], sends[None, :]))
+        computes = costs.seconds(t) + handles[:, None] + handles[None, :]
+        forward = costs.forward_s[None, :, t] - costs.forward_s[:, None, t]
         update = costs.update_s[None, :, t] - costs.update_s[:, None, t]
-        for m in range(1, replicas + 1):
-            after = np.maximum(update + reduce_s(costs, weights, m, rate), wait.tail_s[:, None])
-            out[t, m - 1] = wait.head_s[:, None] + -(-batches // m) * seconds + after
+        for o, option in enumerate(options):
+            seconds = np.maximum(computes + forward * option.recompute, np.maximum(sends[:, None], sends[None, :]))
+            after = np.maximum(update + reduce_s(costs, weights, option.replicas, rate), wait.tail_s[:, None])
+            out[t, o] = wait.head_s[:, None] + -(-costs.micro_batches // option.replicas) * seconds + after
     return out
-
-
-def _in_flight(task: PipelineTask, bench: Bench, chain: Chain, recompute: bool) -> Iterator[Candidate]:
-    for number in task.in_flight(chain, bench.costs.micro_batches):
-        plain = Candidate(bench.number, chain, number, task.schedule)
-        if not recompute:
-            yield plain
-            continue
-        needs = zip(
-            bench.needs(plain), chain, strict=True
-        )  # only stages that would not fit compute their forward again
-        yield replace(plain, recompute=tuple(n > task.types[x.type].memory_bytes for n, x in needs))
-        yield replace(plain, recompute=(True,) * len(chain))
 
 
 def _moved(task: PipelineTask, start: Candidate) -> Candidate:

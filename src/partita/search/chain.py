@@ -29,20 +29,30 @@ class Link:
     end: int
     type: int
     replicas: int
+    recompute: bool = False
 
 
 Chain = tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way to run a stage."""
+
+    replicas: int
+    recompute: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class ChainProblem:
     """Costs of every segment; `held` says how many micro-batches a replica keeps, by devices from its stage to the end."""
 
-    cost: FloatArray  #: [types, replicas (1 ..), states, states] of a stage; inf: not allowed
-    fixed_bytes: FloatArray  #: [states, states] held whatever is in flight
-    kept_bytes: FloatArray  #: [states, states] held for each micro-batch in flight
+    options: tuple[Option, ...]
+    cost: FloatArray  #: [types, options, states, states] of a stage; inf: not allowed
+    fixed_bytes: FloatArray  #: [without / with recompute, states, states] held whatever is in flight
+    kept_bytes: FloatArray  #: [without / with recompute, states, states] held for each micro-batch in flight
     memory_bytes: FloatArray  #: [types]
-    held: IntArray  #: [devices + 1, replicas (1 ..)] micro-batches in flight on a replica
+    held: IntArray  #: [devices + 1, options] micro-batches in flight on a replica
     counts: tuple[int, ...]  #: [types] devices there are
     stages: int = 0  #: exactly so many stages; 0: any number
 
@@ -58,14 +68,13 @@ class ChainProblem:
 
     @cached_property
     def previous(self) -> IntArray:
-        """[count vectors, types, replicas] the vector with so many fewer of a type; -1: there is none."""
-        most = self.cost.shape[1]
-        table = np.full((len(self.vectors), len(self.counts), most), -1, np.int64)
+        """[count vectors, types, options] the vector with so many fewer of a type; -1: there is none."""
+        table = np.full((len(self.vectors), len(self.counts), len(self.options)), -1, np.int64)
         for k, v in enumerate(self.vectors.tolist()):
             for t in range(len(self.counts)):
-                for m in range(1, most + 1):
-                    before = (*v[:t], v[t] - m, *v[t + 1 :])
-                    table[k, t, m - 1] = self.place.get(before, -1)
+                for o, option in enumerate(self.options):
+                    before = (*v[:t], v[t] - option.replicas, *v[t + 1 :])
+                    table[k, t, o] = self.place.get(before, -1)
         return table
 
 
@@ -100,36 +109,38 @@ class ChainTable:
                 yield bound, chain
                 continue
             for t in range(len(p.counts)):
-                for m in range(1, p.cost.shape[1] + 1):
-                    rest = int(p.previous[left, t, m - 1])
+                for o, option in enumerate(p.options):
+                    rest = int(p.previous[left, t, o])
                     if rest < 0:
                         continue
-                    cost = np.maximum(np.maximum(self._stage(at, t, m, left), self._to_go(rest, len(chain))), so_far)
+                    cost = np.maximum(np.maximum(self._stage(at, t, o, left), self._to_go(rest, len(chain))), so_far)
                     good = np.flatnonzero(cost <= limit)
                     for j in good[np.argsort(cost[good], kind="stable")][: 2 * most].tolist():
                         pushed += 1
-                        link = Link(at, j, t, m)
-                        reached = max(so_far, float(p.cost[t, m - 1, at, j]))
+                        link = Link(at, j, t, option.replicas, option.recompute)
+                        reached = max(so_far, float(p.cost[t, o, at, j]))
                         heapq.heappush(queue, (float(cost[j]), -len(chain), pushed, (*chain, link), rest, reached))
 
-    def _stage(self, at: int, t: int, m: int, left: int) -> FloatArray:
+    def _stage(self, at: int, t: int, o: int, left: int) -> FloatArray:
         """[states] the cost of a stage from `at`; inf where its memory does not suffice."""
         p = self.problem
-        need = p.fixed_bytes[at] + p.held[int(p.vectors[left].sum()), m - 1] * p.kept_bytes[at]
-        return np.asarray(np.where(need <= p.memory_bytes[t], p.cost[t, m - 1, at], math.inf))
+        mode = int(p.options[o].recompute)
+        need = p.fixed_bytes[mode, at] + p.held[int(p.vectors[left].sum()), o] * p.kept_bytes[mode, at]
+        return np.asarray(np.where(need <= p.memory_bytes[t], p.cost[t, o, at], math.inf))
 
     def _to_go(self, rest: int, used: int) -> FloatArray:
         layer = self.problem.stages - used - 1 if self.problem.stages else 0
-        return self.value[layer, rest]
+        return np.asarray(self.value[layer, rest])
 
 
 def solve(problem: ChainProblem) -> ChainTable:
-    """A(i, c) for all i and c. O(stages x vectors x types x replicas x states^2), in machine code.
+    """A(i, c) for all i and c. O(stages x vectors x types x options x states^2), in machine code.
 
     Where the number of stages is left open, one layer holds them all: a vector is only ever reached from a smaller one.
     """
+    mode = np.array([o.recompute for o in problem.options], np.int64)
     value = _minimax(
-        np.ascontiguousarray(problem.cost), problem.fixed_bytes, problem.kept_bytes, problem.memory_bytes,
+        np.ascontiguousarray(problem.cost), mode, problem.fixed_bytes, problem.kept_bytes, problem.memory_bytes,
         problem.held, problem.previous, problem.vectors.sum(axis=1), problem.stages,
     )  # fmt: skip
     return ChainTable(problem, value)
@@ -137,7 +148,7 @@ def solve(problem: ChainProblem) -> ChainTable:
 
 @compiled
 def _minimax(
-    cost: FloatArray, fixed: FloatArray, kept: FloatArray, memory: FloatArray,
+    cost: FloatArray, mode: IntArray, fixed: FloatArray, kept: FloatArray, memory: FloatArray,
     held: IntArray, previous: IntArray, used: IntArray, stages: int,
 ) -> FloatArray:  # fmt: skip
     types, most, states, _ = cost.shape
@@ -153,7 +164,7 @@ def _minimax(
                     rest = previous[c, t, m]
                     if rest < 0:
                         continue
-                    flight = held[used[c], m]
+                    r, flight = mode[m], held[used[c], m]
                     to_go = value[before, rest]
                     for i in range(states - 1):
                         best = value[layer, c, i]
@@ -161,7 +172,7 @@ def _minimax(
                             worst = cost[t, m, i, j]
                             if worst >= best or to_go[j] >= best:
                                 continue
-                            if fixed[i, j] + flight * kept[i, j] > memory[t]:
+                            if fixed[r, i, j] + flight * kept[r, i, j] > memory[t]:
                                 continue
                             best = max(worst, to_go[j])
                         value[layer, c, i] = best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -29,9 +29,7 @@ def through(task: PipelineTask, cuts: IntArray, benches: Sequence[Bench] | None 
         return
     kind = {name: t for t, group in enumerate(task.types) for name in group.names}
     order = [kind[d.name] for d in task.cluster.devices]
-    chain = tuple(Link(i, j, t, 1) for (i, j), t in zip(pairwise(ends), order, strict=False))
-    for bench in task.benches if benches is None else benches:
+    for bench, recompute in product(task.benches if benches is None else benches, task.modes):
+        chain = tuple(Link(i, j, t, 1, recompute) for (i, j), t in zip(pairwise(ends), order, strict=False))
         for in_flight in task.in_flight(chain, bench.costs.micro_batches):
             yield Candidate(bench.number, chain, in_flight, task.schedule)
-            if task.tight:
-                yield Candidate(bench.number, chain, in_flight, task.schedule, (True,) * len(chain))

@@ -18,18 +18,18 @@ Method = Callable[[PipelineTask], Iterable[Candidate]]
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "antichain-dp": antichain_dp.propose,
+        "single": single.propose,
         "even": even.propose,
         "blocks": blocks.propose,
-        "single": single.propose,
+        "antichain-dp": antichain_dp.propose,
     }
 )
 
 
-def named(name: str) -> Method:
-    """The method of a name; "auto" is all of them together. Raises BadInput for an unknown one."""
+def named(name: str) -> Mapping[str, Method]:
+    """The methods that a name stands for: "auto" is all of them. Raises BadInput for an unknown one."""
     if name == "auto":
-        return lambda task: (c for method in METHODS.values() for c in method(task))
+        return METHODS
     if name not in METHODS:
         raise BadInput(f"unknown method {name!r}", hint=f"known: auto, {', '.join(METHODS)}")
-    return METHODS[name]
+    return {name: METHODS[name]}

@@ -4,7 +4,7 @@
 
 A method proposes candidates (see `methods`); every candidate is lowered and simulated, and the fastest predicted step
 wins, so that fill and drain, messages, updates and gradient sums count as they will in the run and not only the busiest
-stage. One device is always among the candidates. `step_bound` says how much better any plan of the family could be.
+stage. One device is always among the candidates of `auto`. `step_bound` says how much better any plan of the family could be.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from partita.profile import Profile
 from partita.search import methods
 from partita.search.pipeline_task import PipelineTask, Wish
 from partita.search.relaxation import does_not_fit
+from partita.search.step_time import Candidate
 
 
 def plan_pipeline(
@@ -37,33 +38,40 @@ def plan_pipeline(
 ) -> PlanFile:
     """The pipeline plan with the fastest predicted step, and a lower bound of every such plan's step.
 
-    The same inputs give the same plan; `budget_s` only ends the search early where it is reached. Raises BadInput for
+    `method` "auto" asks all methods and names the one that won. The same inputs give the same plan: the search is limited by
+    counts, and `seed` and `budget_s` are there for methods that draw lots. Raises BadInput for
     wishes that name nothing there is, Infeasible where no plan fits: it names the stage that does not and what would do.
-
-    >>> from partita.search.example import small_profile
-    >>> plan_pipeline(small_profile()).plan.verdict.gap >= 0
-    True
     """
     began = time.perf_counter()
     wish = Wish(micro_batches, in_flight, schedule, stages, allow_replicas, allow_recompute, budget_s, seed)
     task = PipelineTask(profile, cluster or profile.cluster, wish)
     _check(task, method)
-    propose = methods.named(method)
-    best, value = None, math.inf
-    single = math.inf
-    for candidate in (*methods.METHODS["single"](task), *propose(task)):
-        seconds = task.bench(candidate).step_s(candidate)
-        if len(candidate.chain) == 1 and candidate.chain[0].replicas == 1:
-            single = min(single, seconds)
-        if seconds < value:
-            best, value = candidate, seconds
+    found = {name: fastest(task, propose) for name, propose in methods.named(method).items()}
+    winner = min(found, key=lambda name: found[name][0])
+    value, best = found[winner]
     if best is None:
         raise does_not_fit(task)
-    bound, how = task.lower_bound(single)
-    verdict = Verdict(value, min(bound, value), how, method, time.perf_counter() - began, "step")
+    bound, how = task.lower_bound(fastest(task, methods.METHODS["single"])[0])
+    verdict = Verdict(value, min(bound, value), how, winner, time.perf_counter() - began, "step")
     bench = task.bench(best)
-    facts = {"job": profile.job, "batch_size": profile.batch_size, "micro_batch_size": bench.sample.micro_batch_size}
+    facts = {
+        "job": profile.job,
+        "batch_size": profile.batch_size,
+        "micro_batch_size": bench.sample.micro_batch_size,
+        "optimizer_bytes_per_parameter_byte": profile.optimizer_bytes_per_parameter_byte,
+        "compared_s": {name: v for name, (v, _) in found.items() if math.isfinite(v)},
+    }
     return PlanFile(bench.plan(best, verdict), bench.sample.graph, task.cluster, bench.sample.costs, facts)
+
+
+def fastest(task: PipelineTask, propose: methods.Method) -> tuple[float, Candidate | None]:
+    """(step in seconds, candidate) of a method's best candidate; (inf, None) where none fits. The first of equals wins."""
+    best, value = None, math.inf
+    for candidate in propose(task):
+        seconds = task.bench(candidate).step_s(candidate)
+        if seconds < value:
+            best, value = candidate, seconds
+    return value, best
 
 
 def _check(task: PipelineTask, method: str) -> None:

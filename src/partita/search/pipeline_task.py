@@ -13,9 +13,9 @@ from partita.graph import FloatArray, IntArray
 from partita.plan import Schedule
 from partita.profile import Profile
 from partita.search.antichain import StateSequence, every_downset, linear_states, spans
-from partita.search.chain import Link
+from partita.search.chain import ChainProblem, Link, Option, solve
 from partita.search.stage import DeviceType, check_kinds, crossing_tensors, device_types, stage_costs, wire
-from partita.search.step_bound import Edges, edges, exact_bound, simple_bound
+from partita.search.step_bound import Edges, bound_cost, edges, simple_bound
 from partita.search.step_time import Bench, Candidate
 from partita.search.units import Units, contract
 
@@ -116,6 +116,39 @@ class PipelineTask:
             for b in self.benches
         )
 
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Whether stages may recompute: worth a look only where memory may be a limit."""
+        return (False, True) if self.tight and self.wish.allow_recompute else (False,)
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """The ways to run a stage."""
+        return tuple(Option(m, again) for m in range(1, self.replicas + 1) for again in self.modes)
+
+    def held(self, bench: Bench, slack: int) -> IntArray:
+        """[devices from a stage to the end + 1, options] micro-batches that a replica keeps with so many to spare."""
+        used = np.arange(len(self.cluster.devices) + 1)[:, None]
+        m = np.array([o.replicas for o in self.options])[None, :]
+        if self.schedule == "gpipe":
+            window = np.full(used.shape, bench.costs.micro_batches)
+        elif self.wish.in_flight is not None:
+            window = np.minimum(used, self.wish.in_flight)
+        else:
+            window = used + np.where(used > m, slack, 0)
+        return np.ascontiguousarray(-(-np.minimum(window, bench.costs.micro_batches) // m) + 0 * used, np.int64)
+
+    def chain_problem(self, bench: Bench, cost: FloatArray, slack: int) -> ChainProblem:
+        """The dynamic program with these costs [types, options, states, states]."""
+        c = bench.costs
+        weights, kept = c.weight_bytes, c.kept_bytes
+        inputs = np.broadcast_to(c.sent_bytes[:, None], kept.shape)
+        return ChainProblem(
+            self.options, cost, np.stack([weights, weights + kept]), np.stack([kept, inputs]),
+            np.array([t.memory_bytes for t in self.types]), self.held(bench, slack),
+            tuple(len(t.names) for t in self.types), self.wish.stages or 0,
+        )  # fmt: skip
+
     @cached_property
     def forward_tasks(self) -> FloatArray:
         """[states] how many forward tasks each has."""
@@ -152,7 +185,8 @@ class PipelineTask:
             seconds = self._unit_seconds(bench.number)
             if self.states.complete:
                 how = "exact over chains of downsets: busiest device with fill and drain"
-                bounds.append(exact_bound(bench.costs, wait, self.replicas, self.wish.stages or 0))
+                table = solve(self.chain_problem(bench, bound_cost(bench.costs, wait, self.options), 0))
+                bounds.append(min(table.best(v) for v in range(1, len(table.problem.vectors))))
             elif self.downsets.complete:
                 how = "over all downsets: last stage with fill and drain, equal shares before it"
                 full = replace(bench.costs, states=self.downsets)

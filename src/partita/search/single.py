@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from partita.search.chain import Link
 from partita.search.pipeline_task import PipelineTask
@@ -15,9 +16,7 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
         return
     last = len(task.states) - 1
     for bench in task.benches:
-        for t in range(len(task.types)):
-            chain = (Link(0, last, t, 1),)
+        for t, recompute in product(range(len(task.types)), task.modes):
+            chain = (Link(0, last, t, 1, recompute),)
             for in_flight in task.in_flight(chain, bench.costs.micro_batches):
                 yield Candidate(bench.number, chain, in_flight, task.schedule)
-                if task.tight:
-                    yield Candidate(bench.number, chain, in_flight, task.schedule, (True,))

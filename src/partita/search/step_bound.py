@@ -14,8 +14,9 @@ runs at least ceil(M / m) micro-batches. It waits, runs them, and then the step 
 The stage is made of units, so it holds at least one unit u all of whose predecessors are before cut i; taking the least
 head and tail over such u makes them depend on i alone. The largest of these over the stages of a plan bounds its step;
 the least of that over all chains of downsets and all ways to deal out devices, found by the same dynamic program that
-plans, bounds every plan; and the least over all micro-batch sizes measured bounds the profile. Memory enters as what a
-stage needs with a single micro-batch in flight. Schedule, order and links can only add to it.
+plans, bounds every plan; and the least over all micro-batch sizes measured bounds the profile. A stage with d
+devices from itself to the end keeps at least d micro-batches in flight under 1F1B (fewer only where the caller asks), and
+must fit with them into memory. Order and links can only add to it.
 
 Where there are too many states for the program, a weaker form remains: the busiest of the devices before the last stage
 has at least its share of their work, and the last stage is bounded as above.
@@ -23,14 +24,14 @@ has at least its share of their work, and the last stage is bounded as above.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from partita.graph import FloatArray, IntArray
 from partita.kernel import compiled
-from partita.search.chain import ChainProblem, solve
+from partita.search.chain import Option
 from partita.search.stage import StageCosts, gradient_edges
 from partita.search.units import Units, Words
 
@@ -103,21 +104,20 @@ def _least_over_next(members: Words, before: IntArray, items: IntArray, of_units
     return out
 
 
-def bound_cost(costs: StageCosts, wait: Edges, replicas: int) -> FloatArray:
-    """[types, replicas (1 ..), states, states] the bound of a step that has this stage; inf: no such stage."""
-    m_batches = costs.micro_batches
+def bound_cost(costs: StageCosts, wait: Edges, options: Sequence[Option]) -> FloatArray:
+    """[types, options, states, states] the bound of a step that has this stage; inf: no such stage."""
     own_bytes = costs.parameter_bytes - costs.shared @ costs.shared_bytes
     weights = np.maximum(own_bytes[None, :] - own_bytes[:, None], 0)
-    fixed, kept = costs.weight_bytes, costs.kept_bytes
-    out = np.empty((len(costs.types), replicas, len(costs.states), len(costs.states)))
-    for t, kind in enumerate(costs.types):
+    out = np.empty((len(costs.types), len(options), len(costs.states), len(costs.states)))
+    for t in range(len(costs.types)):
         seconds = costs.seconds(t) + (wait.fed * costs.wire.message_s)[:, None]
+        forward = costs.forward_s[None, :, t] - costs.forward_s[:, None, t]
         update = costs.update_s[None, :, t] - costs.update_s[:, None, t]
-        fits = fixed + kept <= kind.memory_bytes
-        for m in range(1, replicas + 1):
-            after = np.maximum(update + reduce_s(costs, weights, m, costs.wire.best_rate), wait.tail_s[:, None])
-            turns = -(-m_batches // m)
-            out[t, m - 1] = np.where(fits, wait.head_s[:, None] + turns * seconds + after, math.inf)
+        for o, option in enumerate(options):
+            reduced = reduce_s(costs, weights, option.replicas, costs.wire.best_rate)
+            after = np.maximum(update + reduced, wait.tail_s[:, None])
+            turns = -(-costs.micro_batches // option.replicas)
+            out[t, o] = wait.head_s[:, None] + turns * (seconds + forward * option.recompute) + after
     return out
 
 
@@ -126,22 +126,6 @@ def reduce_s(costs: StageCosts, weights: FloatArray, replicas: int, rate: float)
     if replicas == 1 or not costs.update_s[-1].any():
         return 0.0
     return 2 * (replicas - 1) / replicas * weights / rate
-
-
-def exact_bound(costs: StageCosts, wait: Edges, replicas: int, stages: int = 0) -> float:
-    """The bound over all chains of the states, which must be complete. inf: no plan fits into memory."""
-    counts = tuple(len(t.names) for t in costs.types)
-    problem = ChainProblem(
-        bound_cost(costs, wait, replicas),
-        np.zeros((len(costs.states),) * 2),
-        np.zeros((len(costs.states),) * 2),
-        np.full(len(counts), math.inf),
-        np.ones((sum(counts) + 1, replicas), np.int64),
-        counts,
-        stages,
-    )
-    table = solve(problem)
-    return min(table.best(v) for v in range(1, len(problem.vectors)))
 
 
 def simple_bound(costs: StageCosts, wait: Edges, unit_s: FloatArray, single_s: float) -> float:

@@ -1,0 +1,101 @@
+"""partita measure JOB: times of every task, the links, the memory -> profile.json."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from partita.cli.settings import add_settings, settings_of
+from partita.cli.talk import Talk
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="file.py:function that returns a partita.TrainingJob")
+    add_settings(parser)
+    parser.add_argument(
+        "-o", "--out", default="profile.json", metavar="FILE", help="where to write the profile (default: profile.json)"
+    )
+    parser.add_argument("--devices", type=int, metavar="N", help="devices of this machine to describe (default: all)")
+    parser.add_argument(
+        "--micro-batch-sizes", metavar="N,N", help="sizes to measure (default: the batch cut into 1, 2, 4 .. 32)"
+    )
+    parser.add_argument(
+        "--budget-s", type=float, default=15.0, metavar="S", help="about how long the timing may take (default: 15)"
+    )
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Measure the job and write the profile. Raises JobError, CaptureError, ClusterError."""
+    from partita.job import load_job
+    from partita.measure.job import measure_job
+
+    sizes = sizes_of(options.micro_batch_sizes)
+    job = load_job(options.job, settings_of(options))
+    talk.step(f"measuring {options.job}")
+    profile = measure_job(
+        job, options.job, devices=options.devices, sizes=sizes, budget_s=options.budget_s, progress=talk.progress
+    )
+    profile.write(options.out)
+    graph, link = profile.samples[0].graph, profile.cluster.default_link
+    return {
+        "profile": options.out,
+        "graph": graph.name,
+        "fingerprint": profile.fingerprint,
+        "tasks": sum(t.phase == "forward" for t in graph.tasks),
+        "parameter_bytes": sum(t.parameter_bytes for t in graph.tasks)
+        - sum(s.size_bytes * (len(s.tasks) - 1) for s in graph.shared),
+        "batch_size": profile.batch_size,
+        "single_step_s": {str(s.micro_batch_size): s.single_step_s for s in profile.samples},
+        "devices": [d.name for d in profile.cluster.devices],
+        "link": {
+            "rate_bytes_per_s": _finite(link.rate_bytes_per_s),
+            "latency_s": link.latency_s,
+            "message_s": link.message_s,
+        },
+        "facts": dict(profile.facts),
+    }
+
+
+def sizes_of(text: str | None) -> tuple[int, ...]:
+    """ "4,8" -> (4, 8). Raises BadInput for anything else."""
+    from partita.errors import BadInput
+
+    try:
+        return tuple(int(s) for s in text.split(",")) if text else ()
+    except ValueError as error:
+        raise BadInput(f"{text!r} is no list of sizes", hint="write them like 4,8,16") from error
+
+
+def _finite(x: float) -> float | None:
+    return x if x < float("inf") else None
+
+
+def text(document: dict[str, Any]) -> str:
+    from partita.report.text import count, facts, rate, seconds, size, table
+
+    head = facts(
+        [
+            (
+                "model",
+                f"{document['graph']}, {count(document['tasks'])} tasks, {size(document['parameter_bytes'])} of parameters",
+            ),
+            ("devices", ", ".join(document["devices"])),
+            *(
+                [
+                    (
+                        "link",
+                        f"{rate(document['link']['rate_bytes_per_s'])}, {seconds(document['link']['latency_s'])} latency",
+                    )
+                ]
+                if document["link"]["rate_bytes_per_s"]
+                else []
+            ),
+            (
+                "load",
+                f"{document['facts']['load'][0]:.2f}, {seconds(document['facts']['cpu_s'])} of CPU time in {seconds(document['facts']['wall_s'])}",
+            ),
+        ]
+    )
+    rows = [(int(n), document["batch_size"] // int(n), s) for n, s in document["single_step_s"].items()]
+    steps = table([("micro-batch size", "count"), ("micro-batches", "count"), ("one process, a step", "seconds")], rows)
+    return f"{head}\n\n{steps}\n\n{document['profile']}"

@@ -1,0 +1,164 @@
+"""partita plan SOURCE: find a plan, with a bound that says how good it is."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from partita.cli.talk import Talk
+from partita.cluster import Cluster
+from partita.errors import BadInput
+from partita.plan import PipelinePlan, PlanFile
+from partita.profile import Profile
+from partita.report.text import facts, percent, seconds, table
+from partita.search.describe import stage_rows
+from partita.search.pipeline import plan_pipeline
+
+PROFILE_MARK = b"partita-profile"  #: within the first bytes of a profile, and of no other file
+HEAD_BYTES = 512
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", metavar="SOURCE", help="profile.json (partita measure), a dnn-partitioning .json or a PipeDream .txt"
+    )
+    parser.add_argument("--cluster", metavar="TOML", help="plan for these machines instead of those in the source")
+    parser.add_argument("--devices", type=int, metavar="N", help="plan for N devices")
+    parser.add_argument(
+        "--objective", choices=("throughput", "latency", "step"), help="profile: step; graph: throughput"
+    )
+    parser.add_argument("--placement", choices=("contiguous", "free"), default="contiguous", help="default: contiguous")
+    parser.add_argument("--method", default="auto", metavar="NAME", help="a planner's name; default: auto")
+    parser.add_argument("--micro-batches", type=int, metavar="M", help="so many micro-batches; default: the fastest")
+    parser.add_argument("--in-flight", type=int, metavar="K", help="micro-batches in flight; default: the fastest")
+    parser.add_argument("--schedule", choices=("1f1b", "gpipe"), help="default: 1f1b")
+    parser.add_argument("--stages", type=int, metavar="K", help="exactly so many stages; default: the fastest")
+    parser.add_argument("--no-replicas", action="store_true", help="one device a stage")
+    parser.add_argument("--budget-s", type=float, default=10.0, metavar="S", help="seconds to search; default: 10")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="the same seed gives the same plan; default: 0"
+    )
+    parser.add_argument(
+        "--bandwidth", type=float, metavar="B", help="bytes/s between devices; default: as measured, or 1e9"
+    )
+    parser.add_argument("-o", "--out", metavar="JSON", help="write the plan, with the problem it answers")
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Read, plan, write. Raises BadInput for a source that cannot be planned, Infeasible where nothing fits."""
+    file = _planned(options, talk)
+    if options.out:
+        file.write(options.out)
+        talk.say(f"   plan written to {options.out}")
+    return document(file, options.out)
+
+
+def _planned(options: argparse.Namespace, talk: Talk) -> PlanFile:
+    source = options.source
+    if ".py:" in source:
+        raise BadInput(
+            f"{source} is a job, which has to be measured before it can be planned",
+            hint=f"run: partita measure {source} -o profile.json; partita plan profile.json",
+        )
+    if not (options.budget_s > 0 and math.isfinite(options.budget_s)):
+        raise BadInput(f"a budget of {options.budget_s} seconds", hint="give --budget-s a positive number")
+    if _is_profile(source):
+        return _pipeline(options, talk)
+    raise BadInput("graphs are planned in a moment")
+
+
+def _is_profile(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return PROFILE_MARK in file.read(HEAD_BYTES)
+    except OSError:
+        return False
+
+
+def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
+    profile = Profile.read(options.source)
+    if options.objective not in (None, "step"):
+        raise BadInput(
+            f"a profile is planned for the training step, not for {options.objective}", hint="leave --objective out"
+        )
+    if options.placement == "free":
+        raise BadInput(
+            "a training pipeline is cut into stages; its placement is contiguous", hint="leave --placement out"
+        )
+    cluster = Cluster.read(options.cluster) if options.cluster else profile.cluster
+    cluster = cluster.first(options.devices) if options.devices is not None else cluster
+    talk.step(f"planning {profile.job} on {len(cluster.devices)} devices")
+    return plan_pipeline(
+        profile,
+        cluster,
+        method=options.method,
+        micro_batches=options.micro_batches,
+        in_flight=options.in_flight,
+        schedule=options.schedule,
+        budget_s=options.budget_s,
+        seed=options.seed,
+        stages=options.stages,
+        allow_replicas=not options.no_replicas,
+    )
+
+
+def document(file: PlanFile, out: str | None = None) -> dict[str, Any]:
+    """What is printed: the plan without its problem, and what a person wants to know of it."""
+    plan, verdict = file.plan, file.plan.verdict
+    value = {**plan.to_json(), "gap": _finite(verdict.gap), **file.facts, "plan": out}
+    if isinstance(plan, PipelinePlan) and verdict.objective == "step":
+        value["table"] = [{k: _finite(v) for k, v in asdict(r).items()} for r in stage_rows(file)]
+    return value
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def text(document: dict[str, Any]) -> str:
+    if document["kind"] == "pipeline" and document["objective"] == "step":
+        return "\n\n".join([_step_facts(document), _stage_table(document), _comparison(document)])
+    raise NotImplementedError
+
+
+def _step_facts(d: dict[str, Any]) -> str:
+    what = f"{len(d['stages'])} stages" if len(d["stages"]) > 1 else "one stage"
+    return facts(
+        [
+            ("step", f"{seconds(d['value_s'])}, predicted"),
+            ("bound", f"{seconds(d['lower_bound_s'])} ({d['bound']})"),
+            ("gap", f"at most {percent(d['gap'])}" if d["gap"] is not None else "unknown"),
+            ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {d['schedule']}"),
+            ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
+        ]
+    )  # fmt: skip
+
+
+def _stage_table(d: dict[str, Any]) -> str:
+    columns = [
+        ("stage", "count"), ("from", "text"), ("to", "text"), ("tasks", "count"), ("devices", "text"),
+        ("forward", "s"), ("backward", "s"), ("share", "share"), ("memory", "bytes"),
+    ]  # fmt: skip
+    rows = [
+        [r["stage"], _short(r["first"]), _short(r["last"]), r["tasks"], _listed(r["devices"]) + (" (recompute)" if r["recompute"] else ""), r["forward_s"], r["backward_s"], r["share"], r["need_bytes"]]
+        for r in d["table"]
+    ]  # fmt: skip
+    return table(columns, rows)  # type: ignore[arg-type]
+
+
+def _short(name: str, most: int = 34) -> str:
+    return name if len(name) <= most else name[: most // 2 - 1] + "…" + name[-(most // 2) :]
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    return " ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _comparison(d: dict[str, Any]) -> str:
+    rows = [[name, value, d["compared_s"].get("single", math.nan) / value] for name, value in d["compared_s"].items()]
+    if d["method"] not in d["compared_s"]:
+        return ""
+    return table([("method", "text"), ("step", "s"), ("against single", "ratio")], rows)

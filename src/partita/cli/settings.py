@@ -1,0 +1,26 @@
+"""--set NAME=VALUE: keyword arguments for a job's function."""
+
+from __future__ import annotations
+
+import argparse
+
+from partita.errors import BadInput
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument for the job's function; may be given several times",
+    )
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, str]:
+    """The --set arguments as a dict. Raises BadInput for one without an equals sign."""
+    pairs = [s.partition("=") for s in options.set]
+    for name, equals, _ in pairs:
+        if not equals or not name.isidentifier():
+            raise BadInput(f"--set {name!r} is not NAME=VALUE", hint="e.g. --set data=cifar10")
+    return {name: value for name, _, value in pairs}
