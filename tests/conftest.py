@@ -1,10 +1,6 @@
-"""What every test shares: helpers beside this file can be imported, and Hypothesis neither times nor stores examples."""
+"""Shared by all tests: the tests folder is importable (tests/run/helpers.py is `run.helpers`)."""
 
-from __future__ import annotations
+import sys
+from pathlib import Path
 
-from hypothesis import HealthCheck, settings
-
-settings.register_profile(
-    "partita", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60
-)
-settings.load_profile("partita")
+sys.path.insert(0, str(Path(__file__).parent))

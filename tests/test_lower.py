@@ -171,7 +171,7 @@ def test_a_placement_runs_every_task_once_after_all_it_reads(graph: TaskGraph, d
         if where[r] != where[p]
     )
     assert {(i.piece.tensors[0], i.piece.route[1]) for i in of(program, Op.SEND)} == set(wanted)
-    assert sum(i.size_bytes for i in of(program, Op.SEND)) == sum(float(graph.size_bytes[k]) for k, _ in wanted)
+    assert {i.size_bytes == graph.size_bytes[i.piece.tensors[0]] for i in of(program, Op.SEND)} <= {True}
     for t, run in runs.items():
         before = {j for i in run.needs for j in (i, *(s for r in program[i].needs for s in program[r].needs))}
         assert {runs[int(u)].id for u in graph.predecessors.row(t)} <= before | set(run.needs)
@@ -192,7 +192,7 @@ def test_links_of_one_medium_are_one_queue_and_may_be_fair() -> None:
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     graph = training_chain(2)
     plan = stage_plan(graph, [1, 2], 2, 2)
-    with pytest.raises(PlanError, match="the plan does not fit: unknown device 'cpu2'.* hint: plan again"):
+    with pytest.raises(PlanError, match=r"the plan does not fit: unknown device 'cpu2'.* hint: plan again"):
         lower(graph, Cluster.uniform(2), plan)
     with pytest.raises(PlanError, match="it was made for graph"):
         lower(training_chain(3), Cluster.uniform(3), plan)

@@ -68,7 +68,7 @@ def job() -> TrainingJob:
 
     def batches(epoch: int) -> Iterator[Batch]:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
-        for chosen in order.split(BATCH):
+        for chosen in torch.split(order, BATCH):
             yield images[chosen], labels[chosen]
 
     return TrainingJob(

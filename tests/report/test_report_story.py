@@ -19,6 +19,7 @@ def test_a_story_survives_its_folder(tmp_path: Path) -> None:
     assert back.engines == story.engines
     assert back.alternatives == dict(story.alternatives)
     assert back.facts == dict(story.facts)
+    assert back.training == story.training
     assert back.plan is not None
     assert story.plan is not None
     assert back.plan.plan == story.plan.plan
@@ -29,10 +30,10 @@ def test_a_story_survives_its_folder(tmp_path: Path) -> None:
     assert back.missing() == []
 
 
-@pytest.mark.parametrize("gone", ["plan", "measured", "metrics", "predicted"])
+@pytest.mark.parametrize("gone", ["plan", "measured", "predicted"])
 def test_what_is_missing_is_said_and_the_rest_is_read(tmp_path: Path, gone: str) -> None:
     folder = make_story(2, 4).write(tmp_path)
-    name = {"metrics": "metrics.jsonl"}.get(gone, f"{gone}.json")
+    name = f"{gone}.json"
     (folder / name).unlink()
     story = Story.read(folder)
     if gone == "predicted":  # the plan predicts it
@@ -58,7 +59,14 @@ def test_rows_of_metrics_make_an_engine_and_the_first_two_steps_only_warm_up(tmp
     engine = Story.read(tmp_path).engine(PIPELINE)
     assert engine.measured_s == engine.high_s == 0.4
     assert engine.steps == 3
-    assert engine.losses[-1] == (4, 1.6)
+    assert Story.read(tmp_path).training[-1] == (4, 1.6)
+
+
+def test_writing_a_story_leaves_the_record_of_the_training_alone(tmp_path: Path) -> None:
+    record = '{"step": 1, "loss": 2.0, "step_s": 0.5}\n'
+    (tmp_path / "metrics.jsonl").write_text(record)
+    make_story(2, 4).write(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == record
 
 
 def test_a_resumed_step_counts_once(tmp_path: Path) -> None:
@@ -66,7 +74,7 @@ def test_a_resumed_step_counts_once(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": s, "loss": x, "step_s": 1.0}) + "\n" for s, x in rows)
     )
-    assert Story.read(tmp_path).engine(PIPELINE).losses == ((0, 2.0), (1, 1.25), (2, 1.0))
+    assert Story.read(tmp_path).training == ((0, 2.0), (1, 1.25), (2, 1.0))
 
 
 @pytest.mark.parametrize(

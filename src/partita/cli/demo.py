@@ -48,9 +48,8 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     profile.write(folder / "profile.json")
 
     talk.step(f"planning a pipeline over {devices} workers")
-    wishes = {"allow_replicas": False, "allow_recompute": False, "stages": devices}
-    file = plan_pipeline(profile, **wishes)
-    others = loop.alternatives(profile, **{**wishes, "stages": None})
+    file = plan_pipeline(profile, allow_replicas=False, allow_recompute=False, stages=devices)
+    others = loop.alternatives(profile, allow_replicas=False, allow_recompute=False)
     verdict = file.plan.verdict
     talk.say(
         f"   predicted {seconds(verdict.value_s)} a step; no such plan can be below {seconds(verdict.lower_bound_s)} ({verdict.bound})"

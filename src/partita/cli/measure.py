@@ -97,5 +97,5 @@ def text(document: dict[str, Any]) -> str:
         ]
     )
     rows = [(int(n), document["batch_size"] // int(n), s) for n, s in document["single_step_s"].items()]
-    steps = table([("micro-batch size", "count"), ("micro-batches", "count"), ("one process, a step", "seconds")], rows)
+    steps = table([("micro-batch size", "count"), ("micro-batches", "count"), ("one process, a step", "s")], rows)
     return f"{head}\n\n{steps}\n\n{document['profile']}"

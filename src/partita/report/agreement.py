@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from partita.report.spans import look, working_share
-from partita.report.text import percent, seconds, table
+from partita.report.text import Kind, percent, seconds, table
 from partita.timeline import Timeline
 
 
@@ -193,14 +193,17 @@ def as_text(a: Agreement, names: tuple[str, str] = ("predicted", "measured"), mo
     )
     parts = [head, devices, _group_table("event", a.groups, names, most)]
     if a.messages:
-        parts.append(_group_table("message", a.messages, names, most))
+        parts.append(_group_table("message", a.messages, names, most, judged=False))
     return "\n\n".join(parts)
 
 
-def _group_table(what: str, groups: Sequence[Group], names: tuple[str, str], most: int) -> str:
+def _group_table(what: str, groups: Sequence[Group], names: tuple[str, str], most: int, judged: bool = True) -> str:
     shown = groups if len(groups) <= most else sorted(groups, key=lambda g: -g.measured_s * g.events)[:most]
-    columns: list[tuple[str, Any]] = [(what, "text"), ("events", "count"), (names[0], "s"), (names[1], "s"), ("error", "error")]  # fmt: skip
-    body = table(columns, [[g.label, g.events, g.predicted_s, g.measured_s, g.error] for g in shown])
+    columns: list[tuple[str, Kind]] = [(what, "text"), ("events", "count"), (names[0], "s"), (names[1], "s")]
+    rows: list[list[Any]] = [[g.label, g.events, g.predicted_s, g.measured_s] for g in shown]
+    if judged:
+        columns, rows = [*columns, ("error", "error")], [[*r, g.error] for r, g in zip(rows, shown, strict=True)]
+    body = table(columns, rows)
     rest = len(groups) - len(shown)
     return body + (f"\n({rest} more)" if rest else "")
 

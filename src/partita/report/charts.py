@@ -17,6 +17,7 @@ from partita.report.story import PIPELINE, SINGLE, Engine, Story
 from partita.report.text import NOTHING, count, figures, percent, seconds, size
 
 KEY_ENGINES = "measured; tick: predicted; line: 10th to 90th percentile"
+TRAINING = "training by this plan"
 MOST_GROUPS = 24  #: more labels than this are put together by phase
 MOST_DOTS = 800  #: a label; beyond, every second event is drawn, or every third ..
 NARROW, WIDE = 520, 1080  #: pixels: the two widths a picture is drawn for
@@ -244,7 +245,7 @@ def errors(both: Sequence[Event], rows: Mapping[int, int], looks: Mapping[str, L
     groups = _grouped(both, looks)
     if not groups:
         return ""
-    reach = _reach([e.error for _, items in groups for e in items])
+    reach = _reach([e for _, items in groups for e in items])
     left, right, top, pitch = 108.0, NARROW - 58.0, 10.0, 24.0 if len(groups) <= 16 else 17.0
     x = Scale(-reach, reach, left, right)
     bottom = top + pitch * len(groups)
@@ -277,10 +278,12 @@ def _grouped(both: Sequence[Event], looks: Mapping[str, Look]) -> list[tuple[str
     return sorted(found.items(), key=place)
 
 
-def _reach(values: Sequence[float]) -> float:
-    """Half the width of the error axis: nearly all events, at least 12 %, at most 60 %."""
-    known = np.abs([v for v in values if math.isfinite(v)] or [0.0])
-    return float(min(0.6, max(0.12, 1.15 * np.percentile(known, 99))))
+def _reach(both: Sequence[Event]) -> float:
+    """Half the width of the error axis: the events that make up 98 % of the time, at least 12 %, at most 60 %."""
+    known = sorted((abs(e.error), e.measured_s) for e in both if math.isfinite(e.error))
+    share = np.cumsum([s for _, s in known]) / (sum(s for _, s in known) or 1.0)
+    widest = next((error for (error, _), done in zip(known, share, strict=True) if done >= 0.98), 0.0)
+    return min(0.6, max(0.12, 1.15 * widest))
 
 
 def _error_frame(x: Scale, top: float, bottom: float, band: float) -> str:
@@ -325,9 +328,10 @@ def _error_row(
 # ---------------------------------------------------------------------------------------------------------- loss
 
 
-def losses(engines_: Sequence[Engine]) -> str:
-    """Loss over steps; engines whose losses agree are drawn on top of each other, with one label."""
-    shown = sorted((e for e in engines_ if len(e.losses) > 1), key=lambda e: e.key == PIPELINE)
+def losses(story: Story) -> str:
+    """Loss over steps; runs whose losses agree are drawn on top of each other, with one label."""
+    compared = sorted((e for e in story.engines if len(e.losses) > 1), key=lambda e: e.key == PIPELINE)
+    shown = [*compared, *([Engine(TRAINING, losses=story.training)] if len(story.training) > 1 else [])]
     points = [(s, v) for e in shown for s, v in e.losses if math.isfinite(v)]
     if not points:
         return ""
@@ -349,12 +353,12 @@ def _path(e: Engine, x: Scale, y: Scale) -> str:
 
 
 def _bundles(shown: Sequence[Engine]) -> list[list[Engine]]:
-    """Engines whose losses agree within one in a thousand; the bundle with the pipeline first."""
+    """Runs whose losses agree within one in a thousand; the bundle with the training or the pipeline first."""
     bundles: list[list[Engine]] = []
     for e in shown:
         home = next((b for b in bundles if loss_difference(b[0], e) < 1e-3), None)
         bundles.append([e]) if home is None else home.append(e)
-    return sorted(bundles, key=lambda b: all(e.key != PIPELINE for e in b))
+    return sorted(bundles, key=lambda b: all(e.key not in (PIPELINE, TRAINING) for e in b))
 
 
 def _loss_scale(values: Sequence[float], top: float, bottom: float) -> Scale:
@@ -381,14 +385,20 @@ def _loss_frame(x: Scale, y: Scale, left: float, right: float, bottom: float) ->
 
 
 def _loss_label(bundle: Sequence[Engine], k: int, x: Scale, y: Scale) -> str:
-    """The names of a bundle, above the middle of its line."""
-    name = " = ".join(e.name for e in bundle)
+    """The names of a bundle, above the middle of its line; the training's on a line of its own."""
+    names = [e.name for e in bundle if e.key != TRAINING]
+    lines = [TRAINING] if bundle[-1].key == TRAINING else []
+    if names:
+        lines.append(("= " if lines else "") + " = ".join(names))
     middle = len(bundle[-1].losses) // 2
     step, value = bundle[-1].losses[middle]
-    around = [v for _, v in bundle[-1].losses[middle : middle + 1 + middle // 2]]
-    over = y.clamped(max([v for v in around if math.isfinite(v)] or [value])) - 12 - 18 * k
-    left = min(x(step), x.end - 5.8 * len(name))
-    return tag("text", words(name), class_=f"name line{k}", x=left, y=max(12.0, over))
+    left = min(x(step), x.end - 5.8 * max(map(len, lines)))
+    here = [v for s, v in bundle[-1].losses if x(s) >= left and math.isfinite(v)]
+    bottom = max(12.0 + 16 * (len(lines) - 1), y.clamped(max([*here, value])) - 12 - 18 * k)
+    return "".join(
+        tag("text", words(line), class_=f"name line{k}", x=left, y=bottom - 16 * (len(lines) - 1 - i))
+        for i, line in enumerate(lines)
+    )
 
 
 def loss_difference(a: Engine, b: Engine) -> float:

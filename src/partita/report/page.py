@@ -40,7 +40,7 @@ def page(story: Story) -> str:
             _section("How busy each device is", _busy_note(story), charts.busy(_shares(story)))
             + _section("How good the plan is", _bound_note(story), _alternatives(story)),
             _section("How well each event was predicted", _agreement_note(agreed), _errors(story, agreed))
-            + _section("Loss", _loss_note(story), charts.losses(story.engines)),
+            + _section("Loss", _loss_note(story), charts.losses(story)),
         ),
         _facts(story),
     ]
@@ -256,17 +256,19 @@ def _loss_note(story: Story) -> str:
         return ""
     off = charts.loss_difference(single, mine)
     if off == 0.0:
-        return "The pipeline's losses are bit for bit those of one process."
+        return (
+            f"On {_many(len(mine.losses), 'step')} in turn, the pipeline's losses are bit for bit those of one process."
+        )
     if not math.isfinite(off):
         return ""
-    return f"The pipeline's losses are those of one process within {off:.1g} (relative, over all steps)."
+    return f"On {_many(len(mine.losses), 'step')} in turn, the pipeline's losses are those of one process within {off:.1g} (relative)."
 
 
 # ---------------------------------------------------------------------------------------------------------- facts
 
 
 def _facts(story: Story) -> str:
-    pairs = [(_fact_name(k), _fact(k, v)) for k, v in _flat(story.facts)]
+    pairs = [(_fact_name(k), _fact(k, v)) for k, v in _flat(story.facts) if v not in (None, "", [], ())]
     there = tag("dl", *(tag("div", tag("dt", words(k)), tag("dd", words(v))) for k, v in pairs)) if pairs else ""
     gaps = story.missing()
     missing = tag("div", tag("h3", "Not in this report"), tag("ul", *(tag("li", words(g)) for g in gaps)), class_="missing") if gaps else ""  # fmt: skip

@@ -3,8 +3,8 @@
     DIR/plan.json         the plan and the problem it answers (PlanFile)
     DIR/predicted.json    the simulated timeline of one step     (Perfetto opens it)
     DIR/measured.json     the measured timeline of one step      (Perfetto opens it)
-    DIR/metrics.jsonl     {"step": 0, "loss": 2.31, "step_s": 0.42} a line; "engine" where it is not the pipeline
-    DIR/summary.json      title, engines, alternatives, facts (`Story.write` shows the keys)
+    DIR/metrics.jsonl     the training run: {"step": 1, "loss": 2.31, "step_s": 0.42} a line
+    DIR/summary.json      title, engines compared, alternatives, facts (`Story.summary` shows the keys)
 
 Any of them may be missing; `missing()` says which, and what would make it.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import BadInput, TimelineError
+from partita.errors import BadInput
 from partita.files import dump_json, read_json, read_text, write_whole
 from partita.plan import PipelinePlan, PlanFile
 from partita.timeline import Timeline
@@ -70,6 +70,7 @@ class Story:
     engines: tuple[Engine, ...] = ()
     alternatives: Mapping[str, float] = field(default_factory=dict)  #: method -> predicted seconds a step
     facts: Mapping[str, Any] = field(default_factory=dict)  #: machine, versions, load, CPU seconds, date
+    training: tuple[tuple[int, float], ...] = ()  #: (step, loss) of the training run by the plan
 
     def engine(self, key: str) -> Engine:
         """The engine of that key; one that knows nothing where it was not run."""
@@ -93,21 +94,23 @@ class Story:
             (self.plan, "no plan.json: the stages and the cuts are not shown (partita plan -o DIR/plan.json)"),
             (self.predicted, "no predicted.json: nothing to compare with (partita simulate plan.json -o DIR/predicted.json)"),
             (self.measured, "no measured.json: prediction only (partita run JOB --plan plan.json -o DIR)"),
-            (any(e.losses for e in self.engines), "no metrics.jsonl: no loss curve (partita run JOB -o DIR)"),
+            (self.training or any(e.losses for e in self.engines), "no metrics.jsonl: no loss curve (partita run JOB -o DIR)"),
             (self.engine(SINGLE).measured_s, "no step time of one process: no speed-up (partita demo, or partita run JOB --devices 1)"),
         ]  # fmt: skip
         return [line for there, line in gaps if not there]
 
     def write(self, folder: str | Path) -> Path:
-        """Write every part that is there into a folder, which is made where it is missing."""
+        """Write every part that is there into a folder, which is made where it is missing.
+
+        A metrics.jsonl that is there stays: it is the training run's own record."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, part in (("plan", self.plan), ("predicted", self.predicted), ("measured", self.measured)):
             if part is not None:
                 part.write(folder / f"{name}.json")
-        rows = [{"step": s, "loss": x, "engine": e.key} for e in self.engines for s, x in e.losses]
-        if rows:
-            write_whole(folder / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+        metrics = folder / "metrics.jsonl"
+        if self.training and not metrics.exists():
+            write_whole(metrics, "".join(json.dumps({"step": s, "loss": x}) + "\n" for s, x in self.training))
         write_whole(folder / "summary.json", dump_json(self.summary()))
         return folder
 
@@ -118,7 +121,10 @@ class Story:
             "format": "partita-summary",
             "version": 1,
             "title": self.title,
-            "engines": [{"engine": e.key, **{k: getattr(e, k) for k in numbers}} for e in self.engines],
+            "engines": [
+                {"engine": e.key, **{k: getattr(e, k) for k in numbers}, "losses": [list(x) for x in e.losses]}
+                for e in self.engines
+            ],
             "alternatives": dict(self.alternatives),
             "facts": dict(self.facts),
         }
@@ -177,6 +183,7 @@ def _with_summary(story: Story, value: Mapping[str, Any], what: str) -> Story:
                 _number(e.get("low_s")),
                 _number(e.get("high_s")),
                 int(e.get("steps") or 0),
+                tuple((int(step), float(loss)) for step, loss in e.get("losses", ())),
             )
             for e in value.get("engines", ())
         )
@@ -188,36 +195,34 @@ def _with_summary(story: Story, value: Mapping[str, Any], what: str) -> Story:
     return replace(story, title=title, engines=engines, alternatives=alternatives, facts=facts)
 
 
-def _with_metrics(story: Story, rows: Sequence[tuple[str, int, float, float | None]]) -> Story:
-    """Add losses, and step times of engines whose summary gives none (their first steps left out)."""
-    engines = {e.key: e for e in story.engines}
-    for key in dict.fromkeys(r[0] for r in rows):
-        mine = {step: (loss, time_s) for k, step, loss, time_s in rows if k == key}  # a resumed step counts once
-        losses = tuple((step, mine[step][0]) for step in sorted(mine))
-        times = [t for _, t in (mine[step] for step in sorted(mine)) if t is not None]
-        found = Engine.of(key, times[WARM_UP:] or times, losses)
-        known = engines.get(key)
-        engines[key] = found if known is None else replace(known, losses=losses)
-        if known is not None and known.measured_s is None:
-            engines[key] = replace(found, predicted_s=known.predicted_s)
-    return replace(story, engines=tuple(engines.values()))
+def _with_metrics(story: Story, rows: Mapping[int, tuple[float, float | None]]) -> Story:
+    """Add the training's losses, and its step times where the summary gives none (its first steps left out)."""
+    story = replace(story, training=tuple((step, rows[step][0]) for step in sorted(rows)))
+    times = [t for _, t in (rows[step] for step in sorted(rows)) if t is not None]
+    known = story.engine(PIPELINE)
+    if known.measured_s is not None or not times:
+        return story
+    found = replace(Engine.of(PIPELINE, times[WARM_UP:] or times, known.losses), predicted_s=known.predicted_s)
+    return replace(story, engines=(*(e for e in story.engines if e.key != PIPELINE), found))
 
 
-def _rows(path: Path) -> list[tuple[str, int, float, float | None]]:
-    """(engine, step, loss, seconds) of every line. Raises BadInput that names the line."""
-    rows = []
+def _rows(path: Path) -> dict[int, tuple[float, float | None]]:
+    """Step -> (loss, seconds), a resumed step once, as it came last. Raises BadInput that names the line."""
+    rows: dict[int, tuple[float, float | None]] = {}
     lines = read_text(path, BadInput).splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
-            row = (str(value.get("engine", PIPELINE)), int(value["step"]), float(value["loss"]), _number(value.get("step_s")))  # fmt: skip
+            rows[int(value["step"])] = (float(value["loss"]), _number(value.get("step_s")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if number == len(lines):  # a run that was stopped may leave half a line at the end
                 break
-            raise BadInput(f"{path} line {number} is no row of metrics: {type(error).__name__}: {error}", hint='a row is {"step": 0, "loss": 2.3, "step_s": 0.4}') from error  # fmt: skip
-        rows.append(row)
+            raise BadInput(
+                f"{path} line {number} is no row of metrics: {type(error).__name__}: {error}",
+                hint='a row is {"step": 1, "loss": 2.3, "step_s": 0.4}',
+            ) from error
     return rows
 
 
@@ -228,12 +233,3 @@ def _number(value: Any) -> float | None:
     if math.isnan(number):
         return None
     return number
-
-
-def same_program(predicted: Timeline, measured: Timeline) -> None:
-    """Raises TimelineError where two timelines are not of one program."""
-    if predicted.queues != measured.queues:
-        raise TimelineError(
-            f"the predicted timeline has the queues {', '.join(predicted.queues)}; the measured one {', '.join(measured.queues)}",
-            hint="compare timelines of the same plan",
-        )

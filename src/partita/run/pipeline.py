@@ -99,7 +99,17 @@ class Pipeline:
         if self.optimizer:
             self.optimizer.zero_grad(set_to_none=True)
         self.last = self._interpreter(batch)
-        return self.last.step(batch, self.assignment.micro_batch_size, step, self._job.seed)
+        result = self.last.step(batch, self.assignment.micro_batch_size, step, self._job.seed)
+        return replace(result, loss=self._whole_loss(result.loss))
+
+    def _whole_loss(self, loss: float) -> float:
+        """The batch's loss: replicas of the stage that makes it add up their parts."""
+        makes_loss = self._stages[self.assignment.micro_batch_size].code.has_loss
+        if not makes_loss or self._replica_group is None:
+            return loss
+        part = torch.tensor([0.0 if math.isnan(loss) else loss], dtype=torch.float64)
+        dist.all_reduce(part, group=self._replica_group)
+        return float(part)
 
     def gradients(self) -> dict[str, Tensor]:
         """The last step's gradients of this rank's parameters, by name."""

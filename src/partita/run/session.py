@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -136,8 +137,9 @@ class Session:
             epoch, skip = epoch + 1, 0
 
     def _record(self, step: int, loss: float, step_s: float) -> None:
-        """A line in metrics.jsonl, by the rank that makes the loss."""
-        if loss != loss:
+        """A line in metrics.jsonl, by the first rank that makes the loss."""
+        first = self.assignment.plan.stages[self.assignment.stage].devices[0] == self.assignment.device
+        if math.isnan(loss) or not first:
             return
         if self.metrics is None:
             self.metrics = open(Path(self.spec.out) / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115 (open for the run)
@@ -231,7 +233,7 @@ class Session:
         loss = engine.step(batch, step - 1).loss if engine is not None else float("nan")
         spent, used = time.perf_counter() - began, time.process_time() - cpu
         share = torch.tensor(
-            [spent, used, 0.0 if loss != loss else loss, 0.0 if loss != loss else 1.0], dtype=torch.float64
+            [spent, used, 0.0 if math.isnan(loss) else loss, 0.0 if math.isnan(loss) else 1.0], dtype=torch.float64
         )
         most = share[:1].clone()
         dist.all_reduce(most, dist.ReduceOp.MAX)

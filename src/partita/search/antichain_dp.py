@@ -26,6 +26,8 @@ from partita.search.step_bound import Edges, reduce_s
 from partita.search.step_time import Bench, Candidate
 
 RUNNERS_UP = 6  #: chains taken for each number of devices
+FEW_STATES = 12  #: with at most so many, every chain is simulated
+MOST_CHAINS = 1500  #: of them for each number of devices
 NEIGHBOURS = 8  #: states tried on each side when a cut is moved
 STARTS = 3  #: candidates from which cuts are moved
 ROUNDS = 12  #: at most, of moving every cut
@@ -54,7 +56,8 @@ def _chains(task: PipelineTask, bench: Bench, wait: Edges) -> Iterator[Chain]:
     for slack in sorted(task.slacks) if task.tight else (0,):  # where memory is no limit, they all give the same
         table = solve(task.chain_problem(bench, cost, slack))
         for vector in range(1, len(table.problem.vectors)):
-            for _, chain in table.chains(vector, RUNNERS_UP):
+            few = len(task.states) <= FEW_STATES
+            for _, chain in table.chains(vector, MOST_CHAINS if few else RUNNERS_UP, math.inf if few else 1.25):
                 if chain not in seen:
                     seen.add(chain)
                     yield chain

@@ -95,9 +95,9 @@ class ChainTable:
         Best-first search with A as the cost to go, so that every partial chain is worth exactly its best completion.
         """
         p = self.problem
-        limit = self.best(vector) * spread
-        if not math.isfinite(limit):
+        if not math.isfinite(self.best(vector)):
             return
+        limit = self.best(vector) * spread if spread < math.inf else math.nextafter(math.inf, 0)
         last = self.value.shape[2] - 1
         queue: list[tuple[float, int, int, Chain, int, float]] = [(self.best(vector), 0, 0, (), vector, 0.0)]
         pushed = found = 0

@@ -25,7 +25,9 @@ def prefixes(states: StateSequence, units: Units) -> IntArray:
 def through(task: PipelineTask, cuts: IntArray, benches: Sequence[Bench] | None = None) -> Iterator[Candidate]:
     """Candidates with these cuts, one device a stage in the cluster's order."""
     ends = [0, *dict.fromkeys(cuts.tolist()), len(task.states) - 1]
-    if len(set(ends)) < len(ends) or (task.wish.stages and len(ends) - 1 != task.wish.stages):
+    if len(set(ends)) < len(ends) or len(ends) - 1 > len(task.cluster.devices):
+        return
+    if task.wish.stages and len(ends) - 1 != task.wish.stages:
         return
     kind = {name: t for t, group in enumerate(task.types) for name in group.names}
     order = [kind[d.name] for d in task.cluster.devices]

@@ -44,8 +44,8 @@ def does_not_fit(task: PipelineTask) -> Infeasible:
     need, room = leanest.need_bytes[k], leanest.room_bytes[k]
     more = _devices_that_do(task)
     return Infeasible(
-        f"Stage {k} of {len(leanest.need_bytes)} needs {_size(need)}; its device has {_size(room)}, and no split of the "
-        f"model needs less",
+        f"Stage {k} of {len(leanest.need_bytes)} needs {_size(need)}; its device has {_size(room)}, and no split "
+        f"over single devices needs less",
         constraint=f"memory of stage {k}",
         relaxation=f"give every device {_size(leanest.share * max(leanest.room_bytes))}"
         + (f", or use {more} devices" if more else ""),
@@ -114,7 +114,7 @@ def _devices_that_do(task: PipelineTask) -> int:
         return 0
     counts = [len(t.names) for t in task.types]
     grown = int(np.argmax([t.memory_bytes for t in task.types]))
-    for total in (sum(counts) + k for k in range(1, MOST_DEVICES - sum(counts) + 1)):
+    for total in range(sum(counts) + 1, MOST_DEVICES + 1):
         counts[grown] += 1
         if math.prod(c + 1 for c in counts) > 4 * MOST_DEVICES:
             return 0
@@ -124,4 +124,12 @@ def _devices_that_do(task: PipelineTask) -> int:
 
 
 def _size(size_bytes: float) -> str:
-    return f"{size_bytes / 2**20:.4g} MiB" if size_bytes < 2**30 else f"{size_bytes / 2**30:.4g} GiB"
+    """Bytes for a person, rounded up, so that what is named suffices.
+
+    >>> _size(2**30 + 1), _size(17.2)
+    ('1.001 GiB', '18 bytes')
+    """
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= scale:
+            return f"{math.ceil(size_bytes / scale * 1000) / 1000:.3f} {unit}"
+    return f"{math.ceil(size_bytes)} bytes"

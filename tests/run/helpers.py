@@ -1,0 +1,53 @@
+"""Plans for tests, cut by hand: what runs does not depend on how it was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from partita.capture.model import Captured, capture
+from partita.cluster import Cluster, Device, Link
+from partita.costs import CostTable
+from partita.job import batch_size, load_job, micro_batches
+from partita.plan import PipelinePlan, PlanFile, Schedule, Stage, Verdict
+
+MODELS = Path(__file__).parents[1] / "jobs" / "models.py"
+
+
+def captured_job(name: str, size: int) -> Captured:
+    """A test job's model captured at one micro-batch size."""
+    job = load_job(f"{MODELS}:{name}")
+    return capture(job.build(), job.loss, next(micro_batches(job.example(), size)))
+
+
+def plan_file(
+    name: str,
+    *,
+    stages: int,
+    size: int = 2,
+    replicas: Sequence[int] = (),
+    schedule: Schedule = "1f1b",
+    recompute: Sequence[int] = (),
+    in_flight: int | None = None,
+) -> PlanFile:
+    """The job's tasks in equal consecutive parts on CPU workers that share this machine's cores."""
+    job = load_job(f"{MODELS}:{name}")
+    total = batch_size(job.example())
+    captured = captured_job(name, size)
+    graph = captured.graph
+    tasks = [t.id for t in graph.tasks if t.phase == "forward"]
+    counts = list(replicas) or [1] * stages
+    cuts = [round(k * len(tasks) / stages) for k in range(stages + 1)]
+    names = iter(f"cpu{i}" for i in range(sum(counts)))
+    parts = tuple(
+        Stage(tuple(tasks[a:b]), tuple(next(names) for _ in range(n)), recompute=k in recompute)
+        for k, (a, b, n) in enumerate(zip(cuts, cuts[1:], counts, strict=False))
+    )
+    devices = tuple(Device(f"cpu{i}") for i in range(sum(counts)))
+    cluster = Cluster(devices, (), Link("", "", 1e9, 1e-4))
+    costs = CostTable.given(("cpu",), np.full((len(graph), 1), 1e-3), np.full(len(graph.producer), np.nan))
+    verdict = Verdict(1.0, 1.0, "none", "by hand", 0.0)
+    plan = PipelinePlan(graph.fingerprint, parts, -(-total // size), in_flight or stages + 1, schedule, verdict)
+    return PlanFile(plan, graph, cluster, costs, {"job": name, "batch_size": total, "micro_batch_size": size})
