@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +15,5 @@ __all__ = ["TrainingJob", "__version__"]
 def __getattr__(name: str) -> Any:
     """`partita.TrainingJob`, fetched when first used: planning must not wait for torch."""
     if name == "TrainingJob":
-        from partita.job import TrainingJob
-
-        return TrainingJob
+        return importlib.import_module("partita.job").TrainingJob
     raise AttributeError(f"module 'partita' has no attribute {name!r}")

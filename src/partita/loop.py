@@ -165,6 +165,5 @@ def story_of(title: str, file: PlanFile, out: str | Path, comparison: Comparison
     measured = Timeline.read(folder / "measured.json") if (folder / "measured.json").exists() else None
     cpu = {f"{n} CPU s a step": round(statistics.median(c), 4) for n, c in comparison.cpu_s.items()}
     facts = {**machine_facts(), **cpu, "load before": comparison.load}
-    story = Story(title, file, predicted, measured, tuple(engines), others, facts)
-    story.write(folder)
-    return story
+    Story(title, file, predicted, measured, tuple(engines), others, facts).write(folder)
+    return Story.read(folder)

@@ -88,9 +88,12 @@ class Timeline:
         return float(self.end_s.max() - self.start_s.min()) if len(self) else 0.0
 
     def busy_share(self) -> dict[str, float]:
-        """Device name -> share of the duration during which it computes."""
+        """Device name -> share of the duration during which it computes.
+
+        Receives are left out: measured ones last as long as the device waits for the message. O(spans)."""
         total = self.duration_s or 1.0
-        spent = np.bincount(self.queue, self.end_s - self.start_s, len(self.queues))
+        works = np.array([">" not in label for label in self.label], np.float64)
+        spent = np.bincount(self.queue, works * (self.end_s - self.start_s), len(self.queues))
         return {name: float(spent[q] / total) for q, name in enumerate(self.queues[: self.devices])}
 
     def critical_path(self, program: Program) -> list[int]:

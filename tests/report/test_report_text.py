@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sample_run import make_story
 
 from partita.program import Builder, Op, Piece
-from partita.report.spans import look, working_share
+from partita.report.spans import look
 from partita.report.text import draw, facts, figures, nice_step, percent, rate, seconds, size, table, times
 from partita.timeline import Timeline
 
@@ -117,5 +117,5 @@ def test_receiving_is_no_work() -> None:
     for q in range(t.devices):
         works = [k for k in range(len(t)) if t.queue[k] == q and look(t.label[k]) in ("forward", "backward", "update")]
         wanted = sum(float(t.end_s[k] - t.start_s[k]) for k in works) / t.duration_s
-        assert working_share(t)[t.queues[q]] == pytest.approx(wanted)
+        assert t.busy_share()[t.queues[q]] == pytest.approx(wanted)
         assert t.busy_share()[t.queues[q]] > wanted  # which counts waiting for messages

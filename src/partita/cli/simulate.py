@@ -9,7 +9,6 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.lower import lower
 from partita.plan import PlanFile
-from partita.report.spans import working_share
 from partita.report.text import draw, facts, percent, seconds, table
 from partita.simulate import durations, simulate
 
@@ -27,7 +26,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     if options.out:
         timeline.write(options.out)
         talk.say(f"   timeline written to {options.out}")
-    busy = working_share(timeline)
+    busy = timeline.busy_share()
     return {
         "step_s": timeline.duration_s,
         "planned_s": file.plan.verdict.value_s,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.report.spans import look, working_share
+from partita.report.spans import look
 from partita.report.text import Kind, percent, seconds, table
 from partita.timeline import Timeline
 
@@ -150,7 +150,7 @@ def agreement(predicted: Timeline, measured: Timeline) -> Agreement:
     both = events(predicted, measured)
     computed = [e for e in both if is_computation(e, predicted)]
     errors = np.array([abs(e.error) for e in computed] or [0.0])
-    here, there = working_share(predicted), working_share(measured)
+    here, there = predicted.busy_share(), measured.busy_share()
     return Agreement(
         predicted.duration_s,
         measured.duration_s,

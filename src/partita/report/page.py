@@ -14,7 +14,6 @@ from partita.plan import PipelinePlan
 from partita.report import charts, timelines
 from partita.report.agreement import Agreement, agreement, events, is_computation
 from partita.report.markup import tag, words
-from partita.report.spans import working_share
 from partita.report.stages import StageRow, stage_rows
 from partita.report.story import NAMES, PIPELINE, SINGLE, TORCH, Story, devices_used
 from partita.report.text import count, percent, rate, seconds, size
@@ -191,8 +190,8 @@ def _cuts_note(rows: tuple[StageRow, ...]) -> str:
 
 
 def _shares(story: Story) -> list[tuple[str, float | None, float | None]]:
-    predicted = working_share(story.predicted) if story.predicted else {}
-    measured = working_share(story.measured) if story.measured else {}
+    predicted = story.predicted.busy_share() if story.predicted else {}
+    measured = story.measured.busy_share() if story.measured else {}
     names = list(dict.fromkeys([*predicted, *measured]))
     return [(n, predicted.get(n), measured.get(n)) for n in names if predicted.get(n) or measured.get(n)]
 

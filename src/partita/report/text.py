@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from partita.report.spans import Look, look, working_share
+from partita.report.spans import Look, look
 from partita.timeline import Timeline
 
 Kind = Literal["text", "count", "s", "bytes", "share", "ratio", "error"]
@@ -212,7 +212,7 @@ def draw(timeline: Timeline, width: int = 100) -> str:
     names = max(len(timeline.queues[q]) for q in shown)
     begin = float(timeline.start_s.min())
     scale = _Scale(begin, timeline.duration_s or 1.0, max(10, width - names - 10))
-    busy = working_share(timeline)
+    busy = timeline.busy_share()
     lines = []
     for q in shown:
         name = timeline.queues[q]

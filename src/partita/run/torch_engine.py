@@ -113,12 +113,29 @@ class _Module(nn.Module):
     def forward(self, *received: Tensor, **leaves: Any) -> Any:
         values = dict(self._fixed)
         values |= {name: leaves[leaf] for name, leaf in self._leaf.items()}
-        values |= dict(zip(self._incoming, received, strict=True))
+        values |= {v: _contiguous(t) for v, t in zip(self._incoming, received, strict=True)}
         outputs = self._code.function(*(values[t] for t in self._code.takes))
         values |= dict(zip(self._code.gives, outputs, strict=True))
         if self._code.has_loss:
             return values[self._loss]
-        return tuple(values[v] for v in self._outgoing)
+        return tuple(_contiguous(values[v]) for v in self._outgoing)
+
+
+class _Contiguous(torch.autograd.Function):
+    """The value and its gradient in plain layout: that engine sends nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.contiguous() if not value.is_contiguous() else value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
+def _contiguous(value: Tensor) -> Tensor:
+    result: Tensor = _Contiguous.apply(value)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _handed_over(captured: Captured, plan: PipelinePlan, stage: int) -> tuple[list[str], list[str]]:
