@@ -31,7 +31,6 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
     from partita import demo_job, loop
     from partita.files import write_whole
-    from partita.job import load_job
     from partita.measure.job import measure_job
     from partita.report.page import page
     from partita.report.text import seconds
@@ -41,10 +40,9 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     source = f"{demo_job.__file__}:job"
     devices = options.devices or max(2, len(os.sched_getaffinity(0)))
-    job = load_job(source)
 
     talk.step("measuring the model, task by task, and the link between workers")
-    profile = measure_job(job, source, devices=devices, sizes=(4, 8), progress=talk.progress)
+    profile = measure_job(source, devices=devices, sizes=(4, 8), progress=talk.progress)
     profile.write(folder / "profile.json")
 
     talk.step(f"planning a pipeline over {devices} workers")

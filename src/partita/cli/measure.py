@@ -26,14 +26,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Measure the job and write the profile. Raises JobError, CaptureError, ClusterError."""
-    from partita.job import load_job
     from partita.measure.job import measure_job
 
     sizes = sizes_of(options.micro_batch_sizes)
-    job = load_job(options.job, settings_of(options))
     talk.step(f"measuring {options.job}")
     profile = measure_job(
-        job, options.job, devices=options.devices, sizes=sizes, budget_s=options.budget_s, progress=talk.progress
+        options.job,
+        settings_of(options),
+        devices=options.devices,
+        sizes=sizes,
+        budget_s=options.budget_s,
+        progress=talk.progress,
     )
     profile.write(options.out)
     graph, link = profile.samples[0].graph, profile.cluster.default_link

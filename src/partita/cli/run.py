@@ -104,12 +104,11 @@ def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> 
 
     if options.plan:
         return PlanFile.read(options.plan)
-    from partita.job import load_job
     from partita.measure.job import measure_job
     from partita.search.pipeline import plan_pipeline
 
     talk.step(f"measuring {options.job}")
-    profile = measure_job(load_job(options.job, settings), options.job, devices=options.devices, progress=talk.progress)
+    profile = measure_job(options.job, settings, devices=options.devices, progress=talk.progress)
     Path(options.out).mkdir(parents=True, exist_ok=True)
     profile.write(Path(options.out) / "profile.json")
     talk.step("planning")

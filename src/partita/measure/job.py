@@ -2,79 +2,75 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from partita.capture.model import capture
 from partita.cluster import Cluster, Device
 from partita.costs import CostTable, Estimate
 from partita.errors import JobError
 from partita.graph import TaskGraph
-from partita.job import TrainingJob, batch_size, micro_batches
+from partita.job import batch_size, load_job, micro_batches
+from partita.measure.company import company, pinned
 from partita.measure.links import link_between
 from partita.measure.machine import local_devices, machine_facts
-from partita.measure.tasks import TaskTimes, estimates, time_tasks, time_update
+from partita.measure.tasks import TaskTimes, estimates, time_tasks
 from partita.profile import Profile, Sample
 
 Progress = Callable[[str, int, int], None]
 
 
 def measure_job(
-    job: TrainingJob,
-    name: str,
+    source: str,
+    settings: Mapping[str, str] | None = None,
     *,
     devices: int | None = None,
     sizes: Sequence[int] = (),
     budget_s: float = 15.0,
     progress: Progress = lambda what, done, total: None,
 ) -> Profile:
-    """Capture and time the job at each micro-batch size, smallest first, within about `budget_s` seconds.
+    """Capture and time the job `file.py:function` at each micro-batch size, smallest first, within about `budget_s` seconds.
+
+    While it is timed, the other devices' cores run the same model, as they will in a pipeline: cores share caches,
+    memory and power, and a task alone on the machine is a few per cent faster than it will be.
 
     Raises JobError, CaptureError, ClusterError.
     """
     began, cpu = time.monotonic(), time.process_time()
     local = local_devices(devices)
+    job = load_job(source, settings)
     model, batch = job.build(), job.example()
     total = batch_size(batch)
     wanted = _sizes(total, sizes or job.micro_batch_sizes)
     device = torch.device(local[0].name) if local[0].kind == "cuda" else torch.device("cpu")
-    steps = len(wanted) + 2
-    with _pinned(local[0]):
-        parameters = list(model.named_parameters())
-        optimizer = job.optimizer(parameters)
-        update_s, state = time_update(optimizer, [p for _, p in parameters])
-        progress("measuring tasks", 1, steps)
-        samples: list[Sample] = []
+    steps = len(wanted) + 1
+    samples: list[Sample] = []
+    with company(source, settings or {}, local, wanted[0]), pinned(local[0]):
         for i, size in enumerate(wanted):
+            progress("measuring tasks", i, steps)
             left = budget_s - (time.monotonic() - began)
-            if samples and left < 2 * _cost_of(samples[-1], size):
+            if samples and left < _cost_of(samples[-1], size):
                 break  # a larger size would not fit into the budget
-            samples.append(
-                _sample(
-                    model,
-                    job,
-                    next(micro_batches(batch, size)),
-                    size,
-                    total,
-                    device,
-                    local[0].kind,
-                    update_s,
-                    left / (len(wanted) - i),
-                )
+            captured = capture(model, job.loss, next(micro_batches(batch, size)))
+            part = next(micro_batches(batch, size))
+            times = time_tasks(
+                captured, model, job.optimizer, part, device, budget_s=max(left, 0.0) / (len(wanted) - i)
             )
-            progress("measuring tasks", i + 2, steps)
+            samples.append(_sample(captured.graph, times, size, total, local[0].kind))
+    progress("measuring tasks", steps - 1, steps)
     cluster = _linked(local)
     progress("measuring tasks", steps, steps)
-    facts = {**machine_facts(), "wall_s": time.monotonic() - began, "cpu_s": time.process_time() - cpu}
-    return Profile(name, total, tuple(reversed(samples)), cluster, state, facts)
+    facts = {
+        **machine_facts(),
+        "settings": dict(settings or {}),
+        "wall_s": time.monotonic() - began,
+        "cpu_s": time.process_time() - cpu,
+    }
+    return Profile(source, total, tuple(reversed(samples)), cluster, times.optimizer_bytes_per_parameter_byte, facts)
 
 
 def _sizes(total: int, asked: Sequence[int]) -> list[int]:
@@ -86,27 +82,15 @@ def _sizes(total: int, asked: Sequence[int]) -> list[int]:
 
 
 def _cost_of(last: Sample, size: int) -> float:
-    """Seconds that measuring a size will take at least: three passes, as the last sample suggests."""
+    """Seconds that measuring a size will take at least: three rounds, as the last sample suggests."""
     one = float(last.costs.seconds.sum())
-    return 6 * one * size / last.micro_batch_size
+    return 12 * one * size / last.micro_batch_size
 
 
-def _sample(
-    model: nn.Module,
-    job: TrainingJob,
-    part: Any,
-    size: int,
-    total: int,
-    device: torch.device,
-    kind: str,
-    update_s: float,
-    budget_s: float,
-) -> Sample:
-    captured = capture(model, job.loss, part)
-    times = time_tasks(captured, model, part, device, budget_s=max(budget_s, 0.0) * 0.9)
-    costs = _costs(captured.graph, times, kind, update_s)
-    whole = float(np.median(times.whole_forward) + np.median(times.whole_backward))
-    return Sample(size, captured.graph, costs, -(-total // size) * whole + update_s)
+def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str) -> Sample:
+    update_s = float(np.median(times.update))
+    step_s = -(-total // size) * float(np.median(times.alone)) + update_s
+    return Sample(size, graph, _costs(graph, times, kind, update_s), step_s)
 
 
 def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> CostTable:
@@ -133,17 +117,3 @@ def _linked(devices: tuple[Device, ...]) -> Cluster:
         return Cluster(devices, source="measured")
     link = link_between(devices[0], devices[1])
     return Cluster(devices, (), replace(link, source="", target=""), "measured")
-
-
-@contextlib.contextmanager
-def _pinned(device: Device) -> Iterator[None]:
-    """This process on the device's cores with one thread, as a worker would be."""
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    if device.cores:
-        os.sched_setaffinity(0, device.cores)
-    torch.set_num_threads(max(1, len(device.cores)))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-        torch.set_num_threads(threads)

@@ -22,13 +22,15 @@ import numpy as np
 from partita.cluster import Device, Link
 from partita.errors import ClusterError
 
+TYPICAL_BYTES = 1 << 17  #: the size of message that `message_s` is given for: an activation of a small micro-batch
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
 
 
 def link_between(a: Device, b: Device, *, repeats: int = 40, timeout_s: float = 60.0) -> Link:
     """The link a -> b of this machine, measured. Raises ClusterError where the two processes cannot talk."""
     with tempfile.TemporaryDirectory(prefix="partita-links-") as folder:
-        spec = {"rendezvous": f"file://{folder}/rendezvous", "out": f"{folder}/out.json", "repeats": repeats}
+        out = Path(folder) / "out.json"
+        spec = {"rendezvous": f"file://{folder}/rendezvous", "out": str(out), "repeats": repeats}
         told = Path(folder) / "spec.json"
         told.write_text(json.dumps(spec))
         workers = [_start(told, rank, device) for rank, device in enumerate((a, b))]
@@ -48,7 +50,7 @@ def link_between(a: Device, b: Device, *, repeats: int = 40, timeout_s: float = 
                 f"the link {a.name} -> {b.name} could not be measured (exit codes {codes})",
                 hint="give its rate in a cluster file",
             )
-        return link_from(a.name, b.name, json.loads(Path(spec["out"]).read_text()))
+        return link_from(a.name, b.name, json.loads(out.read_text()))
 
 
 def _start(told: Path, rank: int, device: Device) -> subprocess.Popen[bytes]:
@@ -95,6 +97,7 @@ def _measure(spec: dict[str, object]) -> None:
         for _ in range(int(str(spec["repeats"]))):
             incoming = torch.empty(size, dtype=torch.uint8)
             work = dist.irecv(incoming, 1 - rank)
+            assert work is not None
             began = time.perf_counter()
             if rank == 0:
                 dist.send(buffer, 1)
@@ -109,21 +112,22 @@ def _measure(spec: dict[str, object]) -> None:
     dist.barrier()
 
 
-def _device_time(size: int, rank: int, count: int = 30) -> float:
-    """CPU seconds that receiving one message takes of this process, averaged over both ranks."""
+def _device_time(size: int, rank: int, count: int = 50) -> float:
+    """CPU seconds that one message takes of the device at either end, averaged over both; receives are posted ahead."""
     import torch
     import torch.distributed as dist
 
-    dist.barrier()
-    began = time.process_time()
-    if rank == 0:
-        works = [dist.isend(torch.zeros(size, dtype=torch.uint8), 1, tag=i) for i in range(count)]
-    else:
-        works = [dist.irecv(torch.empty(size, dtype=torch.uint8), 0, tag=i) for i in range(count)]
-    for w in works:
-        w.wait()
-    spent = torch.tensor([(time.process_time() - began) / count], dtype=torch.float64)
-    dist.all_reduce(spent)
+    buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
+    for _ in range(2):  # once to touch the memory
+        works = [dist.irecv(b, 0, tag=i) for i, b in enumerate(buffers)] if rank else []
+        dist.barrier()
+        began = time.process_time()
+        works = works or [dist.isend(b, 1, tag=i) for i, b in enumerate(buffers)]
+        for w in works:
+            if w is not None:
+                w.wait()
+        spent = torch.tensor([(time.process_time() - began) / count], dtype=torch.float64)
+        dist.all_reduce(spent)
     return float(spent) / 2
 
 

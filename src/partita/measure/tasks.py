@@ -1,27 +1,32 @@
-"""Time every task of a captured model, forward and backward, in the order and with the memory traffic of a real step.
+"""Time every task of a captured model, forward and backward, inside whole forwards and backwards of the model.
 
-A pass runs all tasks forward one by one, then all backward in reverse, and notes each one's seconds. Calling autograd
-once a task costs more than calling it once a stage, so the model is also timed whole, and the surplus is taken off every
-task alike; what is left of the difference is spread in proportion.
+Forward, the code's calls are timed one by one. Backward, autograd is called once, and a hook on every task's output marks
+the moment at which that task's backward begins; it lasts until the next mark. So caches and allocations are those of a
+real step. Marks cost time of their own: the model is also timed whole, without them, and the surplus is taken off every
+mark alike, what is left of the difference in proportion. Gradients are added to those of the passes before, as those of
+a batch's micro-batches are: that traffic is part of a backward. And the forward of the next micro-batch runs before the
+backward of this one, as in a pipeline, where a backward finds its activations colder than in a lone process.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from partita.capture.model import Captured
+from partita.capture.model import Captured, bound_values
 from partita.costs import Estimate
 from partita.graph import FloatArray
 from partita.job import Batch
 from partita.run.stage import Stage, batch_leaves, stage_code
 
-Tick = Callable[[], None]
+Result = TypeVar("Result")
+MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -30,148 +35,179 @@ class TaskTimes:
 
     forward: FloatArray  #: [passes, tasks]
     backward: FloatArray  #: [passes, tasks]; 0 where a task has no backward
-    whole_forward: FloatArray  #: [passes]
-    whole_backward: FloatArray  #: [passes]
+    calls: FloatArray  #: [tasks] calls timed in the forward of each
+    marks: FloatArray  #: [tasks] marks in the backward of each
+    whole_forward: FloatArray  #: [passes] with another micro-batch in flight
+    whole_backward: FloatArray  #: [passes] likewise
+    alone: FloatArray  #: [passes] forward and backward of one micro-batch, nothing else in flight
+    update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
+    optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
 
 
 def time_tasks(
     captured: Captured,
     model: nn.Module,
+    make_optimizer: MakeOptimizer,
     batch: Batch,
     device: torch.device,
     *,
     budget_s: float,
     least: int = 3,
     most: int = 40,
-    tick: Tick = lambda: None,
 ) -> TaskTimes:
-    """Passes over all tasks until the budget is spent, at least `least` and at most `most`; buffers are left as they were."""
-    runner = _Runner(captured, model, batch, device)
-    runner.one_pass()  # warm up: allocations, first-call caches
+    """Passes over all tasks until the budget is spent, at least `least` and at most `most`. The model stays as it was."""
+    runner = _Runner(captured, model, make_optimizer, batch, device)
+    runner.one_pass()  # warm up: allocations, first-call caches, the optimizer's state
     runner.whole_pass()
-    began, passes, wholes = time.perf_counter(), [], []
+    passes: list[tuple[FloatArray, FloatArray]] = []
+    wholes: list[tuple[float, float, float, float]] = []
+    began = time.perf_counter()
     while len(passes) < least or (len(passes) < most and time.perf_counter() - began < budget_s):
         passes.append(runner.one_pass())
         wholes.append(runner.whole_pass())
-        tick()
+    forward, backward, alone, update = np.array(wholes).T
+    by_task = [np.array(times) for times in zip(*passes, strict=True)]
     return TaskTimes(
-        np.array([f for f, _ in passes]),
-        np.array([b for _, b in passes]),
-        np.array([f for f, _ in wholes]),
-        np.array([b for _, b in wholes]),
+        by_task[0],
+        by_task[1],
+        runner.calls,
+        runner.marks,
+        forward,
+        backward,
+        alone,
+        update,
+        runner.optimizer_bytes_per_parameter_byte,
     )
 
 
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
     """(forward, backward) estimate of every task: the median over passes, its quartiles as the interval, set right by the whole."""
-    return _set_right(times.forward, times.whole_forward), _set_right(times.backward, times.whole_backward)
+    return _set_right(times.forward, times.whole_forward, times.calls), _set_right(
+        times.backward, times.whole_backward, times.marks
+    )
 
 
-def _set_right(tasks: FloatArray, whole: FloatArray) -> list[Estimate]:
-    """Medians whose sum is the median of the whole: a constant per call is taken off first, the rest in proportion."""
+def _set_right(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> list[Estimate]:
+    """Medians whose sum is the median of the whole: a constant per mark is taken off first, the rest in proportion."""
     medians, target = np.median(tasks, axis=0), float(np.median(whole))
-    surplus = _surplus_per_call(medians, target)
-    kept = np.where(medians > 0, np.maximum(medians - surplus, 0.1 * medians), 0.0)
+    kept = _without_marks(medians, marks, _surplus_per_mark(medians, marks, target))
     scale = target / kept.sum() if kept.sum() > 0 else 1.0
     factor = np.divide(kept * scale, medians, out=np.zeros_like(medians), where=medians > 0)
     low, high = np.quantile(tasks, 0.25, axis=0) * factor, np.quantile(tasks, 0.75, axis=0) * factor
     return [Estimate(float(m), float(a), float(b), "measured") for m, a, b in zip(kept * scale, low, high, strict=True)]
 
 
-def _surplus_per_call(medians: FloatArray, target: float) -> float:
-    """The seconds s with sum(max(m - s, 0.1 m)) = target; 0 where the tasks sum to less than the target. By bisection."""
-    low, high = 0.0, float(medians.max(initial=0.0))
-    for _ in range(50):
-        s = (low + high) / 2
-        low, high = (s, high) if np.maximum(medians - s, 0.1 * medians).sum() > target else (low, s)
+def _without_marks(medians: FloatArray, marks: FloatArray, surplus: float) -> FloatArray:
+    """What is left of each task when its marks' cost is taken off; a tenth of it at least."""
+    return np.maximum(medians - surplus * marks, 0.1 * medians)
+
+
+def _surplus_per_mark(medians: FloatArray, marks: FloatArray, target: float) -> float:
+    """The seconds a mark costs, at which the tasks' sum is the target; 0 where it is below anyway, 20 us at most. By bisection."""
+    low, high = 0.0, 20e-6
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _without_marks(medians, marks, middle).sum() > target else (low, middle)
     return low
 
 
 class _Runner:
-    """Runs a captured model task by task, and whole."""
+    """Runs a captured model with marks, and without."""
 
-    def __init__(self, captured: Captured, model: nn.Module, batch: Batch, device: torch.device) -> None:
+    def __init__(
+        self, captured: Captured, model: nn.Module, make_optimizer: MakeOptimizer, batch: Batch, device: torch.device
+    ) -> None:
         tensors: dict[str, Tensor] = {
-            n: nn.Parameter(p.detach().to(device), p.requires_grad) for n, p in model.named_parameters()
+            n: nn.Parameter(p.detach().to(device).clone(), p.requires_grad) for n, p in model.named_parameters()
         }
         tensors |= {n: b.detach().clone().to(device) for n, b in model.named_buffers()}
-        ids = [t.id for t in captured.graph.tasks]
-        tasks = [t.id for t in captured.graph.tasks if t.phase == "forward"]
         self._device = device
-        self._parameters = [t for t in tensors.values() if isinstance(t, nn.Parameter)]
+        self._parameters = [(n, t) for n, t in tensors.items() if isinstance(t, nn.Parameter)]
+        self._optimizer = make_optimizer(self._parameters)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0  # the same arithmetic, and the weights stay
+        self._code, self._loss = captured.code, captured.loss
         self._leaves = batch_leaves(batch, device)
-        self._meta = captured.meta
-        made: dict[str, list[str]] = {t: [] for t in tasks}
-        for k, value in enumerate(captured.values):
-            if value:
-                made[ids[int(captured.graph.producer[k])]].append(value)
-        self._stages = [
-            Stage(stage_code(captured, [t], made[t]), captured.bindings, tensors, device=device) for t in tasks
-        ]
+        self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, batch).items()}
+        tasks = [t.id for t in captured.graph.tasks if t.phase == "forward"]
+        self._task_of = {node: i for i, t in enumerate(tasks) for node in captured.task_nodes[t]}
         self._whole = Stage(stage_code(captured, tasks, ()), captured.bindings, tensors, device=device)
+        self.calls, self.marks = np.zeros(len(tasks)), np.zeros(len(tasks))
 
-    def one_pass(self) -> tuple[list[float], list[float]]:
-        """Seconds of every task's forward and backward, one after the other."""
-        self._clear()
-        values: dict[str, Tensor] = {}
-        forward, backward = [], []
-        for stage in self._stages:
-            received = {v: values[v].detach().requires_grad_(self._meta[v].requires_grad) for v in stage.code.received}
-            spent, outputs = self._timed(stage.forward, 0, self._leaves, received, 0)
-            forward.append(spent)
-            values |= dict(zip(stage.code.gives, outputs, strict=True))
-        gradients: dict[str, Tensor] = {}
-        for stage in reversed(self._stages):
-            wanted = [gradients.get(v) for v in (stage.code.gives[:-1] if stage.code.has_loss else stage.code.gives)]
-            if not stage.code.has_loss and all(g is None for g in wanted):
-                backward.append(0.0)
-                continue
-            spent, owed = self._timed(stage.backward, 0, wanted, 1.0)
-            backward.append(spent)
-            for name, gradient in owed.items():
-                gradients[name] = gradients[name] + gradient if name in gradients else gradient
-        return forward, backward[::-1]
+    def one_pass(self) -> tuple[FloatArray, FloatArray]:
+        """[tasks] seconds of every task's forward and backward."""
+        forward, stamps = np.zeros_like(self.calls), list[tuple[int, float]]()
+        values: dict[str, Any] = dict(self._bound)
+        self.calls[:] = 0
+        for node in self._code.graph.nodes:
+            if node.op == "get_attr":
+                values[node.name] = getattr(self._code, str(node.target))
+            elif node.op == "call_function":
+                task = self._task_of.get(node.name)
+                arguments = fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
+                spent, value = self._timed(node.target, *arguments[0], **arguments[1])
+                values[node.name] = value
+                if task is not None:
+                    forward[task] += spent
+                    self.calls[task] += 1
+                    if isinstance(value, Tensor) and value.grad_fn is not None:
+                        value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
+        loss = values[self._loss]
+        values.clear()
+        return forward, self._backward(loss, stamps)
 
-    def whole_pass(self) -> tuple[float, float]:
-        """Seconds of the whole model's forward and backward."""
-        self._clear()
-        forward, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
-        backward, _ = self._timed(self._whole.backward, 0, [], 1.0)
-        return forward, backward
+    def _mark(self, stamps: list[tuple[int, float]], task: int) -> Callable[[Tensor], None]:
+        def mark(_: Tensor) -> None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+            stamps.append((task, time.perf_counter()))
 
-    def _clear(self) -> None:
-        for p in self._parameters:
-            p.grad = None
+        return mark
 
-    def _timed(self, function: Callable[..., object], *arguments: object) -> tuple[float, object]:
+    def _backward(self, loss: Tensor, stamps: list[tuple[int, float]]) -> FloatArray:
+        """[tasks] seconds of every task's backward: from a mark of it until the next mark of any."""
+        seconds = np.zeros_like(self.marks)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        ends = [t for _, t in stamps[1:]] + [time.perf_counter()]
+        self.marks[:] = 0
+        for (task, start), end in zip(stamps, ends, strict=True):
+            seconds[task] += end - start
+            self.marks[task] += 1
+        return seconds
+
+    def whole_pass(self) -> tuple[float, float, float, float]:
+        """Seconds of the whole model's forward and backward with another micro-batch in flight, of both without, and of
+        the optimizer's step."""
+        whole, leaves = self._whole, self._leaves
+        whole.forward(0, leaves, {}, 0)
+        forward, _ = self._timed(whole.forward, 1, leaves, {}, 0)
+        backward, _ = self._timed(whole.backward, 0, [], 1.0)
+        whole.backward(1, [], 1.0)
+        update, _ = self._timed(self._optimizer.step)
+        first, _ = self._timed(whole.forward, 0, leaves, {}, 0)
+        last, _ = self._timed(whole.backward, 0, [], 1.0)
+        return forward, backward, first + last, update
+
+    @property
+    def optimizer_bytes_per_parameter_byte(self) -> float:
+        """0 for plain SGD, 1 with momentum, 2 for Adam."""
+        state = self._optimizer.state.values()
+        held = sum(v.numel() * v.element_size() for s in state for v in s.values() if isinstance(v, Tensor) and v.dim())
+        total = sum(p.numel() * p.element_size() for _, p in self._parameters if p.requires_grad)
+        return held / total if total else 0.0
+
+    def _timed(self, function: Callable[..., Result], *arguments: Any, **named: Any) -> tuple[float, Result]:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
-        result = function(*arguments)
+        result = function(*arguments, **named)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began, result
 
 
-def time_update(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], repeats: int = 5
-) -> tuple[float, float]:
-    """(median seconds of an optimizer's step, bytes of its state per byte of parameters); the parameters are left as they were."""
-    before = [p.detach().clone() for p in parameters]
-    for p in parameters:
-        p.grad = torch.zeros_like(p) if p.requires_grad else None
-    optimizer.step()  # makes the state
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        optimizer.step()
-        times.append(time.perf_counter() - began)
-    state = sum(
-        v.numel() * v.element_size() for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)
-    )
-    with torch.no_grad():
-        for p, b in zip(parameters, before, strict=True):
-            p.copy_(b)
-            p.grad = None
-    total = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-    return float(np.median(times)), state / total if total else 0.0
+def _moved(value: Any, device: torch.device) -> Any:
+    """A batch's leaf or a constant on the device; parameters are there already."""
+    return value.to(device) if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else value

@@ -75,15 +75,16 @@ class Transport:
         """`groups`: for NCCL, a communicator for each (from, to); they keep both directions independent."""
         self.device = device
         self.staged = device.type == "cuda" and backend == "gloo"
-        self._nccl = backend == "nccl"
         self._groups = groups or {}
+        self._world: Any = dist.group.WORLD
 
     def receive(self, meta: TensorMeta, source: int, target: int, tag: int) -> Pending:
         """Post a receive from rank `source`; wait() gives the tensor."""
         buffer = empty_like_meta(meta, torch.device("cpu") if self.staged else self.device, pinned=self.staged)
-        work = dist.irecv(
-            memory_of(buffer), source, group=self._groups.get((source, target)), tag=0 if self._nccl else tag
-        )
+        if self._groups:
+            work = dist.irecv(memory_of(buffer), source, group=self._groups[source, target])
+        else:  # the group's own call: dist.irecv would check its arguments anew for every message
+            work = self._world.recv([memory_of(buffer)], source, tag)
         return Pending(buffer, work, self.device)
 
     def send(self, tensor: Tensor, meta: TensorMeta, source: int, target: int, tag: int) -> tuple[Any, Tensor]:
@@ -91,10 +92,9 @@ class Transport:
         tensor = laid_out(tensor, meta)
         if self.staged:
             tensor = empty_like_meta(meta, torch.device("cpu"), pinned=True).copy_(tensor)
-        work = dist.isend(
-            memory_of(tensor), target, group=self._groups.get((source, target)), tag=0 if self._nccl else tag
-        )
-        return work, tensor
+        if self._groups:
+            return dist.isend(memory_of(tensor), target, group=self._groups[source, target]), tensor
+        return self._world.send([memory_of(tensor)], target, tag), tensor
 
 
 def nccl_groups(pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Any]:
