@@ -7,10 +7,23 @@ import importlib
 
 import pytest
 
-MODULES = (
-    "errors files graph cluster costs plan program timeline profile lower simulate kernel "
-    "schedules schedules.gpipe schedules.one_forward_one_backward"
-).split()
+MODULES = [
+    "errors",
+    "files",
+    "graph",
+    "cluster",
+    "costs",
+    "plan",
+    "program",
+    "timeline",
+    "profile",
+    "lower",
+    "simulate",
+    "kernel",
+    "schedules",
+    "schedules.gpipe",
+    "schedules.one_forward_one_backward",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

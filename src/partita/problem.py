@@ -92,7 +92,7 @@ class Problem:
         """
         refuse(CostError, self.check(), f"problem {self.graph.name!r}")
         atom, n = self.atom, int(self.atom.max()) + 1
-        holds = np.bincount(atom, self.memory_bytes, n)
+        holds = np.bincount(atom, self.memory_bytes, n).astype(np.float64)
         takes = np.stack([np.bincount(atom, self.costs.seconds[:, k], n) for k in range(len(self.costs.kinds))], axis=1)
         room = {k: max(d.memory_bytes for d in self.cluster.devices if d.kind == k) for k in self.cluster.kinds}
         runs = np.stack([np.isfinite(takes[:, self.costs.column(k)]) for k in room], axis=1)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from partita.cluster import Cluster
 from partita.costs import CostTable
 from partita.errors import CostError, PlanError, ProgramError, refuse
-from partita.graph import FloatArray, TaskGraph
+from partita.graph import FloatArray, IntArray, TaskGraph
 from partita.kernel import Int32Array, makespans, nodes, walk
 from partita.program import Op, Piece, Program
 from partita.timeline import Timeline
@@ -59,24 +59,25 @@ def durations(program: Program, graph: TaskGraph, costs: CostTable, cluster: Clu
     Computing takes the sum of the tasks' seconds on the kind of the device, divided by its speed. A transfer occupies
     its link for the given time of its tensors, and for size / rate where none is given; its latency comes after.
     Receiving takes the link's `message_s` of the device. Raises PlanError where a task cannot run on its device,
-    CostError where costs and graph do not fit. O(n log n).
+    CostError where costs and graph do not fit. O(instructions + tasks + tensors).
     """
     refuse(CostError, costs.check(graph), "the costs do not fit the graph")
-    computes = (program.op == Op.COMPUTE) | (program.op == Op.UPDATE)
-    carries = (program.op == Op.SEND) | (program.op == Op.REDUCE)
-    receives = program.op == Op.RECV
+    computes = np.flatnonzero((program.op == Op.COMPUTE) | (program.op == Op.UPDATE))
+    carries = np.flatnonzero((program.op == Op.SEND) | (program.op == Op.REDUCE))
+    receives = np.flatnonzero(program.op == Op.RECV)
     busy, lag = np.zeros(len(program)), np.zeros(len(program))
     busy[computes] = _compute_s(program, graph, costs, cluster, computes)
-    given_s, rest, rate, latency, message = _transfer_facts(program, graph, costs, cluster)[:, program.piece]
+    given_s, rest, rate, latency, message = _transfer_facts(program, graph, costs, cluster)
+    piece = program.piece[carries]
     # a message may hold more or less than its tensors; what no given time covers goes at the link's rate
-    busy[carries] = given_s[carries] + program.size_bytes[carries] * rest[carries] / rate[carries]
-    lag[carries] = latency[carries]
-    busy[receives] = message[receives]
+    busy[carries] = given_s[piece] + program.size_bytes[carries] * rest[piece] / rate[piece]
+    lag[carries] = latency[piece]
+    busy[receives] = message[program.piece[receives]]
     return Durations(busy, lag)
 
 
 def _compute_s(
-    program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster, computes: npt.NDArray[np.bool_]
+    program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster, computes: IntArray
 ) -> FloatArray:
     """[instructions that compute] their seconds."""
     unknown = [n for n in program.queues[: program.devices] if n not in cluster.by_name]
@@ -182,6 +183,7 @@ class Simulator:
                 f"durations of shapes {busy_s.shape} and {lag_s.shape} for {self.instructions} instructions",
                 hint="give busy_s [candidates, instructions] and lag_s [instructions]",
             )
+        busy_s = np.ascontiguousarray(busy_s, np.float64)  # one machine code for all
         if self._fair:
             walks = (walk(*self._walk, busy, lag_s) for busy in busy_s)
             return np.array([end.max() for _, end, _, _ in walks])

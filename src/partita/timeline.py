@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,15 @@ class Span:
     micro_batch: int
     start_s: float
     end_s: float
+
+
+def is_message(label: str) -> bool:
+    """The label of a transfer: "F0>F1" between stages, "conv1>" of a task's tensor.
+
+    >>> [is_message(x) for x in ("F0>F1", "conv1>", "F0", "a>b")]
+    [True, True, False, False]
+    """
+    return label.endswith(">") or re.fullmatch(r"[FB]\d+>[FB]\d+", label) is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +102,7 @@ class Timeline:
 
         Receives are left out: measured ones last as long as the device waits for the message. O(spans)."""
         total = self.duration_s or 1.0
-        works = np.array([">" not in label for label in self.label], np.float64)
+        works = np.array([not is_message(label) for label in self.label], np.float64)
         spent = np.bincount(self.queue, works * (self.end_s - self.start_s), len(self.queues))
         return {name: float(spent[q] / total) for q, name in enumerate(self.queues[: self.devices])}
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from partita.capture.formats import read_problem
 from partita.cli.talk import Talk
 from partita.cluster import Cluster
 from partita.errors import BadInput
 from partita.plan import PipelinePlan, PlanFile
 from partita.profile import Profile
 from partita.report.text import facts, percent, seconds, table
+from partita.search.contiguous_plan import plan_contiguous
 from partita.search.describe import stage_rows
 from partita.search.pipeline import plan_pipeline
 
@@ -67,7 +69,7 @@ def _planned(options: argparse.Namespace, talk: Talk) -> PlanFile:
         raise BadInput(f"a budget of {options.budget_s} seconds", hint="give --budget-s a positive number")
     if _is_profile(source):
         return _pipeline(options, talk)
-    raise BadInput("graphs are planned in a moment")
+    return _graph(options, talk)
 
 
 def _is_profile(path: str) -> bool:
@@ -102,6 +104,25 @@ def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
         seed=options.seed,
         stages=options.stages,
         allow_replicas=not options.no_replicas,
+    )
+
+
+def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
+    objective = options.objective or "throughput"
+    if objective == "step":
+        raise BadInput(
+            "a graph with given costs has no training step to plan for", hint="say --objective throughput or latency"
+        )
+    problem = read_problem(options.source, options.devices, options.bandwidth or 1e9)
+    if options.cluster:
+        problem = replace(problem, cluster=Cluster.read(options.cluster))
+    talk.step(f"planning {problem.graph.name}, {len(problem.graph)} tasks, on {len(problem.cluster.devices)} devices")
+    if options.placement == "free":
+        from partita.search.free import plan_free  # it needs optional solvers
+
+        return plan_free(problem, objective, method=options.method, budget_s=options.budget_s, seed=options.seed)
+    return plan_contiguous(
+        problem, objective, method=options.method, budget_s=options.budget_s, replicas=not options.no_replicas
     )
 
 

@@ -90,14 +90,15 @@ def _keep_busy(spec: Mapping[str, object]) -> None:
     import torch
 
     from partita.job import call, load_job, micro_batches
+    from partita.run.memory import keep_freed_memory
 
+    keep_freed_memory()
     torch.set_num_threads(1)
     job = load_job(str(spec["source"]), spec["settings"])  # type: ignore[arg-type]
     model = job.build()
     inputs, target = next(micro_batches(job.example(), int(str(spec["size"]))))
     parent = os.getppid()
     while os.getppid() == parent:
-        model.zero_grad(set_to_none=True)
         job.loss(call(model, inputs), target).backward()  # type: ignore[no-untyped-call]
         Path(str(spec["ready"])).touch()
 

@@ -20,6 +20,7 @@ from partita.measure.links import link_between
 from partita.measure.machine import local_devices, machine_facts
 from partita.measure.tasks import TaskTimes, estimates, time_tasks
 from partita.profile import Profile, Sample
+from partita.run.memory import keep_freed_memory
 
 Progress = Callable[[str, int, int], None]
 
@@ -41,6 +42,7 @@ def measure_job(
     Raises JobError, CaptureError, ClusterError.
     """
     began, cpu = time.monotonic(), time.process_time()
+    keep_freed_memory()  # as a worker does
     local = local_devices(devices)
     job = load_job(source, settings)
     model, batch = job.build(), job.example()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from partita.timeline import is_message
+
 Look = Literal["forward", "backward", "update", "transfer", "other"]
 
 
@@ -14,7 +16,7 @@ def look(label: str) -> Look:
     >>> [look(x) for x in ("F0", "B12", "U1", "F0>F1", "R0+2", "conv")]
     ['forward', 'backward', 'update', 'transfer', 'transfer', 'other']
     """
-    if ">" in label or re.fullmatch(r"R\d+(\+\d+)*", label):
+    if is_message(label) or re.fullmatch(r"R\d+(\+\d+)*", label):
         return "transfer"
     found = re.fullmatch(r"([FBU])\d+", label)
     kinds: dict[str, Look] = {"F": "forward", "B": "backward", "U": "update"}

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from partita.errors import JobError, PartitaError, WorkerFailed
 from partita.plan import PlanFile
+from partita.run.memory import keep_freed_memory
 from partita.run.spec import Spec
 
 
@@ -68,6 +69,7 @@ def _settle(file: PlanFile, spec: Spec, rank: int, ranks: int) -> None:
             f"the plan uses {len(file.plan.devices)} devices, {ranks} workers were started",
             hint=f"start {len(file.plan.devices)} workers",
         )
+    keep_freed_memory()
     cores = set(file.cluster.by_name[file.plan.devices[rank]].cores) & os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -2,7 +2,7 @@
 
 State: a device for every atom. Energy: sum over devices of (load / reference)^64, a smooth stand-in for the largest
 load; the reference is the best value so far. A step moves one atom, or a block of atoms that hang together on one device
-(grown along nets), to a device that a neighbour is on or to any device; up to three such moves are tried as one step,
+(grown along nets, at random or along all that cost more than some amount), to a device that a neighbour is on or to any device; up to three such moves are tried as one step,
 each ejecting something from the device the last one went to: swaps and ejection chains. A step costs the degree of the
 atoms it moves. Memory is a penalty that no feasible load reaches.
 
@@ -12,29 +12,21 @@ units give the same placement on every machine. Kernel: numba, without the inter
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from partita.graph import FloatArray, IntArray
+from partita.kernel import compiled
+from partita.search.chance import Words, between, seeded, uniform
 from partita.search.load import Bools, LoadModel
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-UNITS_PER_S = 1.0e7  # measured by benchmarks/planner.py --calibrate: see docs/reference/formats.md
-STEP_UNITS = 6  # what a step costs besides its nets
-REBUILD = 1 << 16  # steps after which sums are taken anew, against rounding
+UNITS_PER_S = 1.5e7  # measured by benchmarks/planner.py --calibrate: see docs/reference/formats.md
+STEP_UNITS = 10  # what a step costs besides its nets
+REBUILD = 1 << 18  # steps after which sums are taken anew, against rounding
 
 FlagArray = npt.NDArray[np.uint8]
-
-
-def kernel(function: F) -> F:
-    """Compile with numba, without the interpreter's lock, kept on disk."""
-    compiled: F = numba.njit(cache=True, nogil=True)(function)
-    return compiled
 
 
 class Net(NamedTuple):
@@ -58,7 +50,7 @@ class State(NamedTuple):
     """A placement and its sums."""
 
     where: IntArray  #: [atoms]
-    count: npt.NDArray[np.int32]  #: [nets, devices] atoms of a net on a device
+    here: npt.NDArray[np.int32]  #: [nets, devices] atoms of a net on a device
     spread: npt.NDArray[np.int32]  #: [nets] devices it touches
     sums: FloatArray  #: [4, devices] compute, in, out, bytes
     load: FloatArray  #: [devices]
@@ -80,13 +72,13 @@ def anneal(
     last tenth of the work accepts improvements only. Setting stop[0] ends the run early. Deterministic for a seed unless
     stopped. No guarantee.
     """
-    if model.devices == 1 or units < 1:
+    if model.devices == 1 or units < 1 or model.value(where) <= 0:
         return where.copy()
     net = _net(model)
     state = _state(model, where)
     flag = np.zeros(1, np.uint8) if stop is None else stop
-    most = max(4, min(model.atoms // 4, 2048))
-    best = _anneal(net, state, np.int64(units), np.int64(seed & 0x7FFFFFFF), hot, cold, most, flag)
+    most = max(4, min(model.atoms // 2, 2048))
+    best = _anneal(net, state, int(units), seed & 0x7FFFFFFF, hot, cold, most, flag)
     return best if _better(model, best, where) else where.copy()
 
 
@@ -108,19 +100,18 @@ def _net(model: LoadModel) -> Net:
 
 def _state(model: LoadModel, where: IntArray) -> State:
     n = model.devices
-    state = State(
+    return State(
         where.astype(np.int64).copy(),
         np.zeros((len(model.cost_s), n), np.int32),
         np.zeros(len(model.cost_s), np.int32),
         np.zeros((4, n)),
         np.zeros(n),
     )
-    return state
 
 
-@kernel
+@compiled
 def _rebuild(net: Net, s: State) -> None:
-    s.count[:] = 0
+    s.here[:] = 0
     s.spread[:] = 0
     s.sums[:] = 0.0
     for a in range(len(s.where)):
@@ -130,24 +121,24 @@ def _rebuild(net: Net, s: State) -> None:
     for e in range(len(net.cost)):
         for j in range(net.start[e], net.start[e + 1]):
             d = s.where[net.pins[j]]
-            if s.count[e, d] == 0:
+            if s.here[e, d] == 0:
                 s.spread[e] += 1
-            s.count[e, d] += 1
+            s.here[e, d] += 1
         if s.spread[e] > 1:
             maker = s.where[net.pins[net.start[e]]]
-            for d in range(s.count.shape[1]):
-                if s.count[e, d] > 0:
+            for d in range(s.here.shape[1]):
+                if s.here[e, d] > 0:
                     s.sums[2 if d == maker else 1, d] += net.cost[e]
     for d in range(len(s.load)):
         s.load[d] = _load(net, s, d)
 
 
-@kernel
+@compiled
 def _load(net: Net, s: State, d: int) -> float:
-    load = s.sums[0, d]
+    load = float(s.sums[0, d])
     if net.pays[d]:
         if net.overlap:
-            load = max(load, s.sums[1, d], s.sums[2, d])
+            load = float(max(load, s.sums[1, d], s.sums[2, d]))
         else:
             load += s.sums[1, d] + s.sums[2, d]
     if s.sums[3, d] > net.room[d]:
@@ -155,16 +146,16 @@ def _load(net: Net, s: State, d: int) -> float:
     return load
 
 
-@kernel
+@compiled
 def _power64(x: float) -> float:
     """x^64; a load one percent below the largest weighs about half as much."""
-    x = min(x, 1e4)
+    y: float = x if x < 1e4 else 1e4
     for _ in range(6):
-        x *= x
-    return x
+        y *= y
+    return float(y)
 
 
-@kernel
+@compiled
 def _move(net: Net, s: State, a: int, q: int) -> None:
     """Move atom a to device q: the sums of its old device and of q change, no others."""
     p = s.where[a]
@@ -179,26 +170,37 @@ def _move(net: Net, s: State, a: int, q: int) -> None:
         at = s.where[maker]
         if s.spread[e] > 1:
             s.sums[2 if at == p else 1, p] -= cost
-            if s.count[e, q] > 0:
+            if s.here[e, q] > 0:
                 s.sums[2 if at == q else 1, q] -= cost
-        s.count[e, p] -= 1
-        if s.count[e, p] == 0:
+        s.here[e, p] -= 1
+        if s.here[e, p] == 0:
             s.spread[e] -= 1
-        if s.count[e, q] == 0:
+        if s.here[e, q] == 0:
             s.spread[e] += 1
-        s.count[e, q] += 1
+        s.here[e, q] += 1
         if maker == a:
             at = q
         if s.spread[e] > 1:
             s.sums[2 if at == q else 1, q] += cost
-            if s.count[e, p] > 0:
+            if s.here[e, p] > 0:
                 s.sums[2 if at == p else 1, p] += cost
     s.where[a] = q
 
 
-@kernel
-def _grow(net: Net, s: State, size: int, mark: IntArray, stamp: int, block: IntArray) -> int:
-    """Grow the block from block[0] along nets within its device to `size` atoms at most; returns how many it has."""
+@compiled
+def _grow(
+    net: Net,
+    s: State,
+    size: int,
+    least: float,
+    chance: float,
+    mark: IntArray,
+    stamp: int,
+    block: IntArray,
+    random: Words,
+) -> int:
+    """Grow the block from block[0] along nets within its device that cost at least `least`, each atom met joining with a
+    chance, to `size` atoms at most; returns how many it has."""
     p = s.where[block[0]]
     mark[block[0]] = stamp
     head, tail = 0, 1
@@ -207,49 +209,51 @@ def _grow(net: Net, s: State, size: int, mark: IntArray, stamp: int, block: IntA
         head += 1
         for j in range(net.atom_start[x], net.atom_start[x + 1]):
             e = net.atom_nets[j]
-            if s.count[e, p] < 2:
+            if s.here[e, p] < 2 or net.cost[e] < least:
                 continue
             for i in range(net.start[e], net.start[e + 1]):
                 y = net.pins[i]
-                if tail < size and mark[y] != stamp and s.where[y] == p and np.random.random() < 0.8:
+                if tail < size and mark[y] != stamp and s.where[y] == p and uniform(random) < chance:
                     mark[y] = stamp
                     block[tail] = y
                     tail += 1
     return tail
 
 
-@kernel
-def _target(net: Net, s: State, a: int) -> int:
+@compiled
+def _target(net: Net, s: State, a: int, random: Words) -> int:
     """A device for atom a: where a neighbour is, or any other."""
     n = len(s.load)
     p = s.where[a]
-    if np.random.random() < 0.7 and net.atom_start[a + 1] > net.atom_start[a]:
-        e = net.atom_nets[np.random.randint(net.atom_start[a], net.atom_start[a + 1])]
+    if uniform(random) < 0.7 and net.atom_start[a + 1] > net.atom_start[a]:
+        e = net.atom_nets[between(random, net.atom_start[a], net.atom_start[a + 1])]
         if s.spread[e] > 1:
-            q = s.where[net.pins[np.random.randint(net.start[e], net.start[e + 1])]]
+            q = s.where[net.pins[between(random, net.start[e], net.start[e + 1])]]
             if q != p:
                 return int(q)
-    q = np.random.randint(n - 1)
+    q = between(random, 0, n - 1)
     return int(q + 1 if q >= p else q)
 
 
-@kernel
-def _atom_on(s: State, d: int, tries: int) -> int:
+@compiled
+def _atom_on(s: State, d: int, tries: int, random: Words) -> int:
     """A random atom on device d, or -1."""
     for _ in range(tries):
-        a = np.random.randint(len(s.where))
+        a = between(random, 0, len(s.where))
         if s.where[a] == d:
             return int(a)
     return -1
 
 
-@kernel
+@compiled
 def _anneal(net: Net, s: State, units: int, seed: int, hot: float, cold: float, most: int, stop: FlagArray) -> IntArray:
-    np.random.seed(seed)
+    random = seeded(seed)
     n, devices = len(s.where), len(s.load)
     _rebuild(net, s)
     best = s.load.max()
     best_where = s.where.copy()
+    saved = best
+    grain = 0.0 if n <= 2000 else min(1e-3, 1e-8 * n)  # large placements are not copied for every small step
     mark = np.zeros(n, np.int64)
     block = np.zeros(most, np.int64)
     moved = np.zeros(3 * most, np.int64)
@@ -265,29 +269,34 @@ def _anneal(net: Net, s: State, units: int, seed: int, hot: float, cold: float, 
             _rebuild(net, s)
         share = spent / (0.9 * units)
         heat = hot * (cold / hot) ** share if share < 1.0 else 0.0
-        r = np.random.random()
+        r = uniform(random)
         parts = 2 if r < 0.3 else (3 if r < 0.4 else 1)
         k, nt = 0, 0
         first, last = -1, -1
         for part in range(parts):
             if part == 0:
                 a = -1
-                if np.random.random() < 0.3:
-                    a = _atom_on(s, int(np.argmax(s.load)), tries)
+                if uniform(random) < 0.3:
+                    a = _atom_on(s, int(np.argmax(s.load)), tries, random)
                 if a < 0:
-                    a = np.random.randint(n)
+                    a = between(random, 0, n)
             else:
-                a = _atom_on(s, last, tries)
+                a = _atom_on(s, last, tries, random)
                 if a < 0 or mark[a] == stamp:
                     break
             p = s.where[a]
-            q = first if part == 1 and parts == 2 and np.random.random() < 0.7 else _target(net, s, a)
+            q = first if part == 1 and parts == 2 and uniform(random) < 0.7 else _target(net, s, a, random)
             if part == 0:
                 stamp += 1
                 first = p
-            size = 1 if np.random.random() < 0.5 else 1 + int(most ** np.random.random())
+            size, least, chance = 1, 0.0, 0.8
+            r = uniform(random)
+            if r < 0.25:
+                size = min(most, 1 + int(most ** uniform(random)))
+            elif r < 0.5 and len(net.cost) > 0:
+                size, least, chance = most, net.cost[between(random, 0, len(net.cost))], 1.0
             block[0] = a
-            size = _grow(net, s, min(size, most), mark, stamp, block)
+            size = _grow(net, s, size, least, chance, mark, stamp, block, random)
             runs = True
             for i in range(size):
                 runs = runs and np.isfinite(net.work[block[i], net.class_of[q]])
@@ -315,14 +324,15 @@ def _anneal(net: Net, s: State, units: int, seed: int, hot: float, cold: float, 
             d = touched[i]
             s.load[d] = _load(net, s, d)
             change += _power64(s.load[d] / best) - _power64(before[i] / best)
-        if change <= 0.0 or (heat > 0.0 and np.random.random() < np.exp(-change / heat)):
+        if change <= 0.0 or (heat > 0.0 and uniform(random) < np.exp(-change / heat)):
             top = s.load.max()
-            if top < best:
-                best = top
+            best = min(best, top)
+            if top < saved * (1.0 - grain):
+                saved = top
                 best_where[:] = s.where
         else:
             for i in range(k - 1, -1, -1):
                 _move(net, s, moved[i], origin[i])
             for i in range(nt):
                 s.load[touched[i]] = before[i]
-    return best_where
+    return s.where if s.load.max() < saved else best_where

@@ -25,6 +25,8 @@ from partita.graph import Csr, FloatArray, IntArray, TaskGraph, csr
 from partita.kernel import compiled
 from partita.search.units import Units, Words, bitset
 
+MOST_WORDS = 1 << 23  #: 64 MiB of bits
+
 
 @dataclass(frozen=True, eq=False)
 class StateSequence:
@@ -45,7 +47,7 @@ class StateSequence:
 
     def cuts(self, spans: Spans) -> FloatArray:
         """[states] the weight of the spans that each state tears apart: what a cut behind it sends."""
-        of_unit = spans.of_unit(self.members.shape[1] * 64)
+        of_unit = spans.of_unit
         return np.asarray(
             _cut_weights(
                 self.members, self.parent, self.added.start, self.added.items, of_unit.start, of_unit.items,
@@ -89,43 +91,44 @@ class Spans:
     """Weighted sets of units: a device that holds some but not all units of a set pays its weight."""
 
     units: Csr  #: [spans] at least two units each, ascending
-    masks: Words  #: [spans, words]
     weight: FloatArray  #: [spans]
+    count: int  #: of units
 
-    def of_unit(self, units: int) -> Csr:
+    @cached_property
+    def masks(self) -> Words:
+        """[spans, words] the sets as bits."""
+        return bitset([self.units.row(k) for k in range(len(self.weight))], self.count)
+
+    @cached_property
+    def of_unit(self) -> Csr:
         """[units] the spans that a unit belongs to."""
         owner = np.repeat(np.arange(len(self.weight), dtype=np.int64), np.diff(self.units.start))
         order = np.argsort(self.units.items, kind="stable")
-        start = np.zeros(units + 1, np.int64)
-        start[1:] = np.cumsum(np.bincount(self.units.items, minlength=units))
+        start = np.zeros(self.count + 1, np.int64)
+        start[1:] = np.cumsum(np.bincount(self.units.items, minlength=self.count))
         return Csr(start, owner[order])
 
 
 def spans(graph: TaskGraph, units: Units, weight: FloatArray, tensors: npt.NDArray[np.bool_] | None = None) -> Spans:
-    """The spans of a graph's tensors (of those chosen) with their weights; equal sets become one.
-
-    O(readers + spans x words).
-    """
+    """The spans of a graph's tensors (of those chosen) with their weights; equal sets become one. O(readers)."""
     chosen = np.arange(len(graph.producer)) if tensors is None else np.flatnonzero(tensors)
     found: dict[tuple[int, ...], float] = {}
-    producer = units.unit_of[graph.producer]
-    readers = units.unit_of[graph.readers.items]
-    start = graph.readers.start
+    producer = units.unit_of[graph.producer].tolist()
+    readers = units.unit_of[graph.readers.items].tolist()
+    start, size = graph.readers.start.tolist(), weight.tolist()
     for k in chosen.tolist():
-        if weight[k] > 0:
-            key = tuple(np.unique(np.append(readers[start[k] : start[k + 1]], producer[k])).tolist())
-            if len(key) > 1:
-                found[key] = found.get(key, 0.0) + float(weight[k])
-    rows = csr(list(found))
-    return Spans(
-        rows, bitset([rows.row(k) for k in range(len(found))], len(units)), np.array(list(found.values()), np.float64)
-    )
+        if size[k] > 0:
+            members = {producer[k], *readers[start[k] : start[k + 1]]}
+            if len(members) > 1:
+                key = tuple(sorted(members))
+                found[key] = found.get(key, 0.0) + size[k]
+    return Spans(csr(list(found)), np.array(list(found.values()), np.float64), len(units))
 
 
 def every_downset(units: Units, most: int) -> StateSequence | None:
-    """All downsets, smallest first, or None where there are more than `most`.
+    """All downsets, smallest first, or None where there are more than `most` or than fit into MOST_WORDS.
 
-    O(states x units x words / 1) in the worst case; the widths of real models are small.
+    O(states x (units added next + words)).
 
     >>> from partita.graph import Task, TaskGraph
     >>> from partita.search.units import contract
@@ -133,10 +136,15 @@ def every_downset(units: Units, most: int) -> StateSequence | None:
     >>> len(every_downset(contract(g), 100))
     6
     """
-    n, words = len(units), max(1, -(-len(units) // 64))
+    words = max(1, -(-len(units) // 64))
+    most = min(most, MOST_WORDS // words)
+    if most < len(units) + 1:  # there is at least one state for each unit
+        return None
     room = min(most, 1 << 12)
     while True:
-        members, parent, last, count = _downsets(units.before.start, units.before.items, n, words, room)
+        members, parent, last, count = _downsets(
+            units.before.start, units.before.items, units.after.start, units.after.items, words, room
+        )
         if count <= room:
             break
         if room >= most:
@@ -182,27 +190,46 @@ def augmented_antichain(units: Units, members: Words) -> list[int]:
 
 @compiled
 def _downsets(
-    before: IntArray, items: IntArray, n: int, words: int, most: int
+    before: IntArray, before_items: IntArray, after: IntArray, after_items: IntArray, words: int, most: int
 ) -> tuple[Words, IntArray, IntArray, int]:
     """(members, parent, last unit added, how many); gives up with most + 1."""
     members = np.zeros((most, words), np.uint64)
+    free = np.zeros((most, words), np.uint64)  # units above the last one that may be added
     parent = np.zeros(most, np.int64)
     last = np.full(most, -1, np.int64)
-    one = np.uint64(1)
+    one, zero = np.uint64(1), np.uint64(0)
+    for u in range(len(before) - 1):
+        if before[u] == before[u + 1]:
+            free[0, u >> 6] |= one << np.uint64(u & 63)
     count, k = 1, 0
     while k < count:
-        for v in range(last[k] + 1, n):
-            whole = True
-            for e in range(before[v], before[v + 1]):
-                u = items[e]
-                if (members[k, u >> 6] >> np.uint64(u & 63)) & one == 0:
-                    whole = False
-                    break
-            if whole:
+        for first in range(max(0, last[k]) >> 6, words):
+            rest = free[k, first]
+            while rest != zero:
+                lowest = rest & (~rest + one)
+                rest ^= lowest
+                v = first * 64
+                while lowest > one:
+                    lowest >>= one
+                    v += 1
                 if count >= most:
                     return members, parent, last, most + 1
-                members[count] = members[k]
-                members[count, v >> 6] |= one << np.uint64(v & 63)
+                for w in range(words):
+                    members[count, w] = members[k, w]
+                members[count, first] |= one << np.uint64(v & 63)
+                free[count, first] = rest
+                for w in range(first + 1, words):
+                    free[count, w] = free[k, w]
+                for e in range(after[v], after[v + 1]):
+                    s = after_items[e]
+                    whole = True
+                    for f in range(before[s], before[s + 1]):
+                        u = before_items[f]
+                        if (members[count, u >> 6] >> np.uint64(u & 63)) & one == zero:
+                            whole = False
+                            break
+                    if whole:
+                        free[count, s >> 6] |= one << np.uint64(s & 63)
                 parent[count] = k
                 last[count] = v
                 count += 1

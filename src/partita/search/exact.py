@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.graph import IntArray
+from partita.graph import FloatArray, IntArray
 from partita.search.load import LoadModel
 
 GRAIN = float(1 << 30)  # whole numbers to the value that has to be beaten
@@ -41,33 +41,44 @@ def available() -> bool:
     return importlib.util.find_spec("ortools") is not None
 
 
-def size(model: LoadModel, devices: int) -> int:
-    """Roughly how many variables the program has."""
-    return (model.atoms + len(model.cost_s) * (1 if model.rule == "sum" else 2)) * devices
+def size(model: LoadModel) -> int:
+    """Roughly how many variables the whole program has."""
+    return (model.atoms + len(model.cost_s) * (1 if model.rule == "sum" else 2)) * model.devices
 
 
 def improve(
-    model: LoadModel, where: IntArray, devices: Sequence[int], *, limit_units: float, seed: int = 0, tolerance: float = 0.0
+    model: LoadModel,
+    where: IntArray,
+    devices: Sequence[int],
+    atoms: IntArray | None = None,
+    *,
+    limit_units: float,
+    limit_s: float = np.inf,
+    seed: int = 0,
+    known_s: float | None = None,
 ) -> Outcome:
-    """A placement whose load on `devices` is better than `where`'s by `tolerance` (a share), others left as they are.
+    """A placement whose largest load on `devices` is smaller than `where`'s, or than `known_s` where that is given.
 
-    Where the bound returned reaches the present value less the tolerance (and some 1e-6 of rounding), nothing better
-    exists. Deterministic for a seed. `limit_units` is about seconds.
+    Only `atoms` move (all on those devices if None), and among those devices only. Where nothing better exists, the bound
+    returned is the value to be beaten, less some 1e-6 of rounding. Deterministic for a seed, unless limit_s
+    (wall-clock seconds) strikes before limit_units (about seconds).
     """
     from ortools.sat.python import cp_model
 
-    known = float(model.loads(where)[list(devices)].max())
+    part = _Part.of(model, where, devices, atoms)
+    known = float(model.loads(where)[list(devices)].max()) if known_s is None else known_s
     scale = GRAIN / known if known > 0 else 1.0
     terms = model.atoms + len(model.cost_s)
-    ceiling = int(known * (1.0 - tolerance) * scale) - terms - 1
-    if ceiling < 0:
+    ceiling = int(known * scale) - terms - 1
+    if ceiling < 0 or limit_s <= 0:
         return Outcome(None, 0.0, 0.0)
-    program, x = _program(cp_model, model, where, list(devices), scale, ceiling)
+    program, x = _program(cp_model, part, scale, ceiling)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed & 0x7FFFFFFF
     solver.parameters.max_deterministic_time = limit_units
-    solver.parameters.symmetry_level = 2
+    if np.isfinite(limit_s):
+        solver.parameters.max_time_in_seconds = limit_s
     status = solver.solve(program)
     spent = float(solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:
@@ -78,44 +89,92 @@ def improve(
     found = where.copy()
     for a, row in x.items():
         found[a] = next(d for d, v in row.items() if solver.boolean_value(v))
-    return Outcome(found if model.fits(found) and model.loads(found)[list(devices)].max() < known else None, bound, spent)
+    better = model.fits(found) and model.loads(found)[list(devices)].max() < known
+    return Outcome(found if better else None, bound, spent)
 
 
-def _program(
-    cp_model: Any, model: LoadModel, where: IntArray, devices: list[int], scale: float, ceiling: int
-) -> tuple[Any, dict[int, dict[int, Any]]]:
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What moves, and what stays of the loads without it."""
+
+    model: LoadModel
+    where: IntArray
+    devices: list[int]
+    atoms: list[int]
+    nets: list[int]  #: nets of the atoms that move
+    base_s: FloatArray  #: [3, devices of the model] compute, in, out of what stays
+    held: FloatArray  #: [devices of the model] bytes of what stays
+
+    @staticmethod
+    def of(model: LoadModel, where: IntArray, devices: Sequence[int], atoms: IntArray | None) -> _Part:
+        moves = np.isin(where, list(devices))
+        if atoms is not None:
+            chosen = np.zeros(model.atoms, np.bool_)
+            chosen[atoms] = True
+            moves &= chosen
+        index = np.flatnonzero(moves)
+        touched = np.zeros(len(model.cost_s), np.bool_)
+        touched[np.repeat(np.arange(len(touched)), np.diff(model.nets.start))[moves[model.nets.items]]] = True
+        still = model.only(~moves, ~touched)
+        return _Part(
+            model, where, list(devices), index.tolist(), np.flatnonzero(touched).tolist(),
+            np.stack(still.parts(where)), model.held(where) - np.bincount(where[index], model.memory_bytes[index], model.devices),
+        )  # fmt: skip
+
+    @property
+    def whole(self) -> bool:
+        return len(self.atoms) == self.model.atoms and len(self.devices) == self.model.devices
+
+    def homes(self) -> dict[int, list[int]]:
+        """{atom: devices it may be on}. Where all atoms move, equal devices are told apart by the first atoms on them: of
+        the heaviest atoms in order, the i-th is on one of the first i devices of a class (value precedence)."""
+        model = self.model
+        homes = {a: [d for d in self.devices if np.isfinite(model.work_s[a, model.class_of[d]])] for a in self.atoms}
+        if self.whole:
+            rank = {d: int((model.class_of[:d] == model.class_of[d]).sum()) for d in self.devices}
+            weight = np.bincount(model.nets.items, np.repeat(model.cost_s, np.diff(model.nets.start)), model.atoms)
+            weight += np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1)
+            for i, a in enumerate(np.argsort(-weight, kind="stable").tolist()):
+                homes[a] = [d for d in homes[a] if rank[d] <= i]
+        return homes
+
+
+def _program(cp_model: Any, part: _Part, scale: float, ceiling: int) -> tuple[Any, dict[int, dict[int, Any]]]:
     """The program, and its x as {atom: {device: variable}}."""
+    model = part.model
     program = cp_model.CpModel()
-    atoms = np.flatnonzero(np.isin(where, devices)).tolist()
-    homes = _homes(model, atoms, devices, len(devices) == model.devices)
-    x = {a: {d: program.new_bool_var("") for d in homes[a]} for a in atoms}
+    x = {a: {d: program.new_bool_var("") for d in ds} for a, ds in part.homes().items()}
     for a, row in x.items():
         program.add_exactly_one(list(row.values()))
-        if int(where[a]) in row:
+        if int(part.where[a]) in row:
             for d, v in row.items():
-                program.add_hint(v, d == where[a])
+                program.add_hint(v, d == part.where[a])
     top = program.new_int_var(0, ceiling, "")
-    inward: dict[int, list[tuple[Any, int]]] = {d: [] for d in devices}
-    outward: dict[int, list[tuple[Any, int]]] = {d: [] for d in devices}
-    nets = sorted({int(e) for a in atoms for e in model.nets_of.row(a)})
-    for e in nets:
-        cost = int(model.cost_s[e] * scale)
-        pins = model.nets.row(e).tolist()
-        for d in devices:
-            if model.pays[d] and cost > 0:
-                _pay(program, [x.get(a) for a in pins], d, cost, model.rule == "overlap", inward[d], outward[d])
-    for d in devices:
+    for d in part.devices:
+        compute, inward, outward = (int(b * scale) for b in part.base_s[:, d])
         c = int(model.class_of[d])
-        work = [(x[a][d], int(model.work_s[a, c] * scale)) for a in atoms if d in x[a]]
-        groups = [work + inward[d] + outward[d]] if model.rule == "sum" else [work, inward[d], outward[d]]
-        for group in groups:
-            if group:
-                program.add(_sum(cp_model, group) <= top)
+        work = [(x[a][d], int(model.work_s[a, c] * scale)) for a in part.atoms if d in x[a]]
+        ins: list[tuple[Any, int]] = []
+        outs: list[tuple[Any, int]] = []
+        for e in part.nets if model.pays[d] else ():
+            cost = int(model.cost_s[e] * scale)
+            pay = (
+                _overlapped(program, part, x, e, d)
+                if model.rule == "overlap"
+                else (_summed(program, part, x, e, d), None)
+            )
+            outs += [(pay[0], cost)] if pay[0] is not None else []
+            ins += [(pay[1], cost)] if pay[1] is not None else []
+        pays = bool(model.pays[d])
+        if model.rule == "sum":
+            program.add(_sum(cp_model, work + outs) + compute + pays * (inward + outward) <= top)
+        else:
+            for group, base in ((work, compute), (ins, pays * inward), (outs, pays * outward)):
+                program.add(_sum(cp_model, group) + base <= top)
         if np.isfinite(model.room_bytes[d]):
             grain = min(1.0, MEMORY_GRAIN / max(1.0, float(model.room_bytes[d])))
-            held = [(x[a][d], int(model.memory_bytes[a] * grain)) for a in atoms if d in x[a]]
-            if held:
-                program.add(_sum(cp_model, held) <= int(model.room_bytes[d] * grain))
+            held = [(x[a][d], int(model.memory_bytes[a] * grain)) for a in part.atoms if d in x[a]]
+            program.add(_sum(cp_model, held) + int(part.held[d] * grain) <= int(model.room_bytes[d] * grain))
     program.minimize(top)
     return program, x
 
@@ -124,53 +183,49 @@ def _sum(cp_model: Any, terms: list[tuple[Any, int]]) -> Any:
     return cp_model.LinearExpr.weighted_sum([v for v, _ in terms], [k for _, k in terms])
 
 
-def _homes(model: LoadModel, atoms: list[int], devices: list[int], whole: bool) -> dict[int, list[int]]:
-    """{atom: devices it may be on}. For the whole problem, equal devices are told apart by the first atoms on them:
-    of the heaviest atoms in order, the i-th is on one of the first i devices of a class (value precedence)."""
-    homes = {a: [d for d in devices if np.isfinite(model.work_s[a, model.class_of[d]])] for a in atoms}
-    if whole:
-        rank = {d: int((model.class_of[:d] == model.class_of[d]).sum()) for d in devices}
-        weight = np.bincount(model.nets.items, np.repeat(model.cost_s, np.diff(model.nets.start)), model.atoms)
-        weight += np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1)
-        for i, a in enumerate(np.argsort(-weight, kind="stable").tolist()):
-            homes[a] = [d for d in homes[a] if rank[d] <= i]
-    return homes
-
-
-def _pay(
-    program: Any,
-    pins: list[dict[int, Any] | None],
-    d: int,
-    cost: int,
-    overlap: bool,
-    inward: list[tuple[Any, int]],
-    outward: list[tuple[Any, int]],
-) -> None:
-    """What device d pays for one net; a pin that is None stays on a device outside the program, the first is the maker."""
-    outside = any(p is None for p in pins)
-    here = [None if p is None else p.get(d) for p in pins]  # None: can not be on d
-    maker = here[0]
-    if not overlap:
-        present = [v for v in here if v is not None]
-        if not present:
-            return
-        y = program.new_bool_var("")
-        if outside or len(present) < len(pins):
-            for v in present:
-                program.add_implication(v, y)
+def _summed(program: Any, part: _Part, x: dict[int, dict[int, Any]], e: int, d: int) -> Any:
+    """A literal that is true where device d pays for net e: it touches d and another device. None where it never does."""
+    pins = part.model.nets.row(e).tolist()
+    fixed = {int(part.where[a]) for a in pins if a not in x}
+    here = [x[a].get(d) for a in pins if a in x]  # None: cannot be on d
+    y = program.new_bool_var("")
+    if d in fixed:  # pays unless every atom that moves joins it
+        if len(fixed) > 1 or any(v is None for v in here):
+            program.add_bool_or([y])
         else:
-            for v, w in zip(present, [*present[1:], present[0]], strict=True):
-                program.add_bool_or([v.negated(), w, y])
-        outward.append((y, cost))
-        return
-    if maker is not None:
-        y = program.new_bool_var("")
-        for v in here[1:]:
-            program.add_bool_or([maker.negated(), y] if v is None else [maker.negated(), v, y])
-        outward.append((y, cost))
-    readers = [v for v in here[1:] if v is not None]
-    if readers:
-        y = program.new_bool_var("")
-        for v in readers:
-            program.add_bool_or([v.negated(), y] if maker is None else [v.negated(), maker, y])
-        inward.append((y, cost))
+            for v in here:
+                program.add_bool_or([v, y])
+        return y
+    present = [v for v in here if v is not None]
+    if not present:
+        return None
+    if fixed or len(present) < len(here):  # some of it is elsewhere
+        for v in present:
+            program.add_implication(v, y)
+    else:
+        for v, w in zip(present, [*present[1:], present[0]], strict=True):
+            program.add_bool_or([v.negated(), w, y])
+    return y
+
+
+def _overlapped(program: Any, part: _Part, x: dict[int, dict[int, Any]], e: int, d: int) -> tuple[Any, Any]:
+    """Literals that are true where device d pays for net e on its way out, and on its way in; None where it never does."""
+    maker, *readers = part.model.nets.row(e).tolist()
+
+    def at(a: int) -> Any:
+        """True or False where it is known, else the variable."""
+        return x[a].get(d, False) if a in x else int(part.where[a]) == d
+
+    made, read = at(maker), [at(a) for a in readers]
+    return _any_pair(program, [(made, r) for r in read]), _any_pair(program, [(r, made) for r in read])
+
+
+def _any_pair(program: Any, pairs: list[tuple[Any, Any]]) -> Any:
+    """A literal that is true where some pair (u, v) has u and not v; None where none can."""
+    pairs = [(u, v) for u, v in pairs if u is not False and v is not True]
+    if not pairs:
+        return None
+    y = program.new_bool_var("")
+    for u, v in pairs:
+        program.add_bool_or([*([] if u is True else [u.negated()]), *([] if v is False else [v]), y])
+    return y

@@ -11,7 +11,7 @@ class is stored once a class.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -74,7 +74,7 @@ class LoadModel:
     def parts(self, where: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """[devices] compute, seconds coming in, seconds going out."""
         n = self.devices
-        compute = np.bincount(where, self.work_s[np.arange(self.atoms), self.class_of[where]], n)
+        compute = summed(where, self.work_s[np.arange(self.atoms), self.class_of[where]], n)
         net = np.repeat(np.arange(len(self.cost_s)), np.diff(self.nets.start))
         touched = np.unique(net * n + where[self.nets.items])
         net, device = touched // n, touched % n
@@ -83,11 +83,11 @@ class LoadModel:
         maker = where[self.nets.items[self.nets.start[:-1]]][net] if len(net) else net
         own = maker == device
         cost = self.cost_s[net]
-        return compute, np.bincount(device[~own], cost[~own], n), np.bincount(device[own], cost[own], n)
+        return compute, summed(device[~own], cost[~own], n), summed(device[own], cost[own], n)
 
     def held(self, where: IntArray) -> FloatArray:
         """[devices] bytes."""
-        return np.bincount(where, self.memory_bytes, self.devices)
+        return summed(where, self.memory_bytes, self.devices)
 
     def fits(self, where: IntArray) -> bool:
         """Whether every device has room, and every atom runs where it is."""
@@ -98,16 +98,26 @@ class LoadModel:
         """The largest load; inf where the placement is not feasible."""
         return float(self.loads(where).max()) if self.fits(where) else float("inf")
 
+    def only(self, atoms: Bools, nets: Bools) -> LoadModel:
+        """The model with the work of some atoms and the cost of some nets only; the rest weighs nothing."""
+        work = np.where(atoms[:, None], self.work_s, 0.0)
+        return replace(self, work_s=work, cost_s=np.where(nets, self.cost_s, 0.0))
+
     def merged(self, label: IntArray) -> LoadModel:
         """The model with atoms of one label (0 .. k-1) made one."""
         k = int(label.max()) + 1
-        work = np.stack([np.bincount(label, column, k) for column in self.work_s.T], axis=1)
+        work = np.stack([summed(label, column, k) for column in self.work_s.T], axis=1)
         rows = np.split(label[self.nets.items], self.nets.start[1:-1])
         nets, cost = _nets([r.tolist() for r in rows], self.cost_s.tolist(), self.rule)
-        memory = np.bincount(label, self.memory_bytes, k)
+        memory = summed(label, self.memory_bytes, k)
         return LoadModel(
             self.rule, label[self.atom_of], work, memory, nets, cost, self.class_of, self.pays, self.room_bytes
         )
+
+
+def summed(index: IntArray, weight: FloatArray, n: int) -> FloatArray:
+    """[n] the weights summed by index."""
+    return np.bincount(index, weight, n).astype(np.float64)
 
 
 def load_model(problem: Problem) -> LoadModel:
@@ -117,7 +127,7 @@ def load_model(problem: Problem) -> LoadModel:
     classes: dict[tuple[str, float, float], int] = {}
     class_of = [classes.setdefault((d.kind, d.speed, d.memory_bytes), len(classes)) for d in cluster.devices]
     work = np.stack(
-        [np.bincount(atom, costs.seconds[:, costs.column(kind)] / speed, n) for kind, speed, _ in classes], axis=1
+        [summed(atom, costs.seconds[:, costs.column(kind)] / speed, n) for kind, speed, _ in classes], axis=1
     )
     start, items = problem.graph.readers.start.tolist(), atom[problem.graph.readers.items].tolist()
     makers = atom[problem.graph.producer].tolist()
@@ -127,7 +137,7 @@ def load_model(problem: Problem) -> LoadModel:
         problem.rule,
         atom,
         work,
-        np.bincount(atom, problem.memory_bytes, n),
+        summed(atom, problem.memory_bytes, n),
         nets,
         cost,
         np.array(class_of, np.int64),

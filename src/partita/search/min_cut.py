@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from partita.graph import FloatArray, IntArray
-from partita.search.anneal import kernel
+from partita.kernel import compiled
 from partita.search.load import Bools, LoadModel
 
 GRAIN = 1e12  # capacities are whole numbers, this many to the total: rounded down, so that bounds stay bounds
@@ -53,9 +53,7 @@ class Network:
             capacity[4 * v + 2] = ENDLESS
         nodes = len(self.start) - 1
         limit = ENDLESS if np.isinf(limit_s) else int(limit_s * self.grain)
-        flow, side = _max_flow(
-            self.start, self.arcs, self.head, capacity, nodes - 2, nodes - 1, np.int64(limit), self.spent
-        )
+        flow, side = _max_flow(self.start, self.arcs, self.head, capacity, nodes - 2, nodes - 1, limit, self.spent)
         return float(flow) / self.grain, side[: self.atoms]
 
 
@@ -166,7 +164,7 @@ def apart_s(model: LoadModel, networks: dict[int, Network], u: int, v: int, limi
     return min((max(least_u[c], least_v[d]) for c, d in pairs), default=np.inf)
 
 
-@kernel
+@compiled
 def _max_flow(
     start: IntArray, arcs: IntArray, head: IntArray, capacity: IntArray, s: int, t: int, limit: int, spent: IntArray
 ) -> tuple[int, Bools]:
@@ -201,9 +199,9 @@ def _max_flow(
         x = s
         while flow < limit:
             if x == t:
-                push = np.int64(1) << 62
+                push = ENDLESS
                 for k in range(depth):
-                    push = min(push, capacity[path[k]])
+                    push = min(push, int(capacity[path[k]]))
                 cut = 0
                 for k in range(depth - 1, -1, -1):
                     capacity[path[k]] -= push

@@ -64,6 +64,16 @@ def contract(graph: TaskGraph) -> Units:
     return found
 
 
+def regrouped(units: Units, group: IntArray) -> Units:
+    """Units of units: those with one number in `group` [units] become one. The groups must not wait for each other in
+    a circle."""
+    _, number = np.unique(group, return_inverse=True)
+    number = number.reshape(-1).astype(np.int64)
+    source = np.repeat(np.arange(len(units), dtype=np.int64), np.diff(units.after.start))
+    edges = np.stack([number[source], number[units.after.items]], axis=1)
+    return _numbered(number[units.unit_of], edges)
+
+
 def _united(component: IntArray, ordered: IntArray) -> Units:
     """The units of tasks in components, with order edges between tasks."""
     edges = component[ordered]

@@ -1,0 +1,216 @@
+"""How long one evaluation of the simulator takes, after compilation: a small program many times, and a very large one.
+
+    python benchmarks/simulator.py [--repeats 15] [--json]
+
+Small: a random layered graph of 300 tasks placed at random on 4 devices and lowered, with all its transfers. `small_us`
+is one of 8192 evaluations with different durations in one call of `Simulator.evaluate_many`; one call of
+`Simulator.evaluate` from Python, and a walk of the program from nothing, checks included, are given beside it.
+
+Million: 1F1B over 16 stages with enough micro-batches for a million instructions, lowered. `million_ms` is everything
+between the program and its times: the durations from costs and cluster, all array set-up, the walk. Each figure is a
+median over the repeats; the range stands beside it. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from partita import __version__
+from partita.cluster import Cluster, Device, Link
+from partita.costs import CostTable
+from partita.errors import PartitaError
+from partita.graph import Task, TaskGraph
+from partita.lower import lower
+from partita.plan import PipelinePlan, PlacementPlan, Stage, Verdict
+from partita.program import Program
+from partita.simulate import Durations, Simulator, durations, times
+
+UNJUDGED = Verdict(0.0, 0.0, "none", "benchmark", 0.0)
+
+
+def layered_graph(tasks: int, layers: int, seed: int) -> TaskGraph:
+    """Layers of equal size; a task reads one to three tasks of the layer before."""
+    dice = random.Random(seed)
+    rows = [range(k * tasks // layers, (k + 1) * tasks // layers) for k in range(layers)]
+    readers: dict[int, list[str]] = {}
+    for before, row in itertools.pairwise(rows):
+        for v in row:
+            for u in dice.sample(before, dice.randint(1, min(3, len(before)))):
+                readers.setdefault(u, []).append(str(v))
+    tensors = [(str(u), dice.uniform(1e3, 1e6), vs) for u, vs in readers.items()]
+    return TaskGraph.build("layered", [Task(str(i)) for i in range(tasks)], tensors)
+
+
+def random_costs(graph: TaskGraph, seed: int) -> CostTable:
+    seconds = np.random.default_rng(seed).uniform(1e-5, 1e-3, (len(graph), 1))
+    return CostTable.given(["cpu"], seconds, np.full(len(graph.producer), math.nan))
+
+
+def some_cluster(devices: int) -> Cluster:
+    return Cluster(tuple(Device(f"cpu{i}") for i in range(devices)), (), Link("", "", 1e9, 2e-5, message_s=1e-6))
+
+
+def small_program() -> tuple[Program, Durations]:
+    """300 tasks on 4 devices."""
+    graph, cluster, dice = layered_graph(300, 30, seed=0), some_cluster(4), random.Random(1)
+    where = {t.id: f"cpu{dice.randrange(4)}" for t in graph.tasks}
+    program = lower(graph, cluster, PlacementPlan(graph.fingerprint, where, UNJUDGED))
+    return program, durations(program, graph, random_costs(graph, 2), cluster)
+
+
+def large_pipeline(instructions: int) -> tuple[Program, Callable[[], Durations]]:
+    """A lowered 1F1B pipeline of 16 stages with at least so many instructions, and what computes its durations."""
+    stages = 16
+    a_micro_batch = 2 * stages + 4 * (stages - 1)  # computations; sends and receives, forward and back
+    forward = [Task(f"f{i}") for i in range(stages)]
+    backward = [Task(f"b{i}", phase="backward", of=f"f{i}") for i in reversed(range(stages))]
+    tensors = [(f"f{i}", 1e6, [*([f"f{i + 1}"] if i + 1 < stages else []), f"b{i}"]) for i in range(stages)]
+    tensors += [(f"b{i}", 1e6, [f"b{i - 1}"]) for i in range(1, stages)]
+    graph, cluster = TaskGraph.build("chain", [*forward, *backward], tensors), some_cluster(stages)
+    rows = tuple(Stage((f"f{i}",), (f"cpu{i}",)) for i in range(stages))
+    micro_batches = -(-instructions // a_micro_batch)
+    plan = PipelinePlan(graph.fingerprint, rows, micro_batches, 2 * stages, "1f1b", UNJUDGED)
+    program, costs = lower(graph, cluster, plan), random_costs(graph, 3)
+    return program, lambda: durations(program, graph, costs, cluster)
+
+
+def clocked(repeats: int, work: Callable[[], object], scale: float) -> list[float]:
+    """[repeats] wall-clock seconds of the work, times `scale`, after one run that compiles."""
+    work()
+    found = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        found.append((time.perf_counter() - begin) * scale)
+    return found
+
+
+def figures(name: str, found: list[float]) -> dict[str, Any]:
+    return {name: statistics.median(found), f"{name}_range": [min(found), max(found)]}
+
+
+def small(repeats: int, evaluations: int = 8192, calls: int = 500) -> dict[str, Any]:
+    program, d = small_program()
+    simulator = Simulator(program)
+    many = d.busy_s * np.random.default_rng(4).uniform(0.5, 1.5, (evaluations, len(program)))
+
+    def one_by_one() -> None:
+        for busy in many[:calls]:
+            simulator.evaluate(busy, d.lag_s)
+
+    def walks() -> None:
+        for busy in many[:calls]:
+            times(program, Durations(busy, d.lag_s))
+
+    return {
+        **figures("small_us", clocked(repeats, lambda: simulator.evaluate_many(many, d.lag_s), 1e6 / evaluations)),
+        **figures("small_one_call_us", clocked(repeats, one_by_one, 1e6 / calls)),
+        **figures("small_walk_us", clocked(repeats, walks, 1e6 / calls)),
+        "small_tasks": 300,
+        "small_instructions": len(program),
+    }
+
+
+def million(repeats: int, instructions: int = 1_000_000) -> dict[str, Any]:
+    begin = time.perf_counter()
+    program, costed = large_pipeline(instructions)
+    lowered = time.perf_counter() - begin
+    d = costed()
+    simulator = Simulator(program)
+    return {
+        **figures("million_ms", clocked(repeats, lambda: times(program, costed()), 1e3)),
+        **figures("million_durations_ms", clocked(repeats, costed, 1e3)),
+        **figures("million_times_ms", clocked(repeats, lambda: times(program, d), 1e3)),
+        **figures("million_compile_ms", clocked(repeats, lambda: Simulator(program), 1e3)),
+        **figures("million_compiled_ms", clocked(repeats, lambda: simulator.evaluate(d.busy_s, d.lag_s), 1e3)),
+        "million_lower_s": lowered,
+        "million_instructions": len(program),
+    }
+
+
+def machine() -> dict[str, Any]:
+    names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "machine": names[0] if names else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": list(os.getloadavg()),
+        "partita": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path) as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def benchmark(repeats: int) -> dict[str, Any]:
+    facts, cpu, wall = machine(), time.process_time(), time.perf_counter()
+    found = {**small(repeats), **million(repeats), **facts, "repeats": repeats}
+    return {**found, "cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}
+
+
+ROWS = (
+    ("small_us", "us", "300 tasks, 4 devices: one of many evaluations"),
+    ("small_one_call_us", "us", "... one call from Python"),
+    ("small_walk_us", "us", "... from the program alone, with checks"),
+    ("million_ms", "ms", "a million instructions: durations and times"),
+    ("million_durations_ms", "ms", "... durations from costs and cluster"),
+    ("million_times_ms", "ms", "... times, durations given"),
+    ("million_compiled_ms", "ms", "... makespan, program compiled"),
+    ("million_compile_ms", "ms", "... compiling the program"),
+)
+
+
+def readable(found: dict[str, Any]) -> str:
+    lines = [f"{'':46}{'median':>12}{'min':>12}{'max':>12}"]
+    lines += [
+        f"{what:46}" + "".join(f"{value:>9.2f} {unit}" for value in (found[key], *found[f"{key}_range"]))
+        for key, unit, what in ROWS
+    ]
+    lines.append(
+        f"{found['small_instructions']} and {found['million_instructions']} instructions; {found['repeats']} repeats; "
+        f"{found['machine']}, {found['cores']} cores, load {found['load'][0]:.2f} at the start, "
+        f"{found['cpu_s']:.1f} CPU-s in {found['wall_s']:.1f} s; numba {found['numba']}, numpy {found['numpy']}"
+    )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15, help="how often each figure is taken (default 15)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: at least 1")
+    try:
+        found = benchmark(options.repeats)
+    except PartitaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(found) if options.json else readable(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Facts about one call of a captured graph: what it calls, whether it is a view, writes, or draws random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+#: Calls that only look at their first argument, or copy it: they are done with whoever makes what they look at.
+VIEWS = frozenset(("view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "select", "slice", "alias", "detach", "flatten", "unflatten", "getitem", "split", "split_with_sizes", "chunk", "unbind", "contiguous", "as_strided", "movedim", "swapaxes", "narrow", "unsafe_split", "unsafe_chunk", "view_as", "expand_as", "reshape_as", "numpy_T", "mT", "diagonal", "tensor_split", "hsplit", "vsplit", "dsplit"))  # fmt: skip
+
+_RANDOM = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "rrelu", "poisson", "scaled_dot_product_attention"))  # fmt: skip
+
+
+def under_autocast(
+    device_type: str, dtype: torch.dtype | None, enabled: bool, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """One call as it would be inside `torch.autocast`."""
+    with torch.autocast(device_type, dtype, enabled, cache_enabled=False):
+        return call(*args, **kwargs)
+
+
+def called(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+    """(operator, its arguments) of a call, seen through `under_autocast`."""
+    if node.target is under_autocast:
+        return node.args[3], node.args[4:]
+    return node.target, node.args
+
+
+def operator_name(node: fx.Node) -> str:
+    """The short name of what a node calls: conv2d, add, getitem."""
+    op, _ = called(node)
+    if isinstance(op, torch._ops.OpOverload):
+        return str(op._schema.name.split("::")[-1])
+    return str(getattr(op, "__name__", op))
+
+
+def is_in_place(node: fx.Node) -> bool:
+    """It changes an argument."""
+    op, _ = called(node)
+    return node.op == "call_function" and isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
+
+
+def draws_random_numbers(node: fx.Node) -> bool:
+    """Two runs give two results, unless the generator was seeded."""
+    op, _ = called(node)
+    tagged = isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+    return tagged or operator_name(node).removesuffix("_") in _RANDOM
+
+
+def is_view(node: fx.Node) -> bool:
+    """It shares the memory of its first argument: as the traced values say, else as the operator's schema does."""
+    if node.op != "call_function" or is_in_place(node):
+        return False
+    op, args = called(node)
+    if not args or not isinstance(args[0], fx.Node):
+        return False
+    if operator_name(node) == "getitem":
+        return is_view(args[0])
+    if isinstance(node.meta.get("val"), Tensor) and isinstance(args[0].meta.get("val"), Tensor):
+        return bool(_storage(node) == _storage(args[0]))
+    return isinstance(op, torch._ops.OpOverload) and any(
+        r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns
+    )
+
+
+def _storage(node: fx.Node) -> int:
+    return int(node.meta["val"].untyped_storage()._cdata)
+
+
+def norm_buffers(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The running statistics that a batch or instance norm in training mode changes (its schema does not say so)."""
+    _, args = called(node)
+    if operator_name(node) not in ("batch_norm", "instance_norm") or len(args) < 6 or not args[5]:
+        return ()
+    return tuple(a for a in args[3:5] if isinstance(a, fx.Node))
+
+
+def module_path(node: fx.Node) -> str:
+    """ "encoder.layer.0.attention" of the module that a node comes from."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [str(entry[0]) for entry in stack.values()]
+    return paths[-1].removeprefix("L__self___").removeprefix("model").removeprefix(".") if paths else ""
+
+
+def users_line(node: fx.Node) -> str:
+    """' at FILE:LINE (code)' of the line of the user's model that made a node; empty where it is unknown."""
+    own = torch.__path__[0]
+    lines = [s.strip() for s in str(node.meta.get("stack_trace", "")).splitlines()]
+    for at in range(len(lines) - 1, -1, -1):
+        if lines[at].startswith('File "') and own not in lines[at] and "partita/capture" not in lines[at]:
+            file, _, rest = lines[at].removeprefix('File "').partition('", line ')
+            code = lines[at + 1] if at + 1 < len(lines) and not lines[at + 1].startswith("File ") else ""
+            return f" at {file}:{rest.partition(',')[0]}" + (f" ({code})" if code else "")
+    return ""

@@ -1,0 +1,76 @@
+"""Placing: what the free placements for throughput and for latency share: where to begin, and what to hand back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from partita.errors import Infeasible, PlanError, refuse
+from partita.graph import IntArray
+from partita.plan import PlacementPlan, PlanFile, Verdict
+from partita.problem import Problem
+from partita.search.chunks import starts
+from partita.search.contiguous_plan import plan_contiguous
+from partita.search.load import LoadModel
+from partita.search.visits import virtual_stages
+
+MOST_FOR_CONTIGUOUS = 3_000  # atoms up to which the contiguous optimum is cheap beside the search
+Start = Mapping[str, str]  #: task id -> device name
+
+
+def candidates(
+    problem: Problem, model: LoadModel, start: Start | None, objective: str = "throughput"
+) -> Iterator[tuple[IntArray, str]]:
+    """([atoms], name) placements to begin with; not all need be feasible."""
+    for c in range(model.work_s.shape[1]):
+        yield np.full(model.atoms, int(np.flatnonzero(model.class_of == c)[0]), np.int64), "single"
+    for where in starts(model, problem.graph):
+        yield where, "chunks"
+    chains = problem.rule == "sum" or model.work_s.shape[1] == 1 or objective == "latency"
+    if chains and model.atoms <= MOST_FOR_CONTIGUOUS:
+        try:
+            found = plan_contiguous(problem, objective, budget_s=1.0, replicas=False).plan
+        except Infeasible:  # no chain of stages fits; a free placement may
+            found = None
+        if isinstance(found, PlacementPlan):
+            yield _given(problem, model, found.placement), "contiguous"
+    if start is not None:
+        yield _given(problem, model, start), "start"
+
+
+def _given(problem: Problem, model: LoadModel, start: Start) -> IntArray:
+    """[atoms] a placement handed in. Raises PlanError where it does not fit the problem."""
+    number = {d.name: i for i, d in enumerate(problem.cluster.devices)}
+    plan = PlacementPlan(problem.graph.fingerprint, start, Verdict(0.0, 0.0, "", "", 0.0))
+    refuse(PlanError, plan.check(problem.graph, problem.cluster), "the start does not fit")
+    where = np.zeros(model.atoms, np.int64)
+    where[model.atom_of] = [number[start[t.id]] for t in problem.graph.tasks]
+    return where
+
+
+def nothing_fits(model: LoadModel) -> Infeasible:
+    """The error for a problem in which every task fits somewhere, but no placement of all of them was found."""
+    need, room = float(model.memory_bytes.sum()), float(model.room_bytes.sum())
+    return Infeasible(
+        f"no placement was found that fits: the tasks hold {need:.4g} bytes, the devices {room:.4g}, but not in pieces that go together",
+        constraint="memory",
+        relaxation="more memory a device, one more device, or smaller colocation groups",
+    )
+
+
+def plan_file(problem: Problem, device_of: IntArray, verdict: Verdict) -> PlanFile:
+    """The plan with its problem, and how often each device is visited. `device_of` is [tasks]."""
+    names = [d.name for d in problem.cluster.devices]
+    visits = np.bincount([d for d, _ in virtual_stages(problem.graph, device_of)], minlength=len(names)).tolist()
+    placement = {t.id: names[d] for t, d in zip(problem.graph.tasks, device_of.tolist(), strict=True)}
+    facts: dict[str, Any] = {
+        **problem.facts,
+        "rule": problem.rule,
+        "pays": sorted(problem.pays),
+        "virtual_stages": {n: v for n, v in zip(names, visits, strict=True) if v},
+        "quotient": "cyclic" if max(visits) > 1 else "acyclic",
+    }
+    plan = PlacementPlan(problem.graph.fingerprint, placement, verdict)
+    return PlanFile(plan, problem.graph, problem.cluster, problem.costs, facts)
