@@ -71,7 +71,7 @@ def _start(told: Path, source: str, settings: Mapping[str, str], device: Device,
     return subprocess.Popen(
         [sys.executable, "-m", "partita.measure.company", str(told)],
         env=env,
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
