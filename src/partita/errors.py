@@ -13,7 +13,8 @@
     |   |-- CheckpointError      ... a checkpoint
     |   `-- MissingDependency    ... an optional package that is not installed
     |-- Infeasible               exit code 3   the request is sound, but nothing satisfies it
-    `-- WorkerFailed             exit code 1   a rank died or stopped answering
+    |-- WorkerFailed             exit code 1   a rank died or stopped answering
+    `-- Interrupted              exit code 130 the user asked to stop, and it did, in good order
 
 Every message says the fact with its numbers; `hint` says what to do next. `str(error)` gives both:
 
@@ -23,7 +24,9 @@ Every message says the fact with its numbers; `hint` says what to do next. `str(
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -119,6 +122,40 @@ class WorkerFailed(PartitaError):
         super().__init__(message, hint=hint)
         self.rank = rank
         self.doing = doing
+
+
+class Interrupted(PartitaError):
+    """The user asked to stop; the message says how far it came and what is safe on disk."""
+
+    exit_code = 130
+
+
+def place_of(error: BaseException) -> str:
+    """ " at FILE:LINE (code)" of the innermost frame of an error that is neither a library's nor Partita's; "" without one.
+
+    >>> place_of(ValueError("never raised"))
+    ''
+    """
+    own = str(Path(__file__).parent)
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not (f.filename.startswith((own, "<")) or "site-packages" in f.filename or f.filename.startswith(_STDLIB))
+    ]
+    return f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+
+
+_STDLIB = str(Path(traceback.__file__).parent)
+
+
+def sentence_of(error: BaseException) -> str:
+    """ "ValueError: it is too long" on one line, however long the error's text is.
+
+    >>> sentence_of(ValueError("it is too long.\\nsee below"))
+    'ValueError: it is too long'
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
 def refuse(kind: type[BadInput], faults: Sequence[str], what: str, *, hint: str = "", most: int = 12) -> None:

@@ -11,6 +11,7 @@ def job(data: str = "cifar") -> partita.TrainingJob:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import sys
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from partita.errors import JobError
+from partita.errors import JobError, PartitaError, place_of, refuse, sentence_of
 
 Batch = tuple[Any, Any]  #: (inputs, target): each a tensor, or a tuple, list or dict of tensors
 
@@ -42,10 +43,32 @@ class TrainingJob:
     micro_batch_sizes: tuple[int, ...] = ()  #: sizes to measure; empty: a half, a quarter .. of the batch
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Raises JobError with every field that cannot be used."""
+        wanted = {
+            "model": "torch.nn.Module or a function that returns one",
+            "loss": "function (output, target)",
+            "batches": "function (epoch)",
+            "optimizer": "function (parameters)",
+            **({"scheduler": "function (optimizer)"} if self.scheduler is not None else {}),
+        }
+        faults = [
+            f"its {name} is a {type(getattr(self, name)).__name__}, not a {what}"
+            for name, what in wanted.items()
+            if not callable(getattr(self, name))
+        ]
+        refuse(
+            JobError,
+            faults,
+            "the job",
+            hint="see partita.TrainingJob: it takes functions, so that every worker can call them",
+        )
+
     def build(self) -> nn.Module:
         """The model in training mode, initialised under the job's seed. Raises JobError where it is no module."""
         torch.manual_seed(self.seed)
-        model = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        with users_code("its model"):
+            model = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
         if not isinstance(model, nn.Module):
             raise JobError(
                 f"the job's model is a {type(model).__name__}, not a torch.nn.Module",
@@ -55,9 +78,23 @@ class TrainingJob:
 
     def example(self) -> Batch:
         """The first batch of the first epoch. Raises JobError where there is none or it is no (inputs, target) pair."""
-        for batch in self.batches(0):
-            return checked_batch(batch)
+        with users_code("its batches"):
+            for batch in self.batches(0):
+                return checked_batch(batch)
         raise JobError("the job's first epoch has no batches", hint="let `batches(0)` yield (inputs, target) pairs")
+
+
+@contextlib.contextmanager
+def users_code(what: str) -> Iterator[None]:
+    """Turns whatever a part of the job raises into a JobError that names the line."""
+    try:
+        yield
+    except PartitaError:
+        raise
+    except Exception as error:
+        raise JobError(
+            f"the job failed in {what}{place_of(error)}: {sentence_of(error)}", hint="correct that line of the job"
+        ) from error
 
 
 def checked_batch(batch: Any) -> Batch:
@@ -92,6 +129,36 @@ def micro_batches(batch: Batch, size: int) -> Iterator[Batch]:
         yield inputs, target
 
 
+def check_alike(batch: Batch, example: Batch, which: str) -> None:
+    """Raise JobError unless the batch has the example's structure, types and shapes; only its number of samples may differ.
+
+    What was captured from the example holds for such batches only: numbers in them are part of the captured code.
+    """
+    leaves, shape = pytree.tree_flatten(batch)
+    wanted, wanted_shape = pytree.tree_flatten(example)
+    faults = [] if shape == wanted_shape else ["another structure of tuples, lists and dicts"]
+    sizes = batch_size(batch), batch_size(example)
+    for k, (leaf, w) in enumerate(zip(leaves, wanted, strict=False)):
+        found, known = _form(leaf, sizes[0]), _form(w, sizes[1])
+        if found != known:
+            faults.append(f"leaf {k} is {found}, not {known}")
+    refuse(
+        JobError,
+        faults,
+        f"{which} is unlike the first batch of the first epoch",
+        hint="pad or crop to one shape; leave numbers that change out of the batch, or make them tensors",
+        most=3,
+    )
+
+
+def _form(leaf: Any, samples: int) -> str:
+    """ "torch.float32 [*, 3, 32, 32]"; of what is no tensor, itself."""
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    sizes = ["*" if i == 0 and n == samples else str(n) for i, n in enumerate(leaf.shape)]
+    return f"{leaf.dtype} [{', '.join(sizes)}]"
+
+
 def _cut(leaf: Any, total: int, start: int, end: int) -> Any:
     whole = not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != total
     return leaf if whole else leaf[start:end]
@@ -119,11 +186,12 @@ def load_job(source: str, settings: Mapping[str, str] | None = None) -> Training
         raise JobError(f"{path} has no function {name!r}", hint="check the name after the colon")
     try:
         job = function(**(settings or {}))
-    except JobError:
+    except PartitaError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JobError(
-            f"{source} failed: {type(error).__name__}: {error}", hint=f"call {name}() in Python to see the whole trace"
+            f"{source} failed{place_of(error)}: {sentence_of(error)}",
+            hint=f"call {name}() in Python to see the whole trace",
         ) from error
     if not isinstance(job, TrainingJob):
         raise JobError(
@@ -146,10 +214,10 @@ def _load_module(path: Path) -> Any:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise JobError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}", hint=f"run python {path}"
+            f"{path} cannot be imported{place_of(error)}: {sentence_of(error)}", hint=f"run python {path}"
         ) from error
     finally:
         sys.path.remove(str(path.resolve().parent))

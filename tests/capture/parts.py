@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ def allowed_cuts(captured: Captured) -> list[int]:
 def cut_at(captured: Captured, cuts: Sequence[int]) -> list[list[str]]:
     tasks = forward_tasks(captured)
     edges = [0, *sorted(cuts), len(tasks)]
-    return [tasks[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [tasks[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def run_eagerly(model: nn.Module, loss: Any, batch: Batch) -> Outcome:
@@ -65,7 +66,9 @@ def run_in_parts(
     captured: Captured, model: nn.Module, batch: Batch, parts: Sequence[Sequence[str]], *, recompute: bool = False
 ) -> Outcome:
     """Forward through all parts, backward through them in reverse; every value that crosses is detached on the way."""
-    tensors: dict[str, Tensor] = {n: nn.Parameter(p.detach().clone(), p.requires_grad) for n, p in model.named_parameters()}
+    tensors: dict[str, Tensor] = {
+        n: nn.Parameter(p.detach().clone(), p.requires_grad) for n, p in model.named_parameters()
+    }
     tensors |= {n: b.detach().clone() for n, b in model.named_buffers()}
     ids = [t.id for t in captured.graph.tasks]
     part_of = {t: k for k, ts in enumerate(parts) for t in ts}
@@ -102,13 +105,17 @@ def run_in_parts(
 
 
 def difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Largest difference, each tensor's relative to its largest element; inf where the names differ."""
+    """Largest difference, each tensor's relative to its largest element; inf where the names differ.
+
+    A gradient that is zero but for rounding (of a key's bias, say) is measured by a thousandth of the largest of all.
+    """
     if found.keys() != wanted.keys():
         return float("inf")
+    largest = {n: float(t.abs().max()) if t.numel() else 0.0 for n, t in wanted.items()}
+    least = max(largest.values(), default=0.0) / 1000 or 1.0
 
-    def one(a: Tensor, b: Tensor) -> float:
-        a, b = a.double(), b.double()
-        scale = float(b.abs().max()) if b.numel() else 0.0
-        return float((a - b).abs().max()) / (scale or 1.0) if b.numel() else 0.0
+    def one(n: str) -> float:
+        far = float((found[n].double() - wanted[n].double()).abs().max()) if wanted[n].numel() else 0.0
+        return far / max(largest[n], least)
 
-    return max((one(found[n], wanted[n]) for n in wanted), default=0.0)
+    return max(map(one, wanted), default=0.0)

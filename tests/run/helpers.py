@@ -16,9 +16,15 @@ from partita.plan import PipelinePlan, PlanFile, Schedule, Stage, Verdict
 MODELS = Path(__file__).parents[1] / "jobs" / "models.py"
 
 
+def source_of(name: str) -> str:
+    """The job "resnet" of tests/jobs/models.py, or "failing:good" of tests/jobs/failing.py."""
+    file, colon, function = name.rpartition(":")
+    return f"{MODELS.with_stem(file) if colon else MODELS}:{function}"
+
+
 def captured_job(name: str, size: int) -> Captured:
     """A test job's model captured at one micro-batch size."""
-    job = load_job(f"{MODELS}:{name}")
+    job = load_job(source_of(name))
     return capture(job.build(), job.loss, next(micro_batches(job.example(), size)))
 
 
@@ -31,15 +37,19 @@ def plan_file(
     schedule: Schedule = "1f1b",
     recompute: Sequence[int] = (),
     in_flight: int | None = None,
+    shift: int = 0,
 ) -> PlanFile:
-    """The job's tasks in equal consecutive parts on CPU workers that share this machine's cores."""
-    job = load_job(f"{MODELS}:{name}")
+    """The job's tasks in equal consecutive parts on CPU workers that share this machine's cores.
+
+    `shift` moves every cut by so many tasks.
+    """
+    job = load_job(source_of(name))
     total = batch_size(job.example())
     captured = captured_job(name, size)
     graph = captured.graph
     tasks = [t.id for t in graph.tasks if t.phase == "forward"]
     counts = list(replicas) or [1] * stages
-    cuts = [round(k * len(tasks) / stages) for k in range(stages + 1)]
+    cuts = [0, *(round(k * len(tasks) / stages) + shift for k in range(1, stages)), len(tasks)]
     names = iter(f"cpu{i}" for i in range(sum(counts)))
     parts = tuple(
         Stage(tuple(tasks[a:b]), tuple(next(names) for _ in range(n)), recompute=k in recompute)

@@ -15,6 +15,7 @@ from partita.costs import CostTable
 from partita.graph import SharedParameter, Task, TaskGraph
 from partita.plan import PipelinePlan, Stage
 from partita.profile import Profile, Sample
+from partita.search.pipeline_task import SLACK
 from partita.search.step_time import NO_VERDICT
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -103,7 +104,7 @@ def chains_of(graph: TaskGraph, most: int) -> Iterator[tuple[tuple[str, ...], ..
                 yield tuple(tuple(t for t, s in zip(forward, at, strict=True) if s == k) for k in range(stages))
 
 
-def every_plan(profile: Profile, slacks: tuple[int, ...] = (0, 1, 2)) -> Iterator[tuple[PipelinePlan, Sample]]:
+def every_plan(profile: Profile, slacks: tuple[int, ...] = SLACK) -> Iterator[tuple[PipelinePlan, Sample]]:
     """All pipeline plans: stages, devices of one type each (in every order), micro-batches, and in flight."""
     cluster = profile.cluster
     for sample in profile.samples:

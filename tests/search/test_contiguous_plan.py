@@ -68,9 +68,8 @@ def load_by_definition(problem: Problem, where: dict[str, str], device: str) -> 
         return load
     for k, u in enumerate(graph.producer.tolist()):
         ends = [where[graph.tasks[i].id] for i in (u, *graph.readers.row(k).tolist())]
-        if (device in ends and (ends[0] == device) != all(e == device for e in ends[1:])) or (
-            ends[0] == device and any(e != device for e in ends[1:])
-        ):
+        made, read = ends[0] == device, [e == device for e in ends[1:]]
+        if (made and not all(read)) or (not made and any(read)):
             load += problem.transfer_s[k]
     return load
 
@@ -103,23 +102,23 @@ def feasible(problem: Problem, where: dict[str, str]) -> bool:
     return True
 
 
-def least_by_definition(problem: Problem, contiguous: bool) -> float:
-    """The least largest load over all contiguous placements, or over all placements."""
+def least_by_definition(problem: Problem) -> float:
+    """The least largest load over all contiguous placements."""
     names = [d.name for d in problem.cluster.devices]
-    if contiguous:
-        deals = [
-            {t.id: perm[k] for t, k in zip(problem.graph.tasks, stage, strict=True)}
-            for stage in stages_by_definition(problem, len(names))
-            for perm in itertools.permutations(names)
-        ]
-    else:
-        deals = [
-            dict(zip((t.id for t in problem.graph.tasks), at, strict=True))
-            for at in itertools.product(names, repeat=len(problem.graph))
-        ]
+    deals = (
+        {t.id: devices[k] for t, k in zip(problem.graph.tasks, stage, strict=True)}
+        for stage in stages_by_definition(problem, len(names))
+        for devices in dealt(problem.cluster)
+    )
     return min(
         (max(load_by_definition(problem, w, d) for d in names) for w in deals if feasible(problem, w)), default=math.inf
     )
+
+
+def dealt(cluster: Cluster) -> list[tuple[str, ...]]:
+    """Orders of the devices that differ in the order of their kinds."""
+    names = [d.name for d in cluster.devices]
+    return list({tuple(cluster.by_name[d].kind for d in p): p for p in itertools.permutations(names)}.values())
 
 
 def planned(problem: Problem, **wish) -> PlanFile | None:
@@ -134,7 +133,7 @@ def planned(problem: Problem, **wish) -> PlanFile | None:
 def test_the_plan_is_the_optimum_over_all_chains(data):
     training = data.draw(st.booleans())
     problem = data.draw(problems(3 if training else 5, training=training, tight=data.draw(st.booleans())))
-    least = least_by_definition(problem, contiguous=True)
+    least = least_by_definition(problem)
     file = planned(problem)
     if file is None:
         assert math.isinf(least)
@@ -160,8 +159,8 @@ def test_every_method_is_feasible_deterministic_and_its_bound_holds(method, data
     verdict = file.plan.verdict
     assert feasible(problem, dict(file.plan.placement))
     assert verdict.lower_bound_s <= verdict.value_s
-    assert verdict.lower_bound_s <= least_by_definition(problem, contiguous=True) * (1 + 1e-9) + 1e-12
-    assert Work.of(problem).share_bound_s <= least_by_definition(problem, contiguous=False) * (1 + 1e-9) + 1e-12
+    assert verdict.lower_bound_s <= least_by_definition(problem) * (1 + 1e-9) + 1e-12
+    assert Work.of(problem).share_bound_s <= least_by_definition(problem) * (1 + 1e-9) + 1e-12
     assert planned(problem, method=method).plan.placement == file.plan.placement
     alone = planned(problem, method="single")
     assert alone is None or verdict.value_s <= alone.plan.verdict.value_s * (1 + 1e-12)

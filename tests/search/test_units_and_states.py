@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from planning_worlds import MANY, pairs_of, profiles, training_graph
 
 from partita.graph import Task, TaskGraph
-from partita.search.antichain import augmented_antichain, every_downset, linear_states, spans
-from partita.search.pipeline_task import thinned
+from partita.search.antichain import augmented_antichain, every_downset, linear_states, spans, thinned
 from partita.search.units import bitset, contract
 
 

@@ -32,6 +32,8 @@ NODE = {
     "size": False, "isBackwardNode": False, "colorClass": False, "name": False,
 }  # fmt: skip
 EDGE = {"sourceId": True, "destId": True, "cost": True, "size": False}
+KINDS = ("acc", "cpu")
+MOST_DEVICES = 10_000  # more is a slip of the pen
 HINT = "the format is described in docs/reference/formats.md"
 
 
@@ -61,10 +63,10 @@ def from_json(value: Mapping[str, Any], name: str, what: str, devices: int | Non
     problem = Problem(
         graph,
         cluster,
-        CostTable.given(cluster.kinds, [[_seconds(n, k) for k in cluster.kinds] for n in nodes], transfer_s),
+        CostTable.given(KINDS, [[_seconds(n, k) for k in KINDS] for n in nodes], transfer_s),
         np.array([float(n.get("size", 0.0)) for n in nodes], np.float64),
         rule="sum",
-        pays=frozenset({"acc"} & set(cluster.kinds)),
+        pays=frozenset({"acc"}),
         facts={"source_format": "dnn-partitioning", "source": name},
     )
     problem.expect_fit()
@@ -75,14 +77,19 @@ def _cluster(value: Mapping[str, Any], what: str, devices: int | None) -> Cluste
     faults = []
     for key in ("maxFPGAs", "maxCPUs"):
         number = value[key]
-        if isinstance(number, bool) or not isinstance(number, int | float) or number < 0 or number != int(number):
-            faults.append(f"{key} is {number!r}, not a whole number")
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not 0 <= number <= MOST_DEVICES
+            or number % 1
+        ):
+            faults.append(f"{key} is {number!r}, not a whole number up to {MOST_DEVICES}")
     room = value["maxSizePerFPGA"]
     if not _is_number(room) or not room >= 0:
         faults.append(f"maxSizePerFPGA is {room!r}, not a size in bytes")
     refuse(ClusterError, faults, what, hint=HINT)
-    if devices is not None and devices < 1:
-        raise ClusterError(f"{devices} devices asked for", hint="ask for at least 1")
+    if devices is not None and not 1 <= devices <= MOST_DEVICES:
+        raise ClusterError(f"{devices} devices asked for", hint=f"ask for 1 to {MOST_DEVICES}")
     accelerators = int(value["maxFPGAs"]) if devices is None else devices
     if accelerators + int(value["maxCPUs"]) == 0:
         raise ClusterError(f"{what}: it has 0 accelerators and 0 CPUs", hint="say --devices N")

@@ -15,11 +15,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from partita.capture.captured import Binding, Captured, TensorMeta, bound_values
 from partita.capture.functional import functionalise
 from partita.capture.operators import operator_name
 from partita.capture.tasks import Observed, cut_into_tasks
-from partita.errors import CaptureError, PartitaError
+from partita.errors import CaptureError, PartitaError, place_of, sentence_of
 from partita.job import Batch, call
 
 __all__ = ["Binding", "Captured", "TensorMeta", "bound_values", "capture", "operator_name", "written_buffers"]
@@ -113,7 +111,7 @@ def _by_itself(joined: _WithLoss, batch: Batch) -> _Result:
         raise
     except Exception as error:
         raise CaptureError(
-            f"the model refuses the batch{_users_line(error)}: {type(error).__name__}: {_first_line(error)}",
+            f"the model refuses the batch{place_of(error)}: {sentence_of(error)}",
             hint="check shapes and types of what `batches` yields, and the loss",
         ) from error
     return _Result(_checked_loss(loss).detach(), dict(_buffers_of(joined.model)))
@@ -149,14 +147,14 @@ def _export(module: nn.Module, batch: Batch) -> Any:
         with _quiet():
             return torch.export.export(module, batch, strict=False)
     except Exception as error:
-        line = _users_line(error)
+        line = place_of(error)
         if type(error).__name__ == "GuardOnDataDependentSymNode":
             raise CaptureError(
                 f"the model's path depends on the values of a tensor{line}, and a captured graph has one path only",
                 hint="use torch.where, or torch.cond, there",
             ) from error
         raise CaptureError(
-            f"the model cannot be captured{line}: {type(error).__name__}: {_first_line(error)}",
+            f"the model cannot be captured{line}: {sentence_of(error)}",
             hint="keep to tensor operations whose shapes do not depend on values",
         ) from error
 
@@ -171,19 +169,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else "no message"
-
-
-def _users_line(error: BaseException) -> str:
-    """' at FILE:LINE (code)' of the innermost frame that is neither torch's nor ours."""
-    own = (torch.__path__[0], str(Path(__file__).parent))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*own, "<"))]
-    frames = [f for f in frames if not (f.name == "call" and f.filename == call.__code__.co_filename)]
-    return f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
 
 
 def _bindings(program: Any, aliases: Mapping[str, Sequence[str]]) -> dict[str, Binding]:
@@ -232,7 +217,7 @@ def _observe(
             (loss,) = watcher.run(*(values[n.name] for n in code.graph.nodes if n.op == "placeholder"))
     except Exception as error:
         raise CaptureError(
-            f"the captured model cannot run on its own batch: {type(error).__name__}: {_first_line(error)}",
+            f"the captured model cannot run on its own batch: {sentence_of(error)}",
             hint="keep to tensor operations whose shapes do not depend on values",
         ) from error
     if not loss.requires_grad:

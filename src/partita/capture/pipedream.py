@@ -25,6 +25,7 @@ from partita.problem import Problem
 
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 LONGEST_LINE = 65536  # no layer describes itself at greater length; what does is not a profile
+MOST_DEVICES = 10_000  # more is a slip of the pen
 MOST_FAULTS = 12  # reading stops here: a file of garbage is refused at its first lines
 HINT = "the format is described in docs/reference/formats.md"
 
@@ -36,9 +37,9 @@ def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: fl
 
     O(lines). Raises GraphError with every fault and its line, ClusterError without devices.
     """
-    if devices is None or devices < 1:
+    if devices is None or not 1 <= devices <= MOST_DEVICES:
         said = "the profile names no devices" if devices is None else f"{devices} devices asked for"
-        raise ClusterError(f"{path}: {said}", hint="say --devices N, at least 1")
+        raise ClusterError(f"{path}: {said}", hint=f"say --devices N, 1 to {MOST_DEVICES}")
     if not (bandwidth_bytes_per_s > 0 and math.isfinite(bandwidth_bytes_per_s)):
         raise ClusterError(f"a bandwidth of {bandwidth_bytes_per_s} bytes/s", hint="say --bandwidth, e.g. 1e9")
     graph, seconds = read_graph(path)

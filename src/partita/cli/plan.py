@@ -12,11 +12,11 @@ from partita.capture.formats import read_problem
 from partita.cli.talk import Talk
 from partita.cluster import Cluster
 from partita.errors import BadInput
-from partita.plan import PipelinePlan, PlanFile
+from partita.plan import PlanFile
 from partita.profile import Profile
-from partita.report.text import facts, percent, seconds, table
+from partita.report.text import Kind, facts, percent, seconds, table
 from partita.search.contiguous_plan import plan_contiguous
-from partita.search.describe import stage_rows
+from partita.search.describe import load_rows, stage_rows
 from partita.search.pipeline import plan_pipeline
 
 PROFILE_MARK = b"partita-profile"  #: within the first bytes of a profile, and of no other file
@@ -128,11 +128,10 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
 
 def document(file: PlanFile, out: str | None = None) -> dict[str, Any]:
     """What is printed: the plan without its problem, and what a person wants to know of it."""
-    plan, verdict = file.plan, file.plan.verdict
-    value = {**plan.to_json(), "gap": _finite(verdict.gap), **file.facts, "plan": out}
-    if isinstance(plan, PipelinePlan) and verdict.objective == "step":
-        value["table"] = [{k: _finite(v) for k, v in asdict(r).items()} for r in stage_rows(file)]
-    return value
+    verdict = file.plan.verdict
+    rows = stage_rows(file) if verdict.objective == "step" else load_rows(file)
+    value = {**file.plan.to_json(), "gap": _finite(verdict.gap), **file.facts, "plan": out}
+    return {**value, "table": [{k: _finite(v) for k, v in asdict(r).items()} for r in rows]}
 
 
 def _finite(value: Any) -> Any:
@@ -140,9 +139,31 @@ def _finite(value: Any) -> Any:
 
 
 def text(document: dict[str, Any]) -> str:
-    if document["kind"] == "pipeline" and document["objective"] == "step":
-        return "\n\n".join([_step_facts(document), _stage_table(document), _comparison(document)])
-    raise NotImplementedError
+    if document["objective"] == "step":
+        return "\n\n".join(filter(None, [_step_facts(document), stage_table(document["table"]), _comparison(document)]))
+    return "\n\n".join([_graph_facts(document), load_table(document["table"])])
+
+
+def _graph_facts(d: dict[str, Any]) -> str:
+    what = {"throughput": "largest load", "latency": "one sample"}[d["objective"]]
+    used = sum(len(r["devices"]) for r in d["table"])
+    visits = [f"{n} serves {v} virtual stages" for n, v in d.get("virtual_stages", {}).items() if v > 1]
+    return facts(
+        [
+            (what, f"{seconds(d['value_s'])}, predicted"),
+            *bound_facts(d),
+            ("devices", f"{used} used" + (f"; {'; '.join(visits)}" if visits else "")),
+            ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
+        ]
+    )
+
+
+def bound_facts(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """Bound and gap as lines."""
+    return [
+        ("bound", f"{seconds(d['lower_bound_s'])} ({d['bound']})"),
+        ("gap", "unknown" if d["gap"] is None else "none, it is optimal" if d["gap"] < 5e-10 else f"at most {percent(d['gap'])}"),
+    ]  # fmt: skip
 
 
 def _step_facts(d: dict[str, Any]) -> str:
@@ -150,24 +171,40 @@ def _step_facts(d: dict[str, Any]) -> str:
     return facts(
         [
             ("step", f"{seconds(d['value_s'])}, predicted"),
-            ("bound", f"{seconds(d['lower_bound_s'])} ({d['bound']})"),
-            ("gap", f"at most {percent(d['gap'])}" if d["gap"] is not None else "unknown"),
+            *bound_facts(d),
             ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {d['schedule']}"),
             ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
         ]
     )  # fmt: skip
 
 
-def _stage_table(d: dict[str, Any]) -> str:
-    columns = [
+def stage_table(rows: list[dict[str, Any]]) -> str:
+    """Stages of a training pipeline."""
+    columns: list[tuple[str, Kind]] = [
         ("stage", "count"), ("from", "text"), ("to", "text"), ("tasks", "count"), ("devices", "text"),
         ("forward", "s"), ("backward", "s"), ("share", "share"), ("memory", "bytes"),
     ]  # fmt: skip
-    rows = [
-        [r["stage"], _short(r["first"]), _short(r["last"]), r["tasks"], _listed(r["devices"]) + (" (recompute)" if r["recompute"] else ""), r["forward_s"], r["backward_s"], r["share"], r["need_bytes"]]
-        for r in d["table"]
+    return table(
+        columns,
+        [
+            [r["stage"], _short(r["first"]), _short(r["last"]), r["tasks"], _listed(r["devices"]) + (" (recompute)" if r["recompute"] else ""), r["forward_s"], r["backward_s"], r["share"], r["need_bytes"]]
+            for r in rows
+        ],
+    )  # fmt: skip
+
+
+def load_table(rows: list[dict[str, Any]]) -> str:
+    """Devices of a placement, or stages with replicas."""
+    columns: list[tuple[str, Kind]] = [
+        ("devices", "text"), ("from", "text"), ("to", "text"), ("tasks", "count"), ("compute", "s"), ("in", "s"), ("out", "s"),
+        ("gradients", "s"), ("load", "s"), ("memory", "bytes"),
     ]  # fmt: skip
-    return table(columns, rows)  # type: ignore[arg-type]
+    cells = [
+        [_listed(r["devices"]), _short(r["first"]), _short(r["last"]), r["tasks"], r["compute_s"], r["in_s"], r["out_s"], r["sync_s"], r["load_s"], r["memory_bytes"]]
+        for r in rows
+    ]  # fmt: skip
+    keep = [k for k, (name, _) in enumerate(columns) if name != "gradients" or any(r["sync_s"] for r in rows)]
+    return table([columns[k] for k in keep], [[row[k] for k in keep] for row in cells])
 
 
 def _short(name: str, most: int = 34) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.settings import add_settings, settings_of
 from partita.cli.talk import Talk
-from partita.errors import BadInput, PlanError
+from partita.errors import BadInput, Interrupted, PartitaError, PlanError
 
 if TYPE_CHECKING:
     from partita.plan import PlanFile
@@ -51,37 +53,67 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
-    """Train; returns what came out. Raises BadInput, Infeasible, WorkerFailed."""
+    """Train; returns what came out. Raises BadInput, Infeasible, WorkerFailed; Interrupted after a graceful stop."""
     _check(options)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return _run_one_rank(options)
-    from partita import loop
-    from partita.run.checkpoint import latest
-
     settings = settings_of(options)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _run_one_rank(options, settings, talk)
+    from partita import loop
+    from partita.run.checkpoint import examine
+
     if options.resume:
-        latest(Path(options.resume))  # a missing checkpoint is told before anything is started
+        examine(options.resume)  # a missing or damaged checkpoint is told before anything is started
+    check_folder(options.out)
     file = _plan(options, settings, talk)
     predicted = loop.predict(file).duration_s
     talk.step(
         f"training on {len(getattr(file.plan, 'devices', ()))} workers, predicted {predicted * 1e3:.0f} ms a step"
     )
-    total = _total_steps(options)
-
-    def watch(row: Row) -> None:
-        if row.step:
-            talk.progress(
-                f"step {row.step}, loss {row.loss:.4f}" if talk.terminal else "training",
-                min(row.step, total or row.step),
-                total or row.step + 1,
-            )
-
     ended = loop.train(
         file, options.job, settings, options.out, engine=options.engine, steps=options.steps, epochs=options.epochs,
         checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads,
-        timeout_s=options.timeout_s, watch=watch,
+        timeout_s=options.timeout_s, watch=_watch(talk, options.steps or 0),
     )  # fmt: skip
-    return _outcome(Path(options.out), predicted, ended.interrupted, ended.wall_s, options.engine)
+    document = _outcome(Path(options.out), predicted, ended.wall_s, options.engine)
+    if ended.interrupted:
+        raise _stopped(document, ended.last_step)
+    return document
+
+
+def check_folder(out: str) -> None:
+    """Raise BadInput unless files can be written into the folder, which is made where it is missing."""
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"nothing can be written into {out}: {error.strerror}", hint="give a folder of your own with -o DIR"
+        ) from error
+
+
+def _watch(talk: Talk, total: int) -> Callable[[Row], None]:
+    """Draws the bar; tells once that the run is being stopped."""
+    told = False
+
+    def watch(row: Row) -> None:
+        nonlocal told
+        if row.stop_after is not None and not told:
+            talk.say(f"   stopping after step {row.stop_after}, then saving; Ctrl-C again ends at once")
+            told = True
+        if row.step:
+            last = row.stop_after or total
+            what = f"step {row.step}, loss {row.loss:.4f}" if talk.terminal else "training"
+            talk.progress(what, min(row.step, last or row.step), last or row.step + 1)
+
+    return watch
+
+
+def _stopped(document: dict[str, Any], step: int) -> Interrupted:
+    folder = document["checkpoints"]
+    if folder is None:
+        return Interrupted(f"stopped after step {step}; --engine torch writes no checkpoints")
+    return Interrupted(f"stopped after step {step}, which is saved", hint=f"go on with --resume {folder}")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -115,40 +147,48 @@ def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> 
     return plan_pipeline(profile, allow_replicas=options.engine != "torch", allow_recompute=options.engine != "torch")
 
 
-def _total_steps(options: argparse.Namespace) -> int:
-    return int(options.steps or 0)
-
-
-def _run_one_rank(options: argparse.Namespace) -> dict[str, Any]:
+def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> dict[str, Any]:
     """Inside torchrun: this process is one rank."""
     from partita import loop
     from partita.plan import PlanFile
-    from partita.run.spec import Spec
-    from partita.run.worker import run_rank
+    from partita.run.worker import run_rank_alone
 
     if not options.plan:
         raise PlanError(
             "inside torchrun a plan is needed",
             hint="make one with `partita measure` and `partita plan`, then give --plan FILE",
         )
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = _place()
+    check_folder(options.out)
     file = PlanFile.read(options.plan)
     folder = loop.prepared(options.out, file) if rank == 0 else Path(options.out)
-    spec: Spec = loop.training_spec(
-        folder, options.job, settings_of(options), engine=options.engine, steps=options.steps, epochs=options.epochs,
+    spec = loop.training_spec(
+        folder, options.job, settings, engine=options.engine, steps=options.steps, epochs=options.epochs,
         checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads, timeout_s=options.timeout_s,
     )  # fmt: skip
-    spec = Spec(**{**spec.to_json(), "plan": options.plan})
-    run_rank(spec, rank, ranks)
-    return _outcome(folder, loop.predict(file).duration_s, False, 0.0, options.engine) if rank == 0 else {"rank": rank}
+    try:
+        run_rank_alone(replace(spec, plan=options.plan), rank, ranks)
+    except PartitaError as error:
+        talk.error(str(error))
+        os._exit(error.exit_code)  # a broken process group may block in its destructor
+    return _outcome(folder, loop.predict(file).duration_s, 0.0, options.engine) if rank == 0 else {"rank": rank}
 
 
-def _outcome(folder: Path, predicted: float, interrupted: bool, wall_s: float, engine: str) -> dict[str, Any]:
-    rows = (
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        if (folder / "metrics.jsonl").exists()
-        else []
-    )
+def _place() -> tuple[int, int]:
+    """(rank, ranks) as torchrun says. Raises BadInput where they are no such numbers."""
+    rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdigit() and ranks.isdigit() and int(rank) < int(ranks)):
+        raise BadInput(
+            f"RANK is {rank!r} and WORLD_SIZE {ranks!r}",
+            hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
+        )
+    return int(rank), int(ranks)
+
+
+def _outcome(folder: Path, predicted: float, wall_s: float, engine: str) -> dict[str, Any]:
+    from partita.run.session import read_metrics
+
+    rows = read_metrics(folder / "metrics.jsonl")
     steps = [r["step_s"] for r in rows[2:]] or [r["step_s"] for r in rows]
     measured = statistics.median(steps) if steps else None
     return {
@@ -159,7 +199,6 @@ def _outcome(folder: Path, predicted: float, interrupted: bool, wall_s: float, e
         "predicted_step_s": predicted,
         "measured_step_s": measured,
         "error": predicted / measured - 1 if measured else None,
-        "interrupted": interrupted,
         "wall_s": wall_s,
         "checkpoints": str(folder / "checkpoints") if (folder / "checkpoints").is_dir() else None,
     }
@@ -172,7 +211,7 @@ def text(document: dict[str, Any]) -> str:
         return f"rank {document['rank']} done"
     measured = document["measured_step_s"]
     pairs = [
-        ("steps", f"{document['steps']}" + (" (interrupted)" if document["interrupted"] else "")),
+        ("steps", f"{document['steps']}"),
         ("loss", f"{document['loss']:.4f}" if document["loss"] is not None else "-"),
         (
             "a step",

@@ -173,7 +173,7 @@ def _fill_limit(story: Story) -> str:
     if not isinstance(plan, PipelinePlan) or len(plan.stages) < 2 or any(s.replicas > 1 for s in plan.stages):
         return ""
     k, m = len(plan.stages), plan.micro_batches
-    return f"Filling and draining {_many(k, 'stage')} with {_many(m, 'micro-batch', 'micro-batches')} allows {k * m / (m + k - 1):.2f}× at most."
+    return f"{_many(k, 'equal stage')} would fill and drain with {_many(m, 'micro-batch', 'micro-batches')} at {k * m / (m + k - 1):.2f}×."
 
 
 def _cuts_note(rows: tuple[StageRow, ...]) -> str:

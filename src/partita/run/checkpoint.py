@@ -1,7 +1,8 @@
 """Checkpoints: safetensors under the model's own parameter names, written whole or not at all.
 
-    DIR/step-00000120/model.safetensors       every parameter and buffer, tied ones under each of their names
+    DIR/step-00000120/model.safetensors       what the model's state_dict holds, tied tensors under each of their names
     DIR/step-00000120/optimizer.safetensors   "parameter/key", e.g. "conv1.weight/momentum_buffer"
+    DIR/step-00000120/rest.safetensors        buffers that the state_dict leaves out; absent where there are none
     DIR/step-00000120/state.json              step, epoch, place in the epoch, scheduler, plain numbers of the optimizer
 
 Ranks send their tensors to rank 0 as safetensors bytes (nothing is pickled); rank 0 writes into a folder beside, and
@@ -10,24 +11,23 @@ renames it when everything is on disk. Because names are the model's own, a chec
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from partita.errors import CheckpointError
 from partita.files import read_json
-
-_KEEP = 2
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,16 @@ class Progress:
     index: int = 0
 
 
+# ---- the optimizer's state ----------------------------------------------------------------------------------------------
+
+
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer | None, names: list[str]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, numbers) of an optimizer's state, keyed "parameter/key"; `names` are its parameters' names in order."""
+    """(tensors, numbers) of an optimizer's state, keyed "parameter/key"; `names` are its parameters' names in order.
+
+    Raises CheckpointError where the optimizer keeps something else.
+    """
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     state = optimizer.state_dict()["state"] if optimizer else {}
@@ -50,8 +56,13 @@ def optimizer_tensors(
         for key, value in values.items():
             if isinstance(value, Tensor):
                 tensors[f"{names[number]}/{key}"] = value.detach().contiguous()
-            else:
+            elif is_plain(value):
                 numbers[f"{names[number]}/{key}"] = value
+            else:
+                raise CheckpointError(
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key!r} of {names[number]}, which no checkpoint holds",
+                    hint="use an optimizer whose state is tensors and numbers",
+                )
     return tensors, numbers
 
 
@@ -68,21 +79,60 @@ def restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+def is_plain(value: Any) -> bool:
+    """JSON can hold it and gives it back as it was."""
+    return isinstance(value, int | float | str | bool | type(None)) or (
+        isinstance(value, list) and all(is_plain(v) for v in value)
+    )
+
+
+# ---- from all ranks to rank 0 -------------------------------------------------------------------------------------------
+
+
 def gather_tensors(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
     """All ranks' tensors on rank 0 (a name that several ranks have: the lowest rank's); elsewhere an empty dict."""
     own = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
+    blobs = _gather_bytes(save(_apart(own)) if rank > 0 else b"", rank, ranks)
+    for blob in blobs:
+        own = {**load(blob), **own}
+    return own if rank == 0 else {}
+
+
+def gather_values(value: Mapping[str, Any], rank: int, ranks: int) -> list[dict[str, Any]]:
+    """[ranks] what each rank has to say, as JSON, on rank 0; elsewhere an empty list."""
+    blobs = _gather_bytes(json.dumps(value).encode() if rank > 0 else b"", rank, ranks)
+    return [dict(value), *(json.loads(b) for b in blobs)] if rank == 0 else []
+
+
+def _gather_bytes(own: bytes, rank: int, ranks: int) -> list[bytes]:
+    """The bytes of ranks 1, 2, .. on rank 0."""
     if rank > 0:
-        blob = torch.frombuffer(bytearray(save(own)), dtype=torch.uint8)
+        blob = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         dist.send(torch.tensor([blob.numel()]), 0)
         dist.send(blob, 0)
-        return {}
+        return []
+    blobs = []
     for other in range(1, ranks):
         size = torch.zeros(1, dtype=torch.int64)
         dist.recv(size, other)
         blob = torch.empty(int(size), dtype=torch.uint8)
         dist.recv(blob, other)
-        own = {**load(blob.numpy().tobytes()), **own}
-    return own
+        blobs.append(blob.numpy().tobytes())
+    return blobs
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, none of which shares memory with another: safetensors holds no views."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        at = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if at in seen else tensor.contiguous()
+        seen.add(at)
+    return found
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------------
 
 
 def write(
@@ -92,18 +142,19 @@ def write(
     aliases: Mapping[str, tuple[str, ...]],
     optimizer: Mapping[str, Tensor],
     state: Mapping[str, Any],
+    *,
+    saved: Collection[str] | None = None,
+    keep: Collection[Path] = (),
 ) -> Path:
-    """Write one checkpoint; older ones beyond the newest two are removed afterwards. Returns its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{progress.step:08d}"
-    beside = folder / f".step-{progress.step:08d}.part"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    """Write one checkpoint; all others but those to `keep` are removed afterwards. Returns its folder.
+
+    `saved` are the names in the model's state_dict (None: all). A reader sees the whole checkpoint or none of it, at any
+    time. Raises CheckpointError where the disk does not take it.
+    """
     full = dict(model)
     for first, others in aliases.items():
-        full |= {o: model[first].clone() for o in others if first in model}
-    save_file(full, beside / "model.safetensors", metadata={"format": "pt"})
-    save_file(dict(optimizer), beside / "optimizer.safetensors")
+        full |= {o: model[first] for o in others if first in model}
+    rest = {n: t for n, t in full.items() if saved is not None and n not in saved}
     text = {
         "format": "partita-checkpoint",
         "version": 1,
@@ -112,15 +163,41 @@ def write(
         "index": progress.index,
         **state,
     }
-    (beside / "state.json").write_text(json.dumps(text))
-    for file in beside.iterdir():
-        _flush(file)
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(beside, final)
-    _flush(folder)
-    for old in sorted(folder.glob("step-*"))[:-_KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
+    final, beside = folder / f"step-{progress.step:08d}", folder / f".part-{progress.step:08d}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in [*folder.glob(".part-*"), *folder.glob(".old-*")]:
+            shutil.rmtree(left, ignore_errors=True)
+        beside.mkdir()
+        save_file(
+            _apart({n: t for n, t in full.items() if n not in rest}), beside / "model.safetensors", {"format": "pt"}
+        )
+        save_file(_apart(optimizer), beside / "optimizer.safetensors")
+        if rest:
+            save_file(_apart(rest), beside / "rest.safetensors")
+        (beside / "state.json").write_text(json.dumps(text, allow_nan=False))
+        mode = (beside / "state.json").stat().st_mode
+        for path in beside.iterdir():
+            os.chmod(path, mode)  # safetensors writes for the owner only
+            _flush(path)
+        _flush(beside)
+        _put_away(final)
+        os.replace(beside, final)
+        _flush(folder)
+        for old in folder.glob("step-*"):
+            if old != final and old not in keep:
+                _put_away(old)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{final} cannot be written: {error}", hint="see that the disk has room") from error
     return final
+
+
+def _put_away(checkpoint: Path) -> None:
+    """Remove a checkpoint so that it is never seen in part: first its name, then what is in it."""
+    if checkpoint.exists():
+        aside = checkpoint.with_name(f".old-{checkpoint.name}")
+        os.replace(checkpoint, aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
@@ -131,16 +208,60 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
+# ---- reading ------------------------------------------------------------------------------------------------------------
+
+
 def latest(folder: Path) -> Path:
-    """The newest whole checkpoint of a folder, or the folder itself if it is one. Raises CheckpointError where there is none."""
+    """The newest checkpoint of a folder, or the folder itself if it is one. Raises CheckpointError where there is none."""
     if (folder / "state.json").is_file():
         return folder
-    found = sorted(p for p in folder.glob("step-*") if (p / "state.json").is_file())
+    found = sorted(p for p in folder.glob("step-*") if p.is_dir())
     if not found:
         raise CheckpointError(
             f"{folder} holds no checkpoint", hint="give the folder that training wrote its checkpoints to"
         )
     return found[-1]
+
+
+def examine(folder: str | Path) -> tuple[Path, Progress]:
+    """(its place, how far it came) of the newest checkpoint, its files looked at but not loaded.
+
+    Raises CheckpointError where one is missing or damaged.
+    """
+    path = latest(Path(folder))
+    _, progress = _state(path)
+    with _damage_told(path):
+        for name in ("model", "optimizer"):
+            with safe_open(path / f"{name}.safetensors", "pt") as file:
+                file.keys()
+    return path, progress
+
+
+@contextlib.contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Turns whatever goes wrong with a checkpoint's files into a CheckpointError."""
+    try:
+        yield
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: {error}",
+            hint=f"give an earlier checkpoint, or remove {path} to resume from the one before",
+        ) from error
+
+
+def _state(path: Path) -> tuple[dict[str, Any], Progress]:
+    state = read_json(path / "state.json", CheckpointError, "partita-checkpoint")
+    numbers = [state.get(k) for k in ("step", "epoch", "index")]
+    good = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
+    kinds = {"optimizer": dict, "groups": list, "scheduler": dict | None}
+    wrong = [k for k, kind in kinds.items() if not isinstance(state.get(k), kind)]
+    if not good or wrong:
+        raise CheckpointError(
+            f"{path / 'state.json'} is damaged: "
+            + (f"{wrong[0]} is {state.get(wrong[0])!r}" if wrong else f"step, epoch, index are {numbers}"),
+            hint="give an earlier checkpoint",
+        )
+    return state, Progress(*(int(n) for n in numbers if n is not None))
 
 
 @dataclass(frozen=True)
@@ -152,33 +273,35 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the saved values into this rank's tensors. Raises CheckpointError where a name or a shape does not fit."""
-        missing = [n for n in tensors if n not in self.model]
+    def restore(self, tensors: Mapping[str, Tensor], saved: Collection[str] | None = None) -> None:
+        """Copy the saved values into this rank's tensors; those outside of `saved` may be missing.
+
+        Raises CheckpointError where a name or a shape does not fit.
+        """
+        missing = [n for n in tensors if n not in self.model and (saved is None or n in saved)]
         if missing:
             raise CheckpointError(
                 f"the checkpoint lacks {len(missing)} of {len(tensors)} tensors, first {missing[0]!r}",
                 hint="it belongs to another model",
             )
         for name, tensor in tensors.items():
-            saved = self.model[name]
-            if saved.shape != tensor.shape:
+            value = self.model.get(name, tensor)
+            if value.shape != tensor.shape:
                 raise CheckpointError(
-                    f"{name} has shape {tuple(saved.shape)} in the checkpoint, {tuple(tensor.shape)} in the model",
+                    f"{name} has shape {tuple(value.shape)} in the checkpoint, {tuple(tensor.shape)} in the model",
                     hint="it belongs to another model",
                 )
             with torch.no_grad():
-                tensor.copy_(saved)
+                tensor.copy_(value)
 
 
 def read(folder: str | Path) -> Checkpoint:
     """The newest checkpoint of a folder. Raises CheckpointError where a file is missing or damaged."""
     path = latest(Path(folder))
-    state = read_json(path / "state.json", CheckpointError, "partita-checkpoint")
-    try:
+    state, progress = _state(path)
+    with _damage_told(path):
         model = load_file(path / "model.safetensors")
         optimizer = load_file(path / "optimizer.safetensors")
-        progress = Progress(int(state["step"]), int(state["epoch"]), int(state["index"]))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}", hint="give an earlier checkpoint") from error
+        if (path / "rest.safetensors").exists():
+            model |= load_file(path / "rest.safetensors")
     return Checkpoint(progress, model, optimizer, state)

@@ -7,17 +7,17 @@ bounds the error by half its length (as NTP does).
 from __future__ import annotations
 
 import time
-import zlib
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from partita.run.board import this_boot
 
 
 def clock_offset(rank: int, ranks: int, rounds: int = 20) -> float:
     """Seconds to subtract from this rank's clock to read rank 0's. Every rank calls it."""
     boots = torch.zeros(ranks, dtype=torch.int64)
-    boots[rank] = _boot()
+    boots[rank] = this_boot()
     dist.all_reduce(boots)
     offset = 0.0
     for other in range(1, ranks):
@@ -25,11 +25,6 @@ def clock_offset(rank: int, ranks: int, rounds: int = 20) -> float:
             found = _exchange(rank, other, rounds)
             offset = found if rank == other else offset
     return offset
-
-
-def _boot() -> int:
-    """A number for this boot of this machine."""
-    return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
 
 
 def _exchange(rank: int, other: int, rounds: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
 import os
@@ -17,13 +19,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partita import __version__
-from partita.errors import JobError, PlanError
+from partita.errors import CheckpointError, JobError, PlanError
 from partita.files import dump_json, write_whole
 from partita.graph import FloatArray
-from partita.job import Batch, TrainingJob, batch_size, checked_batch, load_job
+from partita.job import Batch, TrainingJob, batch_size, check_alike, load_job
 from partita.plan import PlanFile
 from partita.program import Program
 from partita.run import checkpoint
+from partita.run.batches import batch_digest, epoch_batches
 from partita.run.board import Board
 from partita.run.clock import clock_offset
 from partita.run.pipeline import Assignment, Pipeline, torch_device
@@ -48,7 +51,9 @@ class Session:
     board: Board
     engines: dict[str, Engine | None]
     offset_s: float
-    metrics: TextIO | None
+    metrics: TextIO | None = None
+    newest: Path | None = None  #: the checkpoint that this run wrote last, or resumed from
+    saved: checkpoint.Progress | None = None  #: what it holds
 
     @staticmethod
     def start(spec: Spec, file: PlanFile, rank: int, ranks: int, board: Board) -> Session:
@@ -57,7 +62,6 @@ class Session:
         assignment = Assignment.of(file, rank)
         device = torch_device(assignment)
         transport = _transport(assignment, device)
-        board.enter(rank, "waiting for the others")
         engines: dict[str, Engine | None] = {}
         for name in spec.engine.split(","):
             if name == "pipeline":
@@ -68,7 +72,9 @@ class Session:
                 engines[name] = SingleProcess(job, assignment.micro_batch_size, device) if rank == 0 else None
             else:
                 raise PlanError(f"unknown engine {name!r}", hint="known: pipeline, torch, single")
-        return Session(spec, file, job, assignment, ranks, board, engines, clock_offset(rank, ranks), None)
+        gc.collect()
+        gc.freeze()  # what is built now stays: a collection in the middle of a step need not walk through it
+        return Session(spec, file, job, assignment, ranks, board, engines, clock_offset(rank, ranks))
 
     @property
     def rank(self) -> int:
@@ -90,7 +96,7 @@ class Session:
         usage = time.process_time()
         steps = 0
         for done, batch in self._batches(progress):
-            self.board.begin_step(self.rank, done.step)
+            self.board.begin_step(self.rank, done.step, batch_size(batch))
             result = engine.step(batch, done.step - 1)
             self.board.end_step(self.rank, result.loss, result.step_s)
             self._record(done.step, result.loss, result.step_s)
@@ -119,22 +125,41 @@ class Session:
         return int(self.file.facts.get("batch_size", 0))
 
     def _batches(self, progress: checkpoint.Progress) -> Iterator[tuple[checkpoint.Progress, Batch]]:
-        """(progress once it is done, batch) from where training stands until the asked-for step or epoch."""
+        """(progress once it is done, batch) from where training stands until the asked-for step or epoch.
+
+        Raises JobError for a batch that is unlike the first one, or that is another one on another rank.
+        """
         step, last = progress.step, self.spec.steps
         epoch, skip = progress.epoch, progress.index
+        example = self.job.example()
         while last is not None or epoch < self.spec.epochs:
-            any_batch = False
-            for index, batch in enumerate(self.job.batches(epoch)):
+            any_batch, told = False, False
+            for index, batch in enumerate(epoch_batches(self.job, epoch)):
                 any_batch = True
                 if index < skip:
                     continue
                 if last is not None and step >= last:
                     return
+                check_alike(batch, example, f"batch {index} of epoch {epoch}")
+                if not told:
+                    self._check_same_everywhere(batch, epoch)
+                    told = True
                 step += 1
-                yield checkpoint.Progress(step, epoch, index + 1), checked_batch(batch)
+                yield checkpoint.Progress(step, epoch, index + 1), batch
             if not any_batch:
                 return
             epoch, skip = epoch + 1, 0
+
+    def _check_same_everywhere(self, batch: Batch, epoch: int) -> None:
+        """Ranks that train on different batches would give no error, only a wrong model."""
+        digest = batch_digest(batch)
+        most = torch.tensor([digest, -digest])
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        if int(most[0]) != -int(most[1]):
+            raise JobError(
+                f"the ranks got different batches in epoch {epoch}",
+                hint="let `batches(epoch)` depend on nothing but the epoch: no clock, no process number, no set order",
+            )
 
     def _record(self, step: int, loss: float, step_s: float) -> None:
         """A line in metrics.jsonl, by the first rank that makes the loss."""
@@ -142,8 +167,12 @@ class Session:
         if math.isnan(loss) or not first:
             return
         if self.metrics is None:
-            self.metrics = open(Path(self.spec.out) / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115 (open for the run)
+            path = Path(self.spec.out) / "metrics.jsonl"
+            write_whole(path, "".join(json.dumps(row) + "\n" for row in read_metrics(path) if row["step"] < step))
+            self.metrics = open(path, "a", buffering=1)  # noqa: SIM115 (open for the run)
         self.metrics.write(json.dumps({"step": step, "loss": loss, "step_s": step_s}) + "\n")
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
 
     def _resume(self, engine: Engine) -> checkpoint.Progress:
         if not self.spec.resume:
@@ -151,37 +180,51 @@ class Session:
         if not isinstance(engine, Pipeline):
             raise PlanError("only Partita's own engine resumes", hint="leave --engine away")
         saved = checkpoint.read(self.spec.resume)
-        saved.restore(engine.tensors)
+        saved.restore(engine.tensors, _saved_names(engine))
         if engine.optimizer:
-            checkpoint.restore_optimizer(
-                engine.optimizer, [n for n, _ in engine.parameters], saved.optimizer, saved.state["optimizer"]
-            )
+            _restore_optimizer(engine, saved)
         if engine.scheduler and saved.state.get("scheduler"):
             engine.scheduler.load_state_dict(saved.state["scheduler"])
         if engine.optimizer:
-            for group, numbers in zip(engine.optimizer.param_groups, saved.state.get("groups", []), strict=False):
+            for group, numbers in zip(engine.optimizer.param_groups, saved.state["groups"], strict=False):
                 group.update(numbers)
+        self.newest = checkpoint.latest(Path(self.spec.resume))
         return saved.progress
 
     def _save(self, engine: Engine, progress: checkpoint.Progress) -> None:
         """One checkpoint of all ranks' tensors; every rank takes part."""
-        if not self.spec.checkpoints or not isinstance(engine, Pipeline):
+        if not self.spec.checkpoints or not isinstance(engine, Pipeline) or self.saved == progress:
             return
-        self.board.enter(self.rank, "saving")
+        self.board.enter(self.rank, "saving a checkpoint")
         optimizer, numbers = checkpoint.optimizer_tensors(engine.optimizer, [n for n, _ in engine.parameters])
         engine.average_buffers()
         model = checkpoint.gather_tensors(engine.tensors, self.rank, self.ranks)
         states = checkpoint.gather_tensors(optimizer, self.rank, self.ranks)
+        said = checkpoint.gather_values(
+            {
+                "numbers": numbers,
+                "kind": type(engine.optimizer).__name__ if engine.optimizer else None,
+                "groups": _plain_groups(engine.optimizer),
+                "scheduler": _plain(engine.scheduler.state_dict()) if engine.scheduler else None,
+            },
+            self.rank,
+            self.ranks,
+        )
         if self.rank == 0:
+            having = [v for v in said if v["kind"]] or said  # a stage without parameters has no optimizer
             state = {
                 "partita": __version__,
                 "plan": self.assignment.plan.graph,
                 "seed": self.job.seed,
-                "optimizer": numbers,
-                "groups": _plain_groups(engine.optimizer),
-                "scheduler": _plain(engine.scheduler.state_dict()) if engine.scheduler else None,
+                "optimizer": {k: v for rank in reversed(said) for k, v in rank["numbers"].items()},
+                **{k: having[0][k] for k in ("kind", "groups", "scheduler")},
             }
-            checkpoint.write(Path(self.spec.checkpoints), progress, model, engine.aliases, states, state)
+            keep = [self.newest] if self.newest else []
+            folder = Path(self.spec.checkpoints)
+            self.newest = checkpoint.write(
+                folder, progress, model, engine.aliases, states, state, saved=_saved_names(engine), keep=keep
+            )
+        self.saved = progress
         dist.barrier()
         self.board.enter(self.rank, "running")
 
@@ -197,7 +240,7 @@ class Session:
         gradients: dict[str, float] = {}
         traces: list[tuple[float, FloatArray, FloatArray]] = []
         for done, batch in self._batches(checkpoint.Progress()):
-            self.board.begin_step(self.rank, done.step)
+            self.board.begin_step(self.rank, done.step, batch_size(batch))
             for name, engine in self.engines.items():
                 step_s, loss, cpu_s = self._timed(engine, batch, done.step)
                 times[name].append(step_s)
@@ -255,7 +298,8 @@ class Session:
                 missing = reference.keys() ^ found.keys()
                 if missing:
                     raise PlanError(f"engine {name} has gradients of other parameters: {sorted(missing)[:3]}")
-                errors[name] = max(_relative(found[n], reference[n]) for n in reference)
+                least = max(float(g.abs().max()) for g in reference.values()) / 1000
+                errors[name] = max(_relative(found[n], reference[n], least) for n in reference)
         return errors
 
     # ---- timeline -------------------------------------------------------------------------------------------------
@@ -310,14 +354,44 @@ def _transport(assignment: Assignment, device: torch.device) -> Transport:
     return Transport(device, "nccl", nccl_groups(pairs))
 
 
-def _relative(found: Tensor, reference: Tensor) -> float:
-    scale = float(reference.abs().max())
+def _relative(found: Tensor, reference: Tensor, least: float) -> float:
+    """The largest difference, relative to the largest element; `least` stands in where that is but rounding."""
+    scale = max(float(reference.abs().max()), least)
     return float((found - reference).abs().max()) / scale if scale > 0 else float(found.abs().max())
+
+
+def _saved_names(engine: Pipeline) -> tuple[str, ...]:
+    """What the model's state_dict holds."""
+    return next(iter(engine.captured.values())).saved
+
+
+def _restore_optimizer(engine: Pipeline, saved: checkpoint.Checkpoint) -> None:
+    """Raises CheckpointError where another kind of optimizer wrote it."""
+    assert engine.optimizer is not None
+    kind, found = type(engine.optimizer).__name__, saved.state.get("kind")
+    if found and found != kind:
+        raise CheckpointError(
+            f"the checkpoint's optimizer is {found}, the job's is {kind}",
+            hint="resume with the optimizer that it was trained with, or load model.safetensors in the job's model",
+        )
+    checkpoint.restore_optimizer(
+        engine.optimizer, [n for n, _ in engine.parameters], saved.optimizer, saved.state["optimizer"]
+    )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; lines that were cut off are left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            rows += [row] if isinstance(row, dict) and "step" in row else []
+    return rows
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """What of a state JSON can hold."""
-    return {k: v for k, v in values.items() if isinstance(v, int | float | str | bool | list | type(None))}
+    return {k: v for k, v in values.items() if checkpoint.is_plain(v)}
 
 
 def _plain_groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:

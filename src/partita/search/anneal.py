@@ -22,7 +22,7 @@ from partita.kernel import compiled
 from partita.search.chance import Words, between, seeded, uniform
 from partita.search.load import Bools, LoadModel
 
-UNITS_PER_S = 1.5e7  # measured by benchmarks/planner.py --calibrate: see docs/reference/formats.md
+UNITS_PER_S = 1.2e7  # cautiously: 1.35e7 to 2.2e7 on one of 2 Xeon cores, 2026-11-21, benchmarks/planner.py --calibrate
 STEP_UNITS = 10  # what a step costs besides its nets
 REBUILD = 1 << 18  # steps after which sums are taken anew, against rounding
 

@@ -26,6 +26,7 @@ from partita.kernel import compiled
 from partita.search.units import Units, Words, bitset
 
 MOST_WORDS = 1 << 23  #: 64 MiB of bits
+LOOK_BACK = 64  #: states among which the one to count from is sought
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,17 +74,16 @@ class StateSequence:
     def only(self, keep: IntArray) -> StateSequence:
         """The sequence of some of its states (ascending; the first and the last among them)."""
         members = self.members[keep]
-        parent = np.zeros(len(keep), np.int64)
-        added: list[IntArray] = [np.zeros(0, np.int64)]
         sizes = np.bitwise_count(members).sum(axis=1, dtype=np.int64)
+        parent = np.zeros(len(keep), np.int64)
+        added: list[list[int]] = [[]]
         for k in range(1, len(keep)):
-            inside = ((members[:k] & ~members[k]) == 0).all(axis=1)
-            parent[k] = int(np.flatnonzero(inside)[np.argmax(sizes[:k][inside])])
+            first = max(0, k - LOOK_BACK)  # the empty state is inside of all; a nearer one leaves less to add
+            inside = np.flatnonzero(((members[first:k] & ~members[k]) == 0).all(axis=1)) + first
+            parent[k] = inside[np.argmax(sizes[inside])] if len(inside) else 0
             bits = np.unpackbits((members[k] & ~members[parent[k]]).view(np.uint8), bitorder="little")
-            added.append(np.flatnonzero(bits).astype(np.int64))
-        return StateSequence(
-            members, parent, csr([a.tolist() for a in added]), self.complete and len(keep) == len(self)
-        )
+            added.append(np.flatnonzero(bits).tolist())
+        return StateSequence(members, parent, csr(added), self.complete and len(keep) == len(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,22 +156,40 @@ def every_downset(units: Units, most: int) -> StateSequence | None:
 
 def linear_states(units: Units, orders: Sequence[IntArray]) -> StateSequence:
     """The states that some linear orders of the units pass through: at most orders x units + 1."""
-    n, words = len(units), max(1, -(-len(units) // 64))
-    seen: dict[bytes, tuple[int, int]] = {}
-    rows: list[Words] = []
+    words = max(1, -(-len(units) // 64))
+    empty = np.zeros(words, np.uint64)
+    found: dict[bytes, tuple[int, Words, bytes, int]] = {
+        empty.tobytes(): (0, empty, b"", -1)
+    }  # size, state, parent, unit
     for order in orders:
-        state = np.zeros(words, np.uint64)
-        for size, unit in enumerate([-1, *order.tolist()]):
-            if unit >= 0:
-                state = state.copy()
-                state[unit >> 6] |= np.uint64(1) << np.uint64(unit & 63)
-            if state.tobytes() not in seen:
-                seen[state.tobytes()] = (size, len(rows))
-                rows.append(state)
-    place = sorted(seen.values())
-    members = np.array([rows[k] for _, k in place], np.uint64).reshape(-1, words)
-    found = StateSequence(members, np.zeros(len(members), np.int64), csr([[]] * len(members)), False)
-    return found.only(np.arange(len(members), dtype=np.int64)) if n else found
+        state = empty
+        for size, unit in enumerate(order.tolist(), 1):
+            before, state = state.tobytes(), state.copy()
+            state[unit >> 6] |= np.uint64(1) << np.uint64(unit & 63)
+            found.setdefault(state.tobytes(), (size, state, before, unit))
+    rows = sorted(found.values(), key=lambda row: row[0])
+    place = {row[1].tobytes(): k for k, row in enumerate(rows)}
+    return StateSequence(
+        np.array([row[1] for row in rows], np.uint64).reshape(-1, words),
+        np.array([place.get(row[2], 0) for row in rows], np.int64),
+        csr([[row[3]] if row[3] >= 0 else [] for row in rows]),
+        False,
+    )
+
+
+def thinned(states: StateSequence, done: FloatArray, sent: FloatArray, most: int) -> StateSequence:
+    """About `most` of the states: in equal steps of the work `done`, those that send least, and prefixes of the order."""
+    size = np.bitwise_count(states.members).sum(axis=1, dtype=np.int64)
+    prefix = states.totals(np.arange(states.members.shape[1] * 64, dtype=np.float64))[:, 0] == size * (size - 1) / 2
+    bins = np.floor(done / max(float(done[-1]), 1e-300) * (most // 3)).astype(np.int64)
+    keep = np.zeros(len(states), np.bool_)
+    keep[[0, -1]] = True
+    for first in (np.lexsort((sent, bins)), np.lexsort((sent, ~prefix, bins))):
+        starts = np.flatnonzero(np.diff(bins[first], prepend=-1))
+        keep[first[starts]] = True
+        again = starts[np.diff(starts, append=len(first)) > 1] + 1
+        keep[first[again]] = True
+    return states.only(np.flatnonzero(keep))
 
 
 def augmented_antichain(units: Units, members: Words) -> list[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,39 +28,67 @@ from partita.search.step_time import Bench, Candidate
 RUNNERS_UP = 6  #: chains taken for each number of devices
 FEW_STATES = 12  #: with at most so many, every chain is simulated
 MOST_CHAINS = 1500  #: of them for each number of devices
+PATIENCE = 24  #: chains simulated without finding a faster one before the others, whose bounds are higher, are left out
+MOVES = 400  #: simulations at most from one start
 NEIGHBOURS = 8  #: states tried on each side when a cut is moved
 STARTS = 3  #: candidates from which cuts are moved
-ROUNDS = 12  #: at most, of moving every cut
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A chain worth a simulation, and a bound of its step."""
+
+    bound_s: float
+    bench: Bench
+    chain: Chain
 
 
 def propose(task: PipelineTask) -> Iterator[Candidate]:
-    """The program's best chains, and what moving their cuts leads to."""
+    """The program's best chains by ascending bound, and what moving the cuts of the fastest of them leads to."""
+    few = len(task.states) <= FEW_STATES
     found: dict[Candidate, float] = {}
-    for bench, wait in zip(task.benches, task.waits, strict=True):
-        for chain in _chains(task, bench, wait):
-            for number in task.in_flight(chain, bench.costs.micro_batches):
-                candidate = Candidate(bench.number, chain, number, task.schedule)
-                found[candidate] = bench.step_s(candidate)
-    yield from found
-    tops: dict[tuple[int, int], Candidate] = {}
+    best, since = math.inf, 0
+    for lead in sorted(_leads(task, few), key=lambda x: x.bound_s):
+        if lead.bound_s >= best or (since > PATIENCE and not few):
+            break
+        numbers = task.in_flight(lead.chain, lead.bench.costs.micro_batches)
+        for number in numbers if few else {numbers[0]: None, numbers[-1]: None}:
+            candidate = Candidate(lead.bench.number, lead.chain, number, task.schedule)
+            found[candidate] = lead.bench.step_s(candidate)
+            yield candidate
+        value = min(found.values())
+        best, since = (value, 0) if value < best else (best, since + 1)
+    for start in _starts(found):
+        bench = task.bench(start)
+        numbers = task.in_flight(start.chain, bench.costs.micro_batches)
+        tried = [replace(start, in_flight=n) for n in numbers]
+        yield from tried
+        moved = _moved(bench, min(tried, key=bench.step_s))
+        yield from (replace(moved, in_flight=n) for n in numbers)
+
+
+def _starts(found: dict[Candidate, float]) -> list[Candidate]:
+    """The fastest candidates that differ in micro-batches, devices or slack."""
+    tops: dict[tuple[int, int, int], Candidate] = {}
     for c in sorted((c for c in found if math.isfinite(found[c])), key=found.__getitem__):
-        tops.setdefault((c.sample, len(c.chain)), c)
-    for start in list(tops.values())[:STARTS]:
-        yield _moved(task, start)
+        tops.setdefault((c.sample, len(c.chain), c.in_flight), c)
+    return list(tops.values())[:STARTS]
 
 
-def _chains(task: PipelineTask, bench: Bench, wait: Edges) -> Iterator[Chain]:
-    """The best few chains for each number of devices of each type."""
-    cost = stage_cost(bench.costs, wait, task.options)
-    seen: set[Chain] = set()
-    for slack in sorted(task.slacks) if task.tight else (0,):  # where memory is no limit, they all give the same
-        table = solve(task.chain_problem(bench, cost, slack))
-        for vector in range(1, len(table.problem.vectors)):
-            few = len(task.states) <= FEW_STATES
-            for _, chain in table.chains(vector, MOST_CHAINS if few else RUNNERS_UP, math.inf if few else 1.25):
-                if chain not in seen:
-                    seen.add(chain)
-                    yield chain
+def _leads(task: PipelineTask, few: bool) -> Iterator[Lead]:
+    """The best few chains for each micro-batch size and each number of devices of each type."""
+    for bench, wait, bounds in zip(task.benches, task.waits, task.bound_costs, strict=True):
+        cost = stage_cost(bench.costs, wait, task.options)
+        place = {(o.replicas, o.recompute): k for k, o in enumerate(task.options)}
+        seen: set[Chain] = set()
+        for slack in sorted(task.slacks) if task.tight else (0,):  # where memory is no limit, they all give the same
+            table = solve(task.chain_problem(bench, cost, slack))
+            for vector in range(1, len(table.problem.vectors)):
+                for _, chain in table.chains(vector, MOST_CHAINS if few else RUNNERS_UP, math.inf if few else 1.25):
+                    if chain not in seen:
+                        seen.add(chain)
+                        bound = max(bounds[x.type, place[x.replicas, x.recompute], x.start, x.end] for x in chain)
+                        yield Lead(float(bound), bench, chain)
 
 
 def stage_cost(costs: StageCosts, wait: Edges, options: Sequence[Option]) -> FloatArray:
@@ -83,17 +111,16 @@ def stage_cost(costs: StageCosts, wait: Edges, options: Sequence[Option]) -> Flo
     return out
 
 
-def _moved(task: PipelineTask, start: Candidate) -> Candidate:
+def _moved(bench: Bench, start: Candidate) -> Candidate:
     """Moves one cut at a time to the neighbouring state with the fastest simulated step, until none is faster."""
-    bench = task.bench(start)
-    best, value = start, bench.step_s(start)
+    best, value, left = start, bench.step_s(start), MOVES
     work = (bench.costs.forward_s + bench.costs.backward_s)[:, 0]
-    for _ in range(ROUNDS):
+    while left > 0:
         before = value
         for k in range(1, len(best.chain)):
             for state in _between(bench.costs, work, best.chain[k - 1].start, best.chain[k].start, best.chain[k].end):
                 candidate = replace(best, chain=_cut_at(best.chain, k, state))
-                seconds = bench.step_s(candidate)
+                seconds, left = bench.step_s(candidate), left - 1
                 if seconds < value:
                     best, value = candidate, seconds
         if value >= before:

@@ -22,18 +22,22 @@ from partita.graph import IntArray
 from partita.lower import lower
 from partita.plan import PipelinePlan, PlacementPlan, PlanFile, Stage, Verdict
 from partita.problem import Problem
-from partita.search.antichain import StateSequence, every_downset
+from partita.search.antichain import StateSequence, every_downset, thinned
 from partita.search.coarse import coarser_states
 from partita.search.contiguous import exact_chain
 from partita.search.latency import latency_bound, quickest_chains
 from partita.search.linear_cut import best_cut, best_cut_replicated, orders
+from partita.search.refine import refined
 from partita.search.replicated import ReplicatedStage, Replication, best_stages, best_stages_by_lattice
 from partita.search.throughput import Part, Work, fits, load_of, no_contiguous_plan
+from partita.search.units import Units
 from partita.simulate import durations, times
 
 MOST_DOWNSETS = 400_000  #: enumerated
 MOST_TO_COARSEN = 20_000  #: units; a larger graph is cut along linear orders only
 FEW_STATES = 4_000  #: up to so many, pairs of states are looked at
+THINNED = 3_000  #: of more states, these give a first value
+ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exact
 NO_VERDICT = Verdict(math.nan, math.nan, "", "", math.nan, "throughput")
 SHARES = "equal shares of the work"
 
@@ -117,14 +121,37 @@ def exact(problem: Problem, deadline: float) -> Found | None:
         better = exact_chain(work, states, min(value, _all_work(work)))
         best = better[1] if better else parts
         return _found(work, best, None, "exact", "antichain-dp") if best else None
+    method = "linear orders"
     if len(work.units) <= MOST_TO_COARSEN and time.monotonic() < deadline:
         coarse = coarser_states(work.units, work.least_s, MOST_DOWNSETS // 4, 2 * len(problem.cluster.devices))
-        if coarse is not None:
-            coarse_work = Work.of(problem, coarse[0])
-            better = exact_chain(coarse_work, coarse[1], min(value, _all_work(work)))
-            if better:
-                return _found(coarse_work, better[1], work.share_bound_s, SHARES, "antichain-dp over coarser units")
-    return _found(work, parts, work.share_bound_s, SHARES, "linear orders") if parts else None
+        better = exact_chain(Work.of(problem, coarse[0]), coarse[1], min(value, _all_work(work))) if coarse else None
+        if coarse and better:
+            parts, method = [_finer(work, coarse[0], p) for p in better[1]], "antichain-dp over coarser units"
+    if not parts:
+        return None
+    moved = _improved(work, parts, deadline)
+    return _found(work, moved, work.share_bound_s, SHARES, method if moved is parts else f"{method}, refined")
+
+
+def _finer(work: Work, coarse: Units, part: Part) -> Part:
+    """A part of coarser units in the work's own."""
+    chosen = np.isin(coarse.unit_of, part.units)
+    return Part(part.type, np.unique(work.units.unit_of[chosen]))
+
+
+def _improved(work: Work, parts: list[Part], deadline: float) -> list[Part]:
+    """Units moved between stages, and the order that this makes cut again, in turns."""
+    best, value = parts, max(load_of(work, p) for p in parts)
+    for seed in range(ROUNDS):
+        if time.monotonic() > deadline:
+            break
+        moved = refined(work, best, seed)
+        again = best_cut(work, np.concatenate([np.sort(p.units) for p in moved]), value)
+        moved = again[1] if again else moved
+        load = max(load_of(work, p) for p in moved)
+        if load < value:
+            best, value = moved, load
+    return best
 
 
 def linear(problem: Problem, deadline: float) -> Found | None:
@@ -210,8 +237,10 @@ def _over_states(
     if len(states) <= FEW_STATES or not roomy:
         found = best_stages(work, replication, states, upper)
         return (found[1] if found else None), math.inf, True
-    value, stages, bound = best_stages_by_lattice(work, replication, states, upper, deadline)
-    return stages, bound, bound >= value * (1 - 1e-9)
+    few = thinned(states, states.totals(work.least_s)[:, 0], states.cuts(work.spans), THINNED)
+    first = best_stages(work, replication, few, upper)
+    value, stages, bound = best_stages_by_lattice(work, replication, states, first[0] if first else upper, deadline)
+    return stages or (first[1] if first else None), bound, bound >= value * (1 - 1e-9)
 
 
 def linear_replicated(problem: Problem, deadline: float) -> Found | None:
@@ -263,7 +292,7 @@ def _latency_plan(problem: Problem, began: float) -> PlanFile:
         file = _file(problem, found, NO_VERDICT, pipeline=False)
         program = lower(problem.graph, problem.cluster, file.plan)
         seconds = float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
-        if seconds < value:
+        if seconds < value * (1 - 1e-9):  # of equals the first, with fewer devices
             best, value = found, seconds
     if best is None:
         raise no_contiguous_plan(work)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from partita.graph import FloatArray, IntArray
-from partita.search.load import LoadModel
+from partita.search.load import LoadModel, summed
 
 GRAIN = float(1 << 30)  # whole numbers to the value that has to be beaten
 MEMORY_GRAIN = float(1 << 40)
@@ -132,7 +132,7 @@ class _Part:
         homes = {a: [d for d in self.devices if np.isfinite(model.work_s[a, model.class_of[d]])] for a in self.atoms}
         if self.whole:
             rank = {d: int((model.class_of[:d] == model.class_of[d]).sum()) for d in self.devices}
-            weight = np.bincount(model.nets.items, np.repeat(model.cost_s, np.diff(model.nets.start)), model.atoms)
+            weight = summed(model.nets.items, np.repeat(model.cost_s, np.diff(model.nets.start)), model.atoms)
             weight += np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1)
             for i, a in enumerate(np.argsort(-weight, kind="stable").tolist()):
                 homes[a] = [d for d in homes[a] if rank[d] <= i]

@@ -33,7 +33,7 @@ from partita.search.load import LoadModel, load_model
 from partita.search.placing import Start, candidates, nothing_fits, plan_file
 from partita.simulate import durations, times
 
-UNITS_PER_S = 1e8  # tasks and tensors looked at in a second; measured like anneal.UNITS_PER_S
+UNITS_PER_S = 1e8  # tasks and tensors looked at in a second, on the machine of anneal.UNITS_PER_S
 CLOSED = 1e-9  # a gap, as a share, at which there is nothing left to find
 METHODS = ("auto", "annealing", "earliest finish")
 

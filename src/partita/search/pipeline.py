@@ -59,6 +59,7 @@ def plan_pipeline(
         "batch_size": profile.batch_size,
         "micro_batch_size": bench.sample.micro_batch_size,
         "optimizer_bytes_per_parameter_byte": profile.optimizer_bytes_per_parameter_byte,
+        "wishes": wish.given(),
         "compared_s": {name: v for name, (v, _) in found.items() if math.isfinite(v)},
     }
     return PlanFile(bench.plan(best, verdict), bench.sample.graph, task.cluster, bench.sample.costs, facts)

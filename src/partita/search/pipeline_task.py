@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from partita.cluster import Cluster
 from partita.graph import FloatArray, IntArray
 from partita.plan import Schedule
 from partita.profile import Profile
-from partita.search.antichain import StateSequence, every_downset, linear_states, spans
+from partita.search.antichain import StateSequence, every_downset, linear_states, spans, thinned
 from partita.search.chain import ChainProblem, Link, Option, solve
 from partita.search.stage import DeviceType, check_kinds, crossing_tensors, device_types, stage_costs, wire
 from partita.search.step_bound import Edges, bound_cost, edges, simple_bound
@@ -21,7 +22,7 @@ from partita.search.units import Units, contract
 
 MOST_DOWNSETS = 60_000  #: enumerated; a graph with more is cut along linear orders only
 MOST_STATES = 800  #: that the dynamic program looks at; a longer sequence is thinned
-SLACK = (1, 0, 2)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
+SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Wish:
     allow_recompute: bool = True
     budget_s: float = 10.0
     seed: int = 0
+
+    def given(self) -> dict[str, Any]:
+        """What differs from leaving everything to the planner; how many micro-batches does not, it is in the plan."""
+        value = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {k: v for k, v in value.items() if k not in ("micro_batches", "budget_s", "seed")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +94,12 @@ class PipelineTask:
         """[benches] what stages must wait for at least."""
         both = [self._unit_seconds(b.number) for b in self.benches]
         return tuple(edges(b.costs, self.units, s[:, 0], s[:, 1]) for b, s in zip(self.benches, both, strict=True))
+
+    @cached_property
+    def bound_costs(self) -> tuple[FloatArray, ...]:
+        """[benches] bound of a step by each of its stages: [types, options, states, states]."""
+        pairs = zip(self.benches, self.waits, strict=True)
+        return tuple(bound_cost(b.costs, wait, self.options) for b, wait in pairs)
 
     def bench(self, candidate: Candidate) -> Bench:
         """The bench that evaluates a candidate."""
@@ -181,11 +193,11 @@ class PipelineTask:
     def lower_bound(self, single_s: float) -> tuple[float, str]:
         """A bound of every plan's step, and how it was obtained. `single_s`: the step of one device."""
         bounds, how = [], ""
-        for bench, wait in zip(self.benches, self.waits, strict=True):
+        for bench, cost in zip(self.benches, self.bound_costs, strict=True):
             seconds = self._unit_seconds(bench.number)
             if self.states.complete:
                 how = "exact over chains of downsets: busiest device with fill and drain"
-                table = solve(self.chain_problem(bench, bound_cost(bench.costs, wait, self.options), 0))
+                table = solve(self.chain_problem(bench, cost, 0))
                 bounds.append(min(table.best(v) for v in range(1, len(table.problem.vectors))))
             elif self.downsets.complete:
                 how = "over all downsets: last stage with fill and drain, equal shares before it"
@@ -212,18 +224,3 @@ def _orders(units: Units) -> list[IntArray]:
             if waiting[v] == 0:
                 stack.append(v)
     return [np.arange(n, dtype=np.int64), np.array(depth, np.int64)]
-
-
-def thinned(states: StateSequence, done: FloatArray, sent: FloatArray, most: int) -> StateSequence:
-    """About `most` of the states: in equal steps of the work `done`, those that send least, and prefixes of the order."""
-    size = np.bitwise_count(states.members).sum(axis=1, dtype=np.int64)
-    prefix = states.totals(np.arange(states.members.shape[1] * 64, dtype=np.float64))[:, 0] == size * (size - 1) / 2
-    bins = np.floor(done / max(float(done[-1]), 1e-300) * (most // 3)).astype(np.int64)
-    keep = np.zeros(len(states), np.bool_)
-    keep[[0, -1]] = True
-    for first in (np.lexsort((sent, bins)), np.lexsort((sent, ~prefix, bins))):
-        starts = np.flatnonzero(np.diff(bins[first], prepend=-1))
-        keep[first[starts]] = True
-        again = starts[np.diff(starts, append=len(first)) > 1] + 1
-        keep[first[again]] = True
-    return states.only(np.flatnonzero(keep))

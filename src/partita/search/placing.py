@@ -11,12 +11,15 @@ from partita.errors import Infeasible, PlanError, refuse
 from partita.graph import IntArray
 from partita.plan import PlacementPlan, PlanFile, Verdict
 from partita.problem import Problem
+from partita.search.antichain import every_downset
 from partita.search.chunks import starts
 from partita.search.contiguous_plan import plan_contiguous
 from partita.search.load import LoadModel
+from partita.search.units import contract
 from partita.search.visits import virtual_stages
 
-MOST_FOR_CONTIGUOUS = 3_000  # atoms up to which the contiguous optimum is cheap beside the search
+MOST_FOR_CONTIGUOUS = 3_000  # atoms up to which the contiguous plan is cheap beside the search
+MOST_DOWNSETS = 50_000  # up to which the exact one takes less than a second
 Start = Mapping[str, str]  #: task id -> device name
 
 
@@ -28,16 +31,25 @@ def candidates(
         yield np.full(model.atoms, int(np.flatnonzero(model.class_of == c)[0]), np.int64), "single"
     for where in starts(model, problem.graph):
         yield where, "chunks"
-    chains = problem.rule == "sum" or model.work_s.shape[1] == 1 or objective == "latency"
-    if chains and model.atoms <= MOST_FOR_CONTIGUOUS:
-        try:
-            found = plan_contiguous(problem, objective, budget_s=1.0, replicas=False).plan
-        except Infeasible:  # no chain of stages fits; a free placement may
-            found = None
-        if isinstance(found, PlacementPlan):
-            yield _given(problem, model, found.placement), "contiguous"
+    found = _contiguous(problem, model, objective)
+    if found is not None:
+        yield _given(problem, model, found.placement), "contiguous"
     if start is not None:
         yield _given(problem, model, start), "start"
+
+
+def _contiguous(problem: Problem, model: LoadModel, objective: str) -> PlacementPlan | None:
+    """The contiguous plan, exact where that is cheap; None where there is none, or none at that price."""
+    equal = model.work_s.shape[1] == 1
+    if model.atoms > MOST_FOR_CONTIGUOUS or (objective == "throughput" and problem.rule == "overlap" and not equal):
+        return None
+    few = objective == "latency" or every_downset(contract(problem.graph), MOST_DOWNSETS) is not None
+    method = "auto" if few or problem.rule == "overlap" else "linear"
+    try:
+        plan = plan_contiguous(problem, objective, method=method, budget_s=1.0, replicas=False).plan
+    except Infeasible:  # no chain of stages fits; a free placement may
+        return None
+    return plan if isinstance(plan, PlacementPlan) else None
 
 
 def _given(problem: Problem, model: LoadModel, start: Start) -> IntArray:

@@ -24,7 +24,7 @@ from partita.graph import FloatArray, IntArray
 from partita.kernel import compiled
 from partita.search.antichain import StateSequence
 from partita.search.throughput import Int32Array, Work
-from partita.search.units import Units, Words
+from partita.search.units import Units, Words, bitset
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,10 @@ def _least_worst(
 # ---------------------------------------------------------------------------------------------------------------------
 # Many states: without looking at pairs
 
+FIRST_STEP = 4e-3  #: how far below the first value the search looks first, as a share
+CLOSE = 5e-4  #: a bracket narrower than that is not halved again
+NEAR = 1_000  #: states around a cut among which a better one is sought
+
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
@@ -181,8 +185,9 @@ class Lattice:
 
     @staticmethod
     def of(states: StateSequence, units: Units) -> Lattice:
-        """O(states x units)."""
-        start, items = _one_less(states.members, units.after.start, units.after.items)
+        """For all downsets of the units. O(states x (last units + words))."""
+        before = bitset([units.before.row(u) for u in range(len(units))], len(units))
+        start, items = _one_less(states.members, states.parent, states.added.items, before)
         return Lattice(start, items)
 
 
@@ -199,51 +204,97 @@ def best_stages_by_lattice(
     f = C + 4 (m - 1) W / (B m) only grows along the DAG; so the maximum over all i inside j is carried along its edges,
     and no pair is looked at. O(edges x devices^2) for each tau. Needs devices with room for everything.
     """
-    n = replication.devices
-    totals = states.totals(np.column_stack([work.seconds[:, 0], replication.weight_bytes]))
-    compute = np.ascontiguousarray(totals[:, 0])
-    sync = 4.0 * totals[:, 1] / replication.rate_bytes_per_s
-    torn = np.maximum(states.cuts(work.spans), 0.0)
-    lattice = Lattice.of(states, work.units)
-    size = np.bitwise_count(states.members).sum(axis=1, dtype=np.int64)
-    layers = np.append(np.flatnonzero(np.diff(size, prepend=-1)), len(size))
-    value, best, bound = upper_s, None, float(compute[-1]) / n
-
-    def ask(tau: float) -> tuple[float, list[ReplicatedStage]] | None:
-        fewest, share = _fewest(lattice.start, lattice.items, layers, compute, sync, torn, n, replication.most, tau)
-        return _walk_back(states, fewest, share, compute, sync, torn, tau) if fewest[-1] <= n else None
-
-    step = 1e-3
+    asked = _Asked.of(work, replication, states)
+    value, best, bound = upper_s, None, float(asked.compute[-1]) / replication.devices
+    step = FIRST_STEP
     while time.monotonic() < deadline and bound < value * (1 - 1e-12):
-        # gallop down from the value while that fails to find better ones, halve what is left once it is bracketed
         tau = max(value * (1 - step), (bound + value) / 2)
-        if tau >= value * (1 - 1e-6):
+        if tau > value * (1 - CLOSE):  # nothing far below: is there anything below?
             tau = value * (1 - 1e-12)
-        found = ask(tau)
+        found = asked.below(tau)
         if found is None:
-            bound, step = tau if tau < value * (1 - 2e-12) else value, step / 8
+            bound, step = (tau if tau < value * (1 - 2e-12) else value), step / 4
         else:
-            value, best = found
-            step *= 4
-    return value, best, min(bound, value)
+            value, best = asked.polished(*found)
+            step *= 2
+    stages = [ReplicatedStage(states.units_between(i, j), m) for i, j, m in best] if best is not None else None
+    return value, stages, min(bound, value)
 
 
-def _walk_back(
-    states: StateSequence, fewest: IntArray, share: IntArray, compute: FloatArray, sync: FloatArray, torn: FloatArray,
-    tau: float,
-) -> tuple[float, list[ReplicatedStage]]:  # fmt: skip
-    """The stages behind the fewest devices, and the slowest of them."""
-    stages, value, at = [], 0.0, len(states) - 1
-    while at > 0:
-        m = int(share[at])
-        f = compute + (m - 1) / m * sync
-        inside = ((states.members[:at] & ~states.members[at]) == 0).all(axis=1)
-        good = inside & (fewest[:at] <= fewest[at] - m) & (torn[:at] <= m * tau)
-        i = int(np.argmax(np.where(good, f[:at], -np.inf)))
-        value = max(value, float(f[at] - f[i]) / m, float(torn[i]) / m, float(torn[at]) / m)
-        stages.append(ReplicatedStage(states.units_between(i, at), m))
-        at = i
-    return value, stages[::-1]
+_Links = list[tuple[int, int, int]]  # (start, end, replicas) of each stage
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The columns that every question looks at."""
+
+    replication: Replication
+    members: Words
+    compute: FloatArray
+    weights: FloatArray
+    torn: FloatArray
+    lattice: Lattice
+    layers: IntArray  #: first state of each size, and the end
+
+    @staticmethod
+    def of(work: Work, replication: Replication, states: StateSequence) -> _Asked:
+        totals = states.totals(np.column_stack([work.seconds[:, 0], replication.weight_bytes]))
+        size = np.bitwise_count(states.members).sum(axis=1, dtype=np.int64)
+        layers = np.append(np.flatnonzero(np.diff(size, prepend=-1)), len(size))
+        return _Asked(
+            replication, states.members, np.ascontiguousarray(totals[:, 0]), np.ascontiguousarray(totals[:, 1]),
+            np.maximum(states.cuts(work.spans), 0.0), Lattice.of(states, work.units), layers,
+        )  # fmt: skip
+
+    @property
+    def sync(self) -> FloatArray:
+        return 4.0 * self.weights / self.replication.rate_bytes_per_s
+
+    def below(self, tau: float) -> tuple[float, _Links] | None:
+        """(bottleneck, stages) of a chain with no stage above tau; None: there is none."""
+        r, sync = self.replication, self.sync
+        fewest, share = _fewest(
+            self.lattice.start, self.lattice.items, self.layers, self.compute, sync, self.torn, r.devices, r.most, tau
+        )
+        if fewest[-1] > r.devices:
+            return None
+        links: _Links = []
+        value, at = 0.0, len(self.compute) - 1
+        while at > 0:
+            m = int(share[at])
+            f = self.compute + (m - 1) / m * sync
+            good = np.flatnonzero(
+                (fewest[:at] <= fewest[at] - m) & (self.torn[:at] <= m * tau) & (f[at] - f[:at] <= m * tau)
+            )
+            inside = good[((self.members[good] & ~self.members[at]) == 0).all(axis=1)]
+            i = int(inside[np.argmax(f[inside])])
+            value = max(value, float(f[at] - f[i]) / m, float(self.torn[i]) / m, float(self.torn[at]) / m)
+            links.append((i, at, m))
+            at = i
+        return value, links[::-1]
+
+    def polished(self, value: float, links: _Links) -> tuple[float, _Links]:
+        """The best chain through states that do nearly the same work as the cuts, again and again."""
+        while True:
+            near = [_nearest(self.compute, j) for _, j, _ in links[:-1]]
+            keep = np.unique(np.concatenate([[0, len(self.compute) - 1], *near]))
+            keep = keep[np.argsort(self.compute[keep], kind="stable")]
+            found = self.replication.cheapest(
+                np.inf, np.ascontiguousarray(self.members[keep]), self.compute[keep], self.weights[keep],
+                np.zeros(len(keep)), self.torn[keep], value,
+            )  # fmt: skip
+            if found is None:
+                return value, links
+            value, links = found[0], [(int(keep[i]), int(keep[j]), m) for i, j, m in found[1]]
+
+
+def _nearest(compute: FloatArray, j: int) -> IntArray:
+    """The NEAR states whose work is nearest to that of state j, of equals the first."""
+    distance = np.abs(compute - compute[j])
+    if len(compute) <= NEAR:
+        return np.arange(len(compute), dtype=np.int64)
+    reach = np.partition(distance, NEAR)[NEAR]
+    return np.flatnonzero(distance <= reach)[: 2 * NEAR]
 
 
 @compiled
@@ -301,14 +352,16 @@ def _fewest(
 
 
 @compiled
-def _one_less(members: Words, after: IntArray, after_items: IntArray) -> tuple[IntArray, IntArray]:
-    """For each state the states with one unit less, found through a table of all states by their bits."""
+def _one_less(members: Words, parent: IntArray, added: IntArray, before: Words) -> tuple[IntArray, IntArray]:
+    """For each state the states with one unit less, found through a table of all states by their bits.
+
+    State k > 0 is its parent and the unit added[k - 1]; what is before that unit is no longer last."""
     states, words = members.shape
     one, zero = np.uint64(1), np.uint64(0)
     size = 16
     while size < 2 * states:
         size *= 2
-    table = np.full(size, -1, np.int64)
+    table = np.full(size, -1, np.int32)
     mask = np.uint64(size - 1)
     factor = np.uint64(0x9E3779B97F4A7C15)
     for j in range(states):
@@ -320,45 +373,45 @@ def _one_less(members: Words, after: IntArray, after_items: IntArray) -> tuple[I
         while table[slot] >= 0:
             slot = (slot + one) & mask
         table[slot] = j
+    last = np.zeros((states, words), np.uint64)  # units that no other unit of the state waits for
     start = np.zeros(states + 1, np.int64)
     items = np.empty(states * 4, np.int64)
     count = 0
     less = np.empty(words, np.uint64)
-    for j in range(states):
-        for u in range(len(after) - 1):
-            if (members[j, u >> 6] >> np.uint64(u & 63)) & one == zero:
-                continue
-            last = True
-            for e in range(after[u], after[u + 1]):
-                s = after_items[e]
-                if (members[j, s >> 6] >> np.uint64(s & 63)) & one != zero:
-                    last = False
-                    break
-            if not last:
-                continue
-            h = zero
-            for w in range(words):
-                less[w] = members[j, w]
-            less[u >> 6] ^= one << np.uint64(u & 63)
-            for w in range(words):
-                h = (h ^ less[w]) * factor
-                h ^= h >> np.uint64(29)
-            slot = h & mask
-            while True:
-                k = table[slot]
-                same = True
+    for j in range(1, states):
+        v, p = added[j - 1], parent[j]
+        for w in range(words):
+            last[j, w] = last[p, w] & ~before[v, w]
+            less[w] = members[j, w]
+        last[j, v >> 6] |= one << np.uint64(v & 63)
+        for b in range(words):
+            rest = last[j, b]
+            while rest != zero:
+                lowest = rest & (~rest + one)
+                rest ^= lowest
+                less[b] ^= lowest
+                h = zero
                 for w in range(words):
-                    if members[k, w] != less[w]:
-                        same = False
+                    h = (h ^ less[w]) * factor
+                    h ^= h >> np.uint64(29)
+                slot = h & mask
+                k = table[slot]
+                while True:
+                    same = True
+                    for w in range(words):
+                        if members[k, w] != less[w]:
+                            same = False
+                            break
+                    if same:
                         break
-                if same:
-                    break
-                slot = (slot + one) & mask
-            if count == len(items):
-                more = np.empty(2 * len(items), np.int64)
-                more[:count] = items
-                items = more
-            items[count] = k
-            count += 1
+                    slot = (slot + one) & mask
+                    k = table[slot]
+                less[b] ^= lowest
+                if count == len(items):
+                    more = np.empty(2 * len(items), np.int64)
+                    more[:count] = items
+                    items = more
+                items[count] = k
+                count += 1
         start[j + 1] = count
     return start, items[:count].copy()

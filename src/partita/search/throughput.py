@@ -101,7 +101,7 @@ class Work:
 
     @cached_property
     def share_bound_s(self) -> float:
-        """No placement whatever has a smaller largest load: the work must fit into what all devices can do in that time,
+        """No contiguous placement has a smaller largest load: the work must fit into what all devices can do in that time,
         and the longest unit somewhere."""
         total, counts = float(self.least_s.sum()), np.array(self.counts)
         low, high = 0.0, total

@@ -1,0 +1,197 @@
+"""partita plan and partita explain, as scripts and as people call them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from partita.cli import main
+from partita.cluster import Cluster, Device, Link
+from partita.costs import CostTable
+from partita.graph import Task, TaskGraph
+from partita.plan import PlanFile
+from partita.profile import Profile, Sample
+
+DATA = Path(os.environ.get("PARTITA_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+GRAPHS = DATA / "graphs"
+
+
+def chain(tmp_path: Path, n: int = 6, **changes: object) -> Path:
+    """A dnn-partitioning chain of n nodes of 1 ms on two accelerators; sending costs 0.25 ms."""
+    nodes = [
+        {"id": i, "supportedOnFpga": 1, "cpuLatency": 50.0, "fpgaLatency": 1.0, "size": 10, "isBackwardNode": 0, "name": f"layer {i}"}
+        for i in range(n)
+    ]  # fmt: skip
+    edges = [{"sourceId": i, "destId": i + 1, "cost": 0.25} for i in range(n - 1)]
+    value = {"maxSizePerFPGA": 1000, "maxFPGAs": 2, "maxCPUs": 1, "nodes": nodes, "edges": edges, **changes}
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps(value))
+    return path
+
+
+def profile(tmp_path: Path, memory: float = math.inf) -> Path:
+    n = 4
+    tasks = [Task(f"t{i}", f"layer {i}", parameter_bytes=8.0, activation_bytes=4.0) for i in range(n)]
+    tasks += [Task(f"b{i}", phase="backward", of=f"t{i}") for i in range(n)]
+    tasks += [Task(f"u{i}", phase="update", of=f"t{i}") for i in range(n)]
+    tensors = [(f"t{i}", 4.0, [*([f"t{i + 1}"] if i < n - 1 else []), f"b{i}"]) for i in range(n)]
+    tensors += [(f"b{i + 1}", 4.0, [f"b{i}"]) for i in range(n - 1)] + [(f"b{i}", 0.0, [f"u{i}"]) for i in range(n)]
+    graph = TaskGraph.build("model", tasks, tensors)
+    costs = CostTable.given(("cpu",), [[0.01]] * n + [[0.02]] * n + [[0.001]] * n, [math.nan] * len(tensors))
+    cluster = Cluster(tuple(Device(f"cpu{i}", "cpu", memory) for i in range(2)), (), Link("", "", 1e6, 1e-5))
+    return Profile("job.py:job", 16, (Sample(2, graph, costs),), cluster, 1.0).write(tmp_path / "profile.json")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main([str(w) for w in words])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_a_graph_is_planned_written_and_explained(tmp_path, capsys):
+    source, out = chain(tmp_path), tmp_path / "plan.json"
+    code, text, _ = said(
+        capsys, "plan", source, "--placement", "contiguous", "--objective", "throughput", "-o", out, "--json"
+    )
+    assert code == 0
+    d = json.loads(text)
+    assert d["value_s"] == pytest.approx(0.00325)
+    assert (d["lower_bound_s"], d["bound"], d["gap"]) == (d["value_s"], "exact", 0.0)
+    assert {"method", "seconds_spent"} <= d.keys()
+    assert sorted(d["placement"]) == [str(i) for i in range(6)]
+    assert set(d["placement"].values()) <= {"acc0", "acc1", "cpu0"}
+    assert json.loads(out.read_text())["placement"] == d["placement"]
+    code, text, _ = said(capsys, "explain", out, "--json")
+    assert code == 0
+    e = json.loads(text)
+    changes = {row["change"]: row["value_s"] for row in e["what_if"]}
+    assert changes["as it is"] == pytest.approx(0.00325)
+    assert changes["one more device"] == pytest.approx(0.0025)
+    assert changes["twice the bandwidth"] == pytest.approx(0.003125)
+    assert e["binding"] == "bandwidth"
+    assert max(r["load_s"] for r in e["table"]) == pytest.approx(e["value_s"])
+    code, text, _ = said(capsys, "explain", out)
+    assert "█" in text
+    assert "none, it is optimal" in text
+
+
+def test_a_pipedream_profile_gives_stages_with_replicas(tmp_path, capsys):
+    source = tmp_path / "layers.txt"
+    rows = [
+        f"node{i} -- Layer{i}() -- forward_compute_time={t}, backward_compute_time={t}, activation_size=1000.0, parameter_size=0.0"
+        for i, t in enumerate((3.0, 3.0, 1.0), 1)
+    ]
+    source.write_text("\n".join([*rows, "\tnode1 -- node2", "\tnode2 -- node3"]) + "\n")
+    out = tmp_path / "plan.json"
+    code, text, _ = said(capsys, "plan", source, "--devices", "7", "--bandwidth", "1e8", "-o", out, "--json")
+    assert code == 0
+    d = json.loads(text)
+    assert d["value_s"] == pytest.approx(0.014 / 7)
+    assert sum(s["replicas"] for s in d["stages"]) <= 7
+    assert sorted(t for s in d["stages"] for t in s["tasks"]) == ["node1", "node2", "node3"]
+    assert d["bandwidth_bytes_per_s"] == 1e8
+    code, text, _ = said(capsys, "explain", out)
+    assert code == 0
+    assert "one more device" in text
+
+
+def test_a_profile_is_planned_for_the_step(tmp_path, capsys):
+    source, out = profile(tmp_path), tmp_path / "plan.json"
+    code, text, _ = said(capsys, "plan", source, "--no-replicas", "-o", out, "--json")
+    assert code == 0
+    d = json.loads(text)
+    assert d["objective"] == "step"
+    assert [len(s["tasks"]) for s in d["stages"]] == [2, 2]
+    assert d["micro_batches"] == 8
+    assert 0 <= d["gap"] < 0.1
+    assert d["compared_s"]["single"] > d["value_s"]
+    assert PlanFile.read(out).plan.verdict.value_s == d["value_s"]
+    code, text, err = said(capsys, "plan", source, "--no-replicas")
+    assert "layer 1" in text
+    assert "against single" in text
+    assert "planning" in err
+    code, text, _ = said(capsys, "explain", out, "--json")
+    assert code == 0
+    e = json.loads(text)
+    assert e["what_if"][0]["value_s"] == pytest.approx(d["value_s"])
+    assert e["what_if"][1]["value_s"] < d["value_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fact"),
+    [
+        (["job.py:train"], 2, "partita measure job.py:train"),
+        (["{profile}", "--objective", "throughput"], 2, "leave --objective out"),
+        (["{profile}", "--placement", "free"], 2, "leave --placement out"),
+        (["{profile}", "--devices", "3"], 2, "3 devices asked for, 2 are there"),
+        (["{profile}", "--devices", "0"], 2, "0 devices asked for"),
+        (["{profile}", "--micro-batches", "5"], 2, "5 micro-batches were not measured; measured: 8"),
+        (["{profile}", "--stages", "5"], 3, "5 stages asked for"),
+        (["{tight}"], 3, "its device has 20 bytes"),
+        (["{profile}", "--method", "magic"], 2, "unknown method 'magic'"),
+        (["{chain}", "--objective", "step"], 2, "no training step"),
+        (["{chain}", "--method", "magic"], 2, "unknown method 'magic'"),
+        (["{chain}", "--budget-s", "-1"], 2, "a budget of -1.0 seconds"),
+        (["{chain}", "--devices", "-2"], 2, "-2 devices asked for"),
+        (["{missing}"], 2, "cannot be read"),
+        (["{chain}", "-o", "{missing}/deeper.json"], 2, "cannot be written"),
+    ],
+)
+def test_bad_input(tmp_path, capsys, words, code, fact):
+    (tmp_path / "tight").mkdir()
+    places = {
+        "profile": profile(tmp_path), "tight": profile(tmp_path / "tight", 20.0), "chain": chain(tmp_path),
+        "missing": tmp_path / "no such file",
+    }  # fmt: skip
+    found, text, err = said(capsys, "plan", *(w.format(**places) for w in words))
+    assert found == code
+    assert text == ""
+    assert fact in err
+    assert "hint:" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ({"nodes": []}, "no nodes"),
+        ({"maxFPGAs": 0, "maxCPUs": 0}, "0 accelerators and 0 CPUs"),
+        ({"edges": [{"sourceId": 0, "destId": 1, "cost": 1.0}, {"sourceId": 1, "destId": 0, "cost": 1.0}]}, "circle"),
+        ({"edges": [{"sourceId": 0, "destId": 1, "cost": math.nan}]}, "edge 0 -> 1 has cost"),
+        ({"edges": [{"sourceId": 0, "destId": 1, "cost": -1.0}]}, "edge 0 -> 1 has cost"),
+        ({"surprise": 1}, "unknown field 'surprise'"),
+    ],
+)
+def test_bad_graphs(tmp_path, capsys, change, fact):
+    code, _, err = said(capsys, "plan", chain(tmp_path, **change))
+    assert code == 2
+    assert fact in err
+
+
+def test_a_damaged_plan_is_not_explained(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    path.write_text('{"format": "partita-plan", "version": 1, "kind": "pipeline"}')
+    code, _, err = said(capsys, "explain", path)
+    assert code == 2
+    assert "damaged" in err
+
+
+def known() -> list[tuple[str, float]]:
+    path = GRAPHS / "best_known.json"
+    if not path.is_file():
+        return []
+    rows = json.loads(path.read_text())["dnn-partitioning"]
+    return [(name, row["contiguous_optimum"]) for name, row in rows.items()]
+
+
+@pytest.mark.skipif(not known(), reason="the published graphs are not here")
+@pytest.mark.parametrize(("name", "optimum"), known())
+def test_published_graphs_reach_the_known_optimum(capsys, name, optimum):
+    code, text, _ = said(capsys, "plan", GRAPHS / "dnn-partitioning" / f"{name}.json", "--json")
+    d = json.loads(text)
+    assert code == 0
+    assert d["value_s"] * 1e3 == pytest.approx(optimum, rel=1e-5)
+    assert d["bound"] == "exact"
