@@ -54,7 +54,9 @@ def read_bytes(path: str | Path, kind: type[BadInput]) -> bytes:
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
-            raise kind(f"{path} has {size / 1e6:.0f} MB; at most {MOST_BYTES / 1e6:.0f} MB are read")
+            raise kind(
+                f"{path} has {size / 1e6:.0f} MB; at most {MOST_BYTES / 1e6:.0f} MB are read", hint="check the path"
+            )
         return path.read_bytes()
     except OSError as error:
         raise kind(f"{path} cannot be read: {error.strerror}", hint="check the path") from error
@@ -66,7 +68,10 @@ def read_text(path: str | Path, kind: type[BadInput]) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise kind(f"{path} is not text: byte {error.start} is 0x{raw[error.start]:02x}") from error
+        raise kind(
+            f"{path} is not text: byte {error.start} is 0x{raw[error.start]:02x}",
+            hint="give the file that Partita wrote",
+        ) from error
 
 
 def read_json(path: str | Path, kind: type[BadInput], format: str | None = None) -> dict[str, Any]:
@@ -83,7 +88,9 @@ def read_json(path: str | Path, kind: type[BadInput], format: str | None = None)
             place = f"line {error.lineno} column {error.colno}: {error.msg}"
         raise kind(f"{path} is not JSON: {place}", hint="the file may be cut off; make it again") from error
     if not isinstance(value, dict):
-        raise kind(f"{path} holds a JSON {type(value).__name__}, not an object")
+        raise kind(
+            f"{path} holds a JSON {type(value).__name__}, not an object", hint="give the file that Partita wrote"
+        )
     if format is not None:
         expect_format(value, format, kind, str(path))
     return value
@@ -95,7 +102,10 @@ def expect_format(value: Mapping[str, Any], format: str, kind: type[BadInput], w
     if found != format:
         raise kind(f"{what} is {found!r}, not {format!r}", hint=f'give a file that says "format": "{format}"')
     if value.get("version") != 1:
-        raise kind(f"{what} has version {value.get('version')!r}; this Partita reads version 1")
+        raise kind(
+            f"{what} has version {value.get('version')!r}; this Partita reads version 1",
+            hint="make it again with this Partita",
+        )
 
 
 def read_toml(path: str | Path, kind: type[BadInput]) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def read_toml(path: str | Path, kind: type[BadInput]) -> dict[str, Any]:
         return tomllib.loads(read_text(path, kind))
     except (ValueError, RecursionError) as error:
         place = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise kind(f"{path} is not TOML: {place}") from error
+        raise kind(f"{path} is not TOML: {place}", hint="correct that line") from error
 
 
 def dump_json(value: Mapping[str, Any]) -> str:

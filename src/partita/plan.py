@@ -203,7 +203,7 @@ class PlanFile:
             raise PlanError(
                 f"{path} is damaged: {type(error).__name__}: {error}", hint="make the plan again"
             ) from error
-        refuse(PlanError, plan.check(graph, cluster), str(path))
+        refuse(PlanError, plan.check(graph, cluster), str(path), hint="plan again for this model and cluster")
         known = {*plan.to_json(), "format", "version", "problem"}
         return PlanFile(plan, graph, cluster, costs, {k: v for k, v in value.items() if k not in known})
 

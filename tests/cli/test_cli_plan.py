@@ -137,15 +137,18 @@ def test_a_profile_is_planned_for_the_step(tmp_path, capsys):
         (["{chain}", "--method", "magic"], 2, "unknown method 'magic'"),
         (["{chain}", "--budget-s", "-1"], 2, "a budget of -1.0 seconds"),
         (["{chain}", "--devices", "-2"], 2, "-2 devices asked for"),
+        (["{profile}", "--bandwidth", "0"], 2, "a bandwidth of 0.0 bytes/s"),
+        (["{chain}", "--cluster", "{cluster}"], 2, "no costs for devices of kind 'tpu'"),
         (["{missing}"], 2, "cannot be read"),
         (["{chain}", "-o", "{missing}/deeper.json"], 2, "cannot be written"),
     ],
 )
 def test_bad_input(tmp_path, capsys, words, code, fact):
     (tmp_path / "tight").mkdir()
+    (tmp_path / "cluster.toml").write_text(Cluster.uniform(2, kind="tpu").to_toml())
     places = {
         "profile": profile(tmp_path), "tight": profile(tmp_path / "tight", 20.0), "chain": chain(tmp_path),
-        "missing": tmp_path / "no such file",
+        "missing": tmp_path / "no such file", "cluster": tmp_path / "cluster.toml",
     }  # fmt: skip
     found, text, err = said(capsys, "plan", *(w.format(**places) for w in words))
     assert found == code

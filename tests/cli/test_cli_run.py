@@ -1,140 +1,136 @@
-"""partita run, through the door that a script uses: train, go on, resume; the folder it leaves."""
+"""Bad input of `partita run` and `partita measure` that is told before any worker starts: a sentence, a hint, exit code 2."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from run.helpers import MODELS, plan_file
-from safetensors.torch import load_file
+from run.helpers import plan_file
 
 from partita.cli import main
-from partita.timeline import Timeline
 
-JOB = f"{MODELS}:two_inputs"  # three batches of 8 an epoch; dropout, Adam, a scheduler
+FAILING = Path(__file__).parents[1] / "jobs" / "failing.py"
+GOOD = f"{FAILING}:good"
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """The one sentence that a command ends with; stdout stays empty."""
+    assert main(words) == code
+    out, err = capsys.readouterr()
+    said = [line for line in err.splitlines() if line.startswith("partita:")]
+    assert out == ""
+    assert len(said) == 1, err
+    assert " hint: " in said[0]
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (["run", GOOD, "--steps", "0"], "--steps 0"),
+        (["run", GOOD, "--epochs", "-1"], "--epochs -1"),
+        (["run", GOOD, "--threads", "0"], "--threads 0"),
+        (["run", GOOD, "--timeout-s", "0"], "--timeout-s 0.0"),
+        (["run", GOOD, "--timeout-s", "nan"], "--timeout-s nan"),
+        (["run", GOOD, "--checkpoint-every", "-2"], "--checkpoint-every -2"),
+        (["run", GOOD, "--set", "garbage"], "--set 'garbage' is not NAME=VALUE"),
+        (["run", GOOD, "--set", "1x=2"], "--set '1x' is not NAME=VALUE"),
+        (["run", GOOD, "--plan", "no-such-plan.json"], "no-such-plan.json cannot be read: No such file"),
+        (["run", GOOD, "--resume", "no-such-folder"], "no-such-folder holds no checkpoint"),
+        (["run", GOOD, "--devices", "0"], "0 devices asked for"),
+        (["run", "no-such-file.py:job"], "no-such-file.py does not exist"),
+        (["run", f"{FAILING}:missing"], "has no function 'missing'"),
+        (["run", "nonsense"], "'nonsense' names no job"),
+        (["measure", "nonsense"], "'nonsense' names no job"),
+        (["measure", f"{FAILING}:raises"], "FileNotFoundError: data/train.parquet"),
+        (["measure", GOOD, "--budget-s", "0"], "--budget-s 0.0"),
+        (["measure", GOOD, "--budget-s", "inf"], "--budget-s inf"),
+        (["measure", GOOD, "--micro-batch-sizes", "4,x"], "'4,x' is no list of sizes"),
+        (["measure", GOOD, "--micro-batch-sizes", "4,99"], "micro-batch size 99 for batches of 8"),
+        (["measure", GOOD, "--devices", "-3"], "-3 devices asked for"),
+        (["measure", GOOD, "-o", "/no/such/folder/profile.json"], "no folder /no/such/folder to write into"),
+        (["measure", GOOD, "-o", "."], ". is a folder"),
+    ],
+)
+def test_options(
+    words: list[str], fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fact in refused(words, capsys)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "words", [["run"], ["run", GOOD, "--plan", "p", "--devices", "2"], ["run", GOOD, "--steps", "many"]]
+)
+def test_what_the_parser_refuses(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert capsys.readouterr().out == ""
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(plan_file("two_inputs", stages=2).write(tmp_path_factory.mktemp("plan") / "plan.json"))
+def sound_plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = plan_file("failing:good", stages=2).write(tmp_path_factory.mktemp("plan") / "plan.json")
+    plan: dict[str, Any] = json.loads(path.read_text())
+    return plan
 
 
-def trained(capfd: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
-    assert main(["run", JOB, *map(str, words), "--json"]) == 0
-    return json.loads(capfd.readouterr().out)  # type: ignore[no-any-return]
-
-
-def losses(folder: Path) -> dict[int, float]:
-    return {r["step"]: r["loss"] for r in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())}
-
-
-@pytest.fixture(scope="module")
-def whole(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three epochs without a break: 9 steps."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert main(["run", JOB, "--plan", str(plan), "--epochs", "3", "-o", str(folder)]) == 0
-    return folder
-
-
-def test_a_run_leaves_its_folder(plan: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    told = trained(capfd, "--plan", plan, "--epochs", 2, "-o", tmp_path)
-    assert (told["steps"], told["engine"]) == (6, "pipeline")
-    assert told["error"] == pytest.approx(told["predicted_step_s"] / told["measured_step_s"] - 1)
-    assert sorted(losses(tmp_path)) == list(range(1, 7))
-    assert told["loss"] == losses(tmp_path)[6]
-    predicted, measured = (Timeline.read(tmp_path / f"{n}.json") for n in ("predicted", "measured"))
-    assert predicted.instruction.tolist() == measured.instruction.tolist()
-    assert predicted.label == measured.label
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000006"]
-    assert main(["compare", str(tmp_path), "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["events"] > 0
-
-
-def test_a_resumed_run_is_the_uninterrupted_one(
-    plan: Path, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        (lambda p: p.update(stages=p["stages"][:1]), "is in no stage"),
+        (lambda p: p["stages"].reverse(), "runs from stage"),
+        (lambda p: p["stages"][0].update(devices=["cpu7"]), "unknown device 'cpu7'"),
+        (lambda p: p["stages"][0].update(devices=["cpu1"]), "device 'cpu1' is used 2 times"),
+        (lambda p: p.update(micro_batches=0), "0 micro-batches"),
+        (lambda p: p.update(in_flight=-1), "-1 in flight"),
+        (lambda p: p.update(schedule="2f2b"), "unknown schedule '2f2b'"),
+        (lambda p: p.update(graph="feedbeef"), "made for graph feedbeef"),
+        (lambda p: p.pop("problem"), "is damaged: KeyError: 'problem'"),
+        (lambda p: p.update(stages=3), "is damaged: TypeError"),
+        (lambda p: p.update(kind="mesh"), "unknown kind of plan 'mesh'"),
+        (lambda p: p.update(format="partita-profile"), "is 'partita-profile', not 'partita-plan'"),
+        (lambda p: p.update(value_s=float("nan")), "value_s is nan"),
+    ],
+)
+def test_damaged_plans(
+    change: Callable[[dict[str, Any]], object],
+    fact: str,
+    sound_plan: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Stopped in the middle of an epoch, with dropout, Adam and a scheduler under way."""
-    first = trained(capfd, "--plan", plan, "--steps", 4, "-o", tmp_path)
-    assert first["steps"] == 4
-    again = trained(capfd, "--plan", plan, "--epochs", 3, "--resume", tmp_path / "checkpoints", "-o", tmp_path)
-    assert again["steps"] == 9
-    assert losses(tmp_path) == losses(whole)
-    one, other = (load_file(f / "checkpoints" / "step-00000009" / "model.safetensors") for f in (tmp_path, whole))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[n], other[n]) for n in one)
+    plan = json.loads(json.dumps(sound_plan))
+    change(plan)
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    error = refused(["run", GOOD, "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run")], capsys)
+    assert fact in error
+    assert str(tmp_path / "plan.json") in error
+    assert not list((tmp_path / "run").iterdir())
 
 
-def test_a_checkpoint_is_the_models_state_dict(whole: Path) -> None:
-    from partita.job import load_job
-
-    model = load_job(JOB).build()
-    before = {n: t.clone() for n, t in model.state_dict().items()}
-    model.load_state_dict(load_file(whole / "checkpoints" / "step-00000009" / "model.safetensors"))
-    assert any(not torch.equal(before[n], t) for n, t in model.state_dict().items())
-
-
-def test_the_newest_two_checkpoints_are_kept(plan: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trained(capfd, "--plan", plan, "--steps", 5, "--checkpoint-every", 1, "-o", tmp_path)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000005"]
-
-
-def test_a_plan_of_another_model_is_refused(plan: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", f"{MODELS}:long_skip", "--plan", str(plan), "-o", str(tmp_path)]) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "plan was made for graph" in err
-    assert "hint:" in err
-
-
-def test_nothing_left_to_train_is_said(
-    plan: Path, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_cut_off_and_garbled_plans(
+    sound_plan: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["run", JOB, "--plan", str(plan), "--steps", "9", "--resume", str(whole / "checkpoints")]
-    assert main([*words, "-o", str(tmp_path)]) == 2
-    assert "nothing to train" in capfd.readouterr().err
+    text = json.dumps(sound_plan)
+    for raw in (text[: len(text) // 2].encode(), b"", b"\x00\xff\xfe" * 40, b"[]"):
+        (tmp_path / "plan.json").write_bytes(raw)
+        error = refused(["run", GOOD, "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run")], capsys)
+        assert re.search(r"is not JSON|is not text|holds a JSON list", error), error
 
 
-def test_ctrl_c_ends_soon_with_a_whole_checkpoint(plan: Path, tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "partita", "run", JOB, "--plan", str(plan), "--steps", "1000000", "-o", str(tmp_path)]
-    with subprocess.Popen(
-        [*line, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
-        metrics, deadline = tmp_path / "metrics.jsonl", time.monotonic() + 60
-        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
-            assert run.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        os.killpg(run.pid, signal.SIGINT)
-        out, err = run.communicate(timeout=30)
-    assert run.returncode == 130
-    assert out == ""
-    (folder,) = (tmp_path / "checkpoints").iterdir()
-    assert folder.name == f"step-{max(losses(tmp_path)):08d}"
-    assert f"stopped after step {max(losses(tmp_path))}, which is saved" in err
-    assert f"--resume {tmp_path / 'checkpoints'}" in err
-    assert load_file(folder / "model.safetensors")
-
-
-def test_torchrun_trains_the_same(plan: Path, whole: Path, tmp_path: Path) -> None:
-    """Every rank is a process that torchrun started; the losses are those of a run with workers of our own."""
-    words = ["--standalone", "--nproc-per-node", "2", "-m", "partita", "run", JOB, "--plan", str(plan), "--epochs", "3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words, "-o", str(tmp_path), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {"rank": 1} in told
-    assert next(t for t in told if "out" in t)["steps"] == 9
-    assert losses(tmp_path) == losses(whole)
+def test_a_placement_is_no_training_plan(
+    sound_plan: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = {k: v for k, v in sound_plan.items() if k not in ("stages", "micro_batches", "in_flight", "schedule")}
+    ids = [t["id"] for t in plan["problem"]["graph"]["tasks"]]
+    plan |= {"kind": "placement", "placement": dict.fromkeys(ids, "cpu0")}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    error = refused(["run", GOOD, "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run")], capsys)
+    assert "does not say how to train" in error

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from models import two_inputs
+from torch import Tensor, nn
 
 from partita.job import Batch, TrainingJob
 

@@ -65,7 +65,7 @@ def alone(job: TrainingJob, steps: int, size: int) -> tuple[dict[int, float], to
 def test_another_plan_goes_on_with_the_same_model(tmp_path: Path) -> None:
     """Two stages, then three cut elsewhere; a buffer that is in no state_dict goes along. As in one process throughout."""
     plan_file("failing:counting", stages=2).write(tmp_path / "two.json")
-    plan_file("failing:counting", stages=3, shift=-2).write(tmp_path / "three.json")
+    plan_file("failing:counting", stages=3, shift=-3).write(tmp_path / "three.json")
     trained(tmp_path, "failing:counting", tmp_path / "two.json", "--steps", "4")
     resume = ("--resume", str(tmp_path / "run" / "checkpoints"))
     found = trained(tmp_path, "failing:counting", tmp_path / "three.json", "--steps", "8", *resume)

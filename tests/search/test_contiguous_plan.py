@@ -22,8 +22,9 @@ from partita.search.antichain import every_downset
 from partita.search.coarse import coarser_states, joined
 from partita.search.contiguous_plan import METHODS, REPLICATED, plan_contiguous
 from partita.search.linear_cut import orders
+from partita.search.refine import refined
 from partita.search.replicated import Replication, best_stages, best_stages_by_lattice
-from partita.search.throughput import Part, Work, load_of
+from partita.search.throughput import Part, Work, fits, load_of
 
 
 @st.composite
@@ -307,6 +308,42 @@ def test_coarser_units_are_units_of_the_same_tasks_and_keep_the_order():
             assert len({int(coarse.unit_of[i]) for i in group}) == 1
     found = coarser_states(work.units, work.least_s, 3000, 2)
     assert found is None or len(found[1]) <= 3000
+
+
+@MANY
+@given(problems(6, tight=True), st.integers(0, 3))
+def test_refining_keeps_a_chain_and_never_worsens_it(problem, seed):
+    file = planned(problem, method="linear")
+    if file is None:
+        return
+    work = Work.of(problem)
+    where = dict(file.plan.placement)
+    order = list(dict.fromkeys(where[problem.graph.tasks[i].id] for i in problem.graph.order.tolist()))
+    units = {
+        d: sorted({int(work.units.unit_of[i]) for i, t in enumerate(problem.graph.tasks) if where[t.id] == d})
+        for d in order
+    }
+    kinds = [t.kind for t in work.types]
+    by_first = sorted(order, key=lambda d: _place(work, units, d))
+    parts = [Part(kinds.index(problem.cluster.by_name[d].kind), np.array(units[d], np.int64)) for d in by_first]
+    better = refined(work, parts, seed)
+    assert all(fits(work, p) for p in better)
+    assert max(load_of(work, p) for p in better) <= max(load_of(work, p) for p in parts)
+    at = {int(u): k for k, p in enumerate(better) for u in p.units}
+    assert sorted(at) == list(range(len(work.units)))
+    assert all(at[u] <= at[int(v)] for u in at for v in work.units.after.row(u))
+
+
+def _place(work: Work, units: dict[str, list[int]], device: str) -> int:
+    """The devices before one in the chain: those that it waits for, directly or not."""
+    reached, front = {device}, [device]
+    while front:
+        d = front.pop()
+        for other in units:
+            if other not in reached and any(int(p) in units[other] for u in units[d] for p in work.units.before.row(u)):
+                reached.add(other)
+                front.append(other)
+    return len(reached)
 
 
 @FEW

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any
 
 from partita.cli.settings import add_settings, settings_of
 from partita.cli.talk import Talk
+from partita.errors import BadInput
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +29,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Measure the job and write the profile. Raises JobError, CaptureError, ClusterError."""
+    sizes = sizes_of(options.micro_batch_sizes)
+    _check(options)
     from partita.measure.job import measure_job
 
-    sizes = sizes_of(options.micro_batch_sizes)
     talk.step(f"measuring {options.job}")
     profile = measure_job(
         options.job,
@@ -59,10 +63,18 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     }
 
 
+def _check(options: argparse.Namespace) -> None:
+    """What can be told before anything is measured. Raises BadInput."""
+    if not 0 < options.budget_s < float("inf"):
+        raise BadInput(f"--budget-s {options.budget_s}", hint="give seconds above 0, e.g. 15")
+    out = Path(options.out)
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        fact = "is a folder" if out.is_dir() else f"cannot be written: no folder {out.parent} to write into"
+        raise BadInput(f"{out} {fact}", hint="give a file with -o FILE")
+
+
 def sizes_of(text: str | None) -> tuple[int, ...]:
     """ "4,8" -> (4, 8). Raises BadInput for anything else."""
-    from partita.errors import BadInput
-
     try:
         return tuple(int(s) for s in text.split(",")) if text else ()
     except ValueError as error:

@@ -44,7 +44,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, metavar="N", help="the same seed gives the same plan; default: 0"
     )
     parser.add_argument(
-        "--bandwidth", type=float, metavar="B", help="bytes/s between devices; default: as measured, or 1e9"
+        "--bandwidth",
+        type=float,
+        metavar="B",
+        help="bytes/s between devices; default: as measured, 1e9 for PipeDream profiles",
     )
     parser.add_argument("-o", "--out", metavar="JSON", help="write the plan, with the problem it answers")
 
@@ -92,6 +95,8 @@ def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
         )
     cluster = Cluster.read(options.cluster) if options.cluster else profile.cluster
     cluster = cluster.first(options.devices) if options.devices is not None else cluster
+    if options.bandwidth is not None:
+        cluster = at_rate(cluster, options.bandwidth)
     talk.step(f"planning {profile.job} on {len(cluster.devices)} devices")
     return plan_pipeline(
         profile,
@@ -107,15 +112,25 @@ def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
     )
 
 
+def at_rate(cluster: Cluster, rate: float) -> Cluster:
+    """The cluster with this rate on every link. Raises BadInput for a rate that is none."""
+    if not rate > 0:
+        raise BadInput(f"a bandwidth of {rate} bytes/s", hint="say --bandwidth, e.g. 1e9")
+    links = tuple(replace(k, rate_bytes_per_s=rate) for k in cluster.links)
+    return replace(cluster, links=links, default_link=replace(cluster.default_link, rate_bytes_per_s=rate))
+
+
 def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
     objective = options.objective or "throughput"
     if objective == "step":
         raise BadInput(
             "a graph with given costs has no training step to plan for", hint="say --objective throughput or latency"
         )
-    problem = read_problem(options.source, options.devices, options.bandwidth or 1e9)
+    problem = read_problem(options.source, options.devices, 1e9 if options.bandwidth is None else options.bandwidth)
     if options.cluster:
         problem = replace(problem, cluster=Cluster.read(options.cluster))
+        for kind in problem.cluster.kinds:
+            problem.costs.column(kind)
     talk.step(f"planning {problem.graph.name}, {len(problem.graph)} tasks, on {len(problem.cluster.devices)} devices")
     if options.placement == "free":
         from partita.search.free import plan_free  # it needs optional solvers

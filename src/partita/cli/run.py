@@ -59,6 +59,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _run_one_rank(options, settings, talk)
     from partita import loop
+    from partita.report.text import seconds
     from partita.run.checkpoint import examine
 
     if options.resume:
@@ -66,9 +67,8 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     check_folder(options.out)
     file = _plan(options, settings, talk)
     predicted = loop.predict(file).duration_s
-    talk.step(
-        f"training on {len(getattr(file.plan, 'devices', ()))} workers, predicted {predicted * 1e3:.0f} ms a step"
-    )
+    workers = len(getattr(file.plan, "devices", ()))
+    talk.step(f"training on {workers} worker{'s' * (workers != 1)}, predicted {seconds(predicted)} a step")
     ended = loop.train(
         file, options.job, settings, options.out, engine=options.engine, steps=options.steps, epochs=options.epochs,
         checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads,

@@ -91,7 +91,7 @@ def _listener(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
         raise BadInput(
-            f"rank 0 cannot listen at {host}:{port}: {error.strerror or error}",
+            f"rank 0 cannot listen at {host}:{port}: {os.strerror(error.errno or 0) if (error.errno or 0) > 0 else error}",
             hint="choose another MASTER_PORT that is free, or this machine's address as MASTER_ADDR",
         ) from error
 

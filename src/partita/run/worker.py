@@ -9,8 +9,10 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +129,7 @@ def _leave_word(spec: Spec, rank: int, error: BaseException) -> None:
 
     known = isinstance(error, PartitaError)
     word = {
-        "message": error.message if isinstance(error, PartitaError) else sentence_of(error),
+        "message": _readable(error.message if isinstance(error, PartitaError) else sentence_of(error)),
         "hint": error.hint if isinstance(error, PartitaError) else f"see {log_path(spec.out, rank)}",
         "place": "" if known else place_of(error),
         "code": error.exit_code if isinstance(error, PartitaError) else 1,
@@ -136,6 +138,15 @@ def _leave_word(spec: Spec, rank: int, error: BaseException) -> None:
     if isinstance(error, WorkerFailed):
         word |= {"peer": error.rank, "doing": error.doing}
     write_whole(Path(spec.out) / f"error-rank{rank}.json", json.dumps(word))
+
+
+def _readable(message: str) -> str:
+    """gloo's messages without the place in its source and its guesses.
+
+    >>> _readable("lost: [/x/y/pair.cc:537] Read error [::1]:5: Connection reset by peer. This is typically caused by a")
+    'lost: Read error [::1]:5: Connection reset by peer'
+    """
+    return re.sub(r"\[/[^\]]*:\d+\] ", "", message).partition(". This is typically")[0]
 
 
 def _own_board(spec: Spec, rank: int) -> Path:
@@ -155,11 +166,16 @@ def _doing(spec: Spec, rank: int, ranks: int) -> str:
 
 def _with_peers(error: WorkerFailed, spec: Spec, rank: int, ranks: int) -> WorkerFailed:
     """The error with the name of the peer that is gone from this machine, what it was doing, and what this rank was."""
-    gone = [r for r in range(ranks) if r != rank and _is_gone(spec, r, ranks, rank)]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
+    deadline = time.monotonic() + 1.0  # a connection breaks a moment before the process is gone
+    gone: list[int] = []
+    while not gone and time.monotonic() < deadline:
+        gone = [r for r in range(ranks) if r != rank and _is_gone(spec, r, ranks, rank)]
+        time.sleep(0.02)
     if not gone and not error.doing:
-        return WorkerFailed(f"{error.message} during {_doing(spec, rank, ranks)}", rank=error.rank, doing="")
+        return WorkerFailed(f"{_readable(error.message)} during {_doing(spec, rank, ranks)}", rank=error.rank, doing="")
     if not gone:
-        return error
+        return WorkerFailed(_readable(error.message), rank=error.rank, doing=error.doing, hint=error.hint)
     peer = gone[0]
     message = (
         f"rank {peer} is gone; it was in {_doing(spec, peer, ranks)}, and rank {rank} in {_doing(spec, rank, ranks)}"

@@ -27,7 +27,7 @@ from partita.search.coarse import coarser_states
 from partita.search.contiguous import exact_chain
 from partita.search.latency import latency_bound, quickest_chains
 from partita.search.linear_cut import best_cut, best_cut_replicated, orders
-from partita.search.refine import refined
+from partita.search.refine import moves, refined
 from partita.search.replicated import ReplicatedStage, Replication, best_stages, best_stages_by_lattice
 from partita.search.throughput import Part, Work, fits, load_of, no_contiguous_plan
 from partita.search.units import Units
@@ -37,6 +37,7 @@ MOST_DOWNSETS = 400_000  #: enumerated
 MOST_TO_COARSEN = 20_000  #: units; a larger graph is cut along linear orders only
 FEW_STATES = 4_000  #: up to so many, pairs of states are looked at
 THINNED = 3_000  #: of more states, these give a first value
+MOVE_S, UNIT_S = 3e-7, 2e-5  #: what moving a unit and cutting an order again take on a slow core
 ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exact
 NO_VERDICT = Verdict(math.nan, math.nan, "", "", math.nan, "throughput")
 SHARES = "equal shares of the work"
@@ -66,8 +67,9 @@ def plan_contiguous(
 ) -> PlanFile:
     """The contiguous plan with the least objective, and a lower bound of every such plan's.
 
-    `replicas`: stages may have several devices (rule "overlap" and throughput only). Deterministic, unless the budget cuts
-    the search short. Raises Infeasible where no chain of stages fits, BadInput for an unknown method or objective.
+    `replicas`: stages may have several devices (rule "overlap" and throughput only). The budget limits how often a chain
+    that is not proven optimal is refined; the same inputs and budget give the same plan. Raises
+    Infeasible where no chain of stages fits, BadInput for an unknown method or objective.
     """
     began = time.perf_counter()
     if objective not in ("throughput", "latency"):
@@ -80,7 +82,7 @@ def plan_contiguous(
     )
     if method not in methods:
         raise BadInput(f"unknown method {method!r}", hint=f"known: {', '.join(methods)}")
-    found = methods[method](problem, time.monotonic() + budget_s)
+    found = methods[method](problem, budget_s)
     if found is None:
         raise no_contiguous_plan(Work.of(problem))
     bound = min(found.bound_s, found.value_s)
@@ -111,10 +113,10 @@ def _file(problem: Problem, found: Found, verdict: Verdict, pipeline: bool) -> P
 # rule "sum"
 
 
-def exact(problem: Problem, deadline: float) -> Found | None:
+def exact(problem: Problem, budget_s: float) -> Found | None:
     """The optimum over all chains of downsets where they can be enumerated; else over coarser units, with a bound."""
     work = Work.of(problem)
-    start = _linear(work, deadline)
+    start = _linear(work)
     value, parts = (start[0] * (1 + 1e-12), start[1]) if start else (math.inf, [])
     states = every_downset(work.units, MOST_DOWNSETS)
     if states is not None:
@@ -122,14 +124,14 @@ def exact(problem: Problem, deadline: float) -> Found | None:
         best = better[1] if better else parts
         return _found(work, best, None, "exact", "antichain-dp") if best else None
     method = "linear orders"
-    if len(work.units) <= MOST_TO_COARSEN and time.monotonic() < deadline:
+    if len(work.units) <= MOST_TO_COARSEN:
         coarse = coarser_states(work.units, work.least_s, MOST_DOWNSETS // 4, 2 * len(problem.cluster.devices))
         better = exact_chain(Work.of(problem, coarse[0]), coarse[1], min(value, _all_work(work))) if coarse else None
         if coarse and better:
             parts, method = [_finer(work, coarse[0], p) for p in better[1]], "antichain-dp over coarser units"
     if not parts:
         return None
-    moved = _improved(work, parts, deadline)
+    moved = _improved(work, parts, budget_s)
     return _found(work, moved, work.share_bound_s, SHARES, method if moved is parts else f"{method}, refined")
 
 
@@ -139,12 +141,11 @@ def _finer(work: Work, coarse: Units, part: Part) -> Part:
     return Part(part.type, np.unique(work.units.unit_of[chosen]))
 
 
-def _improved(work: Work, parts: list[Part], deadline: float) -> list[Part]:
+def _improved(work: Work, parts: list[Part], budget_s: float) -> list[Part]:
     """Units moved between stages, and the order that this makes cut again, in turns."""
     best, value = parts, max(load_of(work, p) for p in parts)
-    for seed in range(ROUNDS):
-        if time.monotonic() > deadline:
-            break
+    a_round_s = moves(work) * MOVE_S + len(work.units) * UNIT_S
+    for seed in range(max(1, min(ROUNDS, int(budget_s / a_round_s)))):  # counted, not timed: the same plan every time
         moved = refined(work, best, seed)
         again = best_cut(work, np.concatenate([np.sort(p.units) for p in moved]), value)
         moved = again[1] if again else moved
@@ -154,14 +155,14 @@ def _improved(work: Work, parts: list[Part], deadline: float) -> list[Part]:
     return best
 
 
-def linear(problem: Problem, deadline: float) -> Found | None:
+def linear(problem: Problem, budget_s: float) -> Found | None:
     """The optimum along a few linear orders."""
     work = Work.of(problem)
-    start = _linear(work, deadline)
+    start = _linear(work)
     return _found(work, start[1], work.share_bound_s, SHARES, "linear orders") if start else None
 
 
-def single(problem: Problem, deadline: float) -> Found | None:
+def single(problem: Problem, budget_s: float) -> Found | None:
     """One device."""
     work = Work.of(problem)
     everything = np.arange(len(work.units), dtype=np.int64)
@@ -170,14 +171,12 @@ def single(problem: Problem, deadline: float) -> Found | None:
     return _found(work, [best], work.share_bound_s, SHARES, "single") if best else None
 
 
-def _linear(work: Work, deadline: float) -> tuple[float, list[Part]] | None:
+def _linear(work: Work) -> tuple[float, list[Part]] | None:
     """The best cut of a few orders; one device is among them."""
     best: tuple[float, list[Part]] | None = None
     for order in orders(work.units):
         found = best_cut(work, order, best[0] if best else math.inf)
         best = found or best
-        if time.monotonic() > deadline:
-            break
     return best
 
 
@@ -204,7 +203,7 @@ def _tasks(work: Work, units: IntArray) -> IntArray:
 # rule "overlap": stages with replicas
 
 
-def exact_replicated(problem: Problem, deadline: float, most: int | None = None) -> Found | None:
+def exact_replicated(problem: Problem, budget_s: float, most: int | None = None) -> Found | None:
     """The least bottleneck over all chains of downsets and replicas; over coarser units where they are too many."""
     work = Work.of(problem)
     replication = Replication.of(work, most)
@@ -213,7 +212,7 @@ def exact_replicated(problem: Problem, deadline: float, most: int | None = None)
     upper = start[0] * (1 + 1e-12) if start else _all_work(work)
     states = every_downset(work.units, MOST_DOWNSETS)
     if states is not None:
-        better, bound, done = _over_states(work, replication, states, upper, deadline)
+        better, bound, done = _over_states(work, replication, states, upper, budget_s)
         stages = better or (start[1] if start else [])
         if not stages:
             return None
@@ -223,14 +222,14 @@ def exact_replicated(problem: Problem, deadline: float, most: int | None = None)
         coarse = coarser_states(work.units, work.least_s, MOST_DOWNSETS // 4, 2 * len(problem.cluster.devices))
         if coarse is not None:
             coarse_work = Work.of(problem, coarse[0])
-            better, _, _ = _over_states(coarse_work, Replication.of(coarse_work, most), coarse[1], upper, deadline)
+            better, _, _ = _over_states(coarse_work, Replication.of(coarse_work, most), coarse[1], upper, budget_s)
             if better:
                 return _found_replicated(coarse_work, better, share, SHARES, "antichain-dp over coarser units")
     return _found_replicated(work, start[1], share, SHARES, "linear orders") if start else None
 
 
 def _over_states(
-    work: Work, replication: Replication, states: StateSequence, upper: float, deadline: float
+    work: Work, replication: Replication, states: StateSequence, upper: float, budget_s: float
 ) -> tuple[list[ReplicatedStage] | None, float, bool]:
     """(stages below `upper` if there are any, bound, whether it came to its end)."""
     roomy = float(work.memory_bytes.sum()) <= work.room[0] and not work.cannot.any()
@@ -239,11 +238,13 @@ def _over_states(
         return (found[1] if found else None), math.inf, True
     few = thinned(states, states.totals(work.least_s)[:, 0], states.cuts(work.spans), THINNED)
     first = best_stages(work, replication, few, upper)
-    value, stages, bound = best_stages_by_lattice(work, replication, states, first[0] if first else upper, deadline)
+    value, stages, bound = best_stages_by_lattice(
+        work, replication, states, first[0] if first else upper, time.monotonic() + budget_s
+    )
     return stages or (first[1] if first else None), bound, bound >= value * (1 - 1e-9)
 
 
-def linear_replicated(problem: Problem, deadline: float) -> Found | None:
+def linear_replicated(problem: Problem, budget_s: float) -> Found | None:
     """The least bottleneck along a few linear orders."""
     work = Work.of(problem)
     start = _linear_replicated(work, Replication.of(work))

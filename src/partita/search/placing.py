@@ -19,7 +19,8 @@ from partita.search.units import contract
 from partita.search.visits import virtual_stages
 
 MOST_FOR_CONTIGUOUS = 3_000  # atoms up to which the contiguous plan is cheap beside the search
-MOST_DOWNSETS = 50_000  # up to which the exact one takes less than a second
+MOST_DOWNSETS = 50_000  # up to which the exact one takes less than a second ...
+FAR_TOO_MANY = 400_000  # ... and from which it does not try, so that it is fast again
 Start = Mapping[str, str]  #: task id -> device name
 
 
@@ -43,8 +44,9 @@ def _contiguous(problem: Problem, model: LoadModel, objective: str) -> Placement
     equal = model.work_s.shape[1] == 1
     if model.atoms > MOST_FOR_CONTIGUOUS or (objective == "throughput" and problem.rule == "overlap" and not equal):
         return None
-    few = objective == "latency" or every_downset(contract(problem.graph), MOST_DOWNSETS) is not None
-    method = "auto" if few or problem.rule == "overlap" else "linear"
+    states = every_downset(contract(problem.graph), FAR_TOO_MANY) if objective == "throughput" else None
+    slow = problem.rule == "sum" and states is not None and len(states) > MOST_DOWNSETS
+    method = "linear" if slow else "auto"
     try:
         plan = plan_contiguous(problem, objective, method=method, budget_s=1.0, replicas=False).plan
     except Infeasible:  # no chain of stages fits; a free placement may

@@ -31,15 +31,19 @@ def refined(work: Work, parts: Sequence[Part], seed: int = 0) -> list[Part]:
         stage[p.units] = k
     kinds = np.array([p.type for p in parts], np.int64)
     units, spans = work.units, work.spans
-    moves = min(MOST_MOVES, MOVES_A_UNIT * len(units))
     better = _annealed(
         stage, np.ascontiguousarray(work.seconds[:, kinds]), work.cannot[:, kinds] > 0, work.pays[kinds],
         work.memory_bytes, work.room[kinds], units.before.start, units.before.items, units.after.start, units.after.items,
-        spans.of_unit.start, spans.of_unit.items, spans.units.start, spans.units.items, spans.weight, moves, seed,
+        spans.of_unit.start, spans.of_unit.items, spans.units.start, spans.units.items, spans.weight, moves(work), seed,
     )  # fmt: skip
     found = [Part(p.type, np.flatnonzero(better == k).astype(np.int64)) for k, p in enumerate(parts)]
     found = [p for p in found if len(p.units)]
     return found if max(load_of(work, p) for p in found) < max(load_of(work, p) for p in parts) else list(parts)
+
+
+def moves(work: Work) -> int:
+    """How many moves are tried."""
+    return min(MOST_MOVES, MOVES_A_UNIT * len(work.units))
 
 
 @compiled
