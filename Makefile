@@ -19,6 +19,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	@echo "== partita: installing everything else"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@echo "== partita: compiling the planner's kernels"
+	@$(BIN)/python -m partita.compile_kernels
 	@touch $@
 	@echo "== partita: ready"
 

@@ -70,6 +70,15 @@ class Comparison:
         return max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs)
 
 
+def check_rounds(rounds: int, warmup: int = 2) -> None:
+    """Raise BadInput where a comparison would have no step to count."""
+    if rounds <= warmup:
+        raise BadInput(
+            f"{rounds} rounds of which {warmup} only warm up leave nothing to count",
+            hint=f"ask for at least {warmup + 1} rounds",
+        )
+
+
 def compare_engines(
     file: PlanFile,
     job: str,
@@ -83,11 +92,7 @@ def compare_engines(
     watch: Watch | None = None,
 ) -> Comparison:
     """Let the engines take the same steps in turn, `rounds` times. Raises what a worker failed with."""
-    if rounds <= warmup:
-        raise BadInput(
-            f"{rounds} rounds of which {warmup} only warm up leave nothing to count",
-            hint=f"ask for at least {warmup + 1} rounds",
-        )
+    check_rounds(rounds, warmup)
     folder = prepared(out, file)
     load = os.getloadavg()[0]
     spec = Spec(

@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser(verb: str | None) -> argparse.ArgumentParser:
     """The parser; only the verb that is called gets its own arguments, the others only a line of help."""
-    parser = argparse.ArgumentParser(prog="partita", description="Split deep-learning work over machines, provably well.")
+    parser = argparse.ArgumentParser(
+        prog="partita", description="Split deep-learning work over machines, provably well."
+    )
     parser.add_argument("--version", action="version", version=f"partita {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, line in VERBS.items():

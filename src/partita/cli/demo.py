@@ -36,6 +36,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     from partita.report.text import seconds
     from partita.search.pipeline import plan_pipeline
 
+    loop.check_rounds(options.rounds)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     source = f"{demo_job.__file__}:job"

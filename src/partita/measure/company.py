@@ -69,7 +69,7 @@ def _start(told: Path, source: str, settings: Mapping[str, str], device: Device,
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "partita.measure.company", str(told)],
+        [sys.executable, "-P", "-m", "partita.measure.company", str(told)],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -52,11 +52,12 @@ def measure_job(
     steps = len(wanted) + 1
     samples: list[Sample] = []
     with company(source, settings or {}, local, wanted[0]), pinned(local[0]):
+        ready = time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
-            left = budget_s - (time.monotonic() - began)
-            if samples and left < _cost_of(samples[-1], size):
-                break  # a larger size would not fit into the budget
+            left = budget_s - (time.monotonic() - ready)
+            if samples and not sizes and left < _cost_of(samples[-1], size):
+                break  # a larger size, which nobody asked for by name, would not fit into the budget
             captured = capture(model, job.loss, next(micro_batches(batch, size)))
             part = next(micro_batches(batch, size))
             times = time_tasks(

@@ -62,10 +62,10 @@ def _start(told: Path, rank: int, device: Device) -> subprocess.Popen[bytes]:
         "PARTITA_CORES": ",".join(map(str, device.cores)),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "partita.measure.links", str(told)],
+        [sys.executable, "-P", "-m", "partita.measure.links", str(told)],
         env=env,
         stdin=subprocess.DEVNULL,
-        stdout=sys.stderr.fileno(),
+        stdout=subprocess.DEVNULL,
     )
 
 

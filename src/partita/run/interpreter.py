@@ -204,7 +204,9 @@ class Interpreter:
 def is_lost_peer(error: BaseException) -> bool:
     """The error of a collective or a message whose other side went away or fell silent."""
     text = str(error)
-    return isinstance(error, WorkerFailed) or any(sign in text for sign in ("onnection", "imed out", "imeout", "gloo", "NCCL"))
+    return isinstance(error, WorkerFailed) or any(
+        sign in text for sign in ("onnection", "imed out", "imeout", "gloo", "NCCL")
+    )
 
 
 Action = Callable[[Interpreter, int, Piece, int], None]

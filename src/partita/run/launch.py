@@ -91,7 +91,7 @@ def _start(told: Path, rank: int, ranks: int, spec: Spec) -> Process:
     env |= {"PARTITA_LAUNCHER": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     with open(log_path(spec.out, rank), "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "partita.run.worker", str(told)],
+            [sys.executable, "-P", "-m", "partita.run.worker", str(told)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,

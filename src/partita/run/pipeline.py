@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from partita.capture.model import Captured, capture
 from partita.cluster import Cluster
-from partita.errors import PlanError
+from partita.errors import JobError, PlanError
 from partita.graph import IntArray
 from partita.job import Batch, TrainingJob, batch_size, micro_batches
 from partita.lower import boundaries, lower, reductions, shared_over_stages
@@ -78,6 +79,7 @@ class Pipeline:
         self._job, self._transport, self._cell = job, transport, cell
         self.place = Place(assignment.rank, assignment.stage, assignment.plan, transport.device)
         model = job.build()
+        _check_same_weights(model, assignment.rank)
         self.captured: dict[int, Captured] = {}
         self._stages: dict[int, Stage] = {}
         self._interpreters: dict[tuple[int, int], Interpreter] = {}
@@ -195,6 +197,24 @@ class Pipeline:
         if name in self._groups:
             parameters, group = self._groups[name]
             reduce_gradients([self.tensors[p] for p in parameters if p in self.tensors], group)
+
+
+def _check_same_weights(model: nn.Module, rank: int) -> None:
+    """Raise JobError where the ranks built models of different weights: each would train a part of another model."""
+    digest = 0
+    for p in model.state_dict().values():
+        digest = zlib.crc32(
+            p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if p.dim() else repr(p.item()).encode(),
+            digest,
+        )
+    least, most = torch.tensor([digest]), torch.tensor([digest])
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    if int(least) != int(most):
+        raise JobError(
+            f"rank {rank}: the workers built models of different weights",
+            hint="build all of the model inside the job's `model=` function: it is called after seeding",
+        )
 
 
 def _owned(model: nn.Module, captured: Captured, assignment: Assignment, device: torch.device) -> dict[str, Tensor]:

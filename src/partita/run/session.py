@@ -340,7 +340,9 @@ def measured_timeline(program: Program, start: FloatArray, end: FloatArray, fact
         for j in program.needs.row(int(i)):
             if program.op[j] == Op.SEND:
                 end[j] = max(end[i], start[j])
-    origin = float(np.nanmin(start))
+    origin = float(np.nanmin(start[program.op != Op.RECV]))  # a rank may wait for a step that has not begun
+    start = np.maximum(start, origin)
+    end = np.maximum(end, start)
     return Timeline.of(program, start - origin, end - origin, "measured", facts)
 
 

@@ -26,6 +26,7 @@ from partita.search.load import Bools, LoadModel
 
 GRAIN = 1e12  # capacities are whole numbers, this many to the total: rounded down, so that bounds stay bounds
 ENDLESS = 1 << 60
+MOST_NEIGHBOURS = 8  # looked at, of one atom
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class Network:
         for v in outside:
             capacity[4 * v + 2] = ENDLESS
         nodes = len(self.start) - 1
-        limit = ENDLESS if np.isinf(limit_s) else int(limit_s * self.grain)
+        limit = int(min(float(ENDLESS), limit_s * self.grain))
         flow, side = _max_flow(self.start, self.arcs, self.head, capacity, nodes - 2, nodes - 1, limit, self.spent)
         return float(flow) / self.grain, side[: self.atoms]
 
@@ -90,40 +91,74 @@ def network(model: LoadModel, c: int) -> Network:
 class Anchors:
     """What the minimum cuts of the atoms say."""
 
-    least_s: FloatArray  #: [atoms, classes] least load of a device of the class that holds the atom; a lower bound
     bound_s: float  #: no placement has a smaller largest load
-    atom: int  #: the atom that shows it
-    seed: Bools  #: [atoms] the set that attains its least load (on the first class)
+    atom: int  #: the atom that shows it, -1 where none was looked at
+    seed: Bools  #: [atoms] the set around it that attains its least load on a device that pays
 
 
 def anchors(model: LoadModel, networks: dict[int, Network], *, most_arcs: float = 2e8) -> Anchors:
     """The anchor bound of a model under the rule "sum". At most `most_arcs` arcs are looked at; then it is weaker.
 
-    Atoms are taken by descending cost of standing alone. The set found for one atom bounds those of its members from
-    above, so atoms that cannot raise the bound are skipped.
+    On devices that pay, an atom's least load is a minimum cut. Atoms whose least load is high would all have to be on
+    devices that pay for nothing, which their work fills: with l_1 >= l_2 >= .. the least loads, w_i the work on n devices
+    that pay for nothing, the bound is the largest min(l_k, (w_1 + .. + w_k) / n).
+
+    Atoms are taken by descending cost of standing alone. The set found for one atom bounds the least load of its members
+    from above, so atoms that cannot raise the bound are skipped.
     """
-    least = np.zeros_like(model.work_s)
-    cover = np.full_like(model.work_s, np.inf)  # an upper bound of least
-    seed = np.zeros(model.atoms, np.bool_)
-    for c in range(model.work_s.shape[1]):
-        if c not in networks:
-            least[:, c] = cover[:, c] = model.work_s[:, c]
+    cover = np.full_like(model.work_s, np.inf)  # an upper bound of the least load on a class that pays
+    free = [c for c in range(model.work_s.shape[1]) if c not in networks]
+    work = model.work_s[:, free].min(axis=1) if free else np.full(model.atoms, np.inf)
+    low, away = np.zeros(model.atoms), work.copy()
+    best, atom, around = 0.0, -1, {-1: np.zeros(model.atoms, np.bool_)}
     alone = np.bincount(model.nets.items, np.repeat(model.cost_s, np.diff(model.nets.start)), model.atoms)
-    best, atom = float(least.min(axis=1).max()), int(least.min(axis=1).argmax())
     for u in np.argsort(-alone, kind="stable").tolist():
+        if any(n.spent[0] > most_arcs for n in networks.values()):
+            break
         if cover[u].min() <= best:
             continue
+        low[u] = np.inf
         for c, net in networks.items():
-            if net.spent[0] > most_arcs:
-                break
-            if np.isinf(model.work_s[u, c]):
-                least[u, c] = np.inf
+            if np.isfinite(model.work_s[u, c]):
+                found, inside = net.least([u])
+                cover[inside, c] = np.minimum(cover[inside, c], found * (1 + 1e-9))
+                low[u], around[u] = (found, inside) if found < low[u] else (low[u], around[u])
+        if low[u] > best:
+            away[u] = max(work[u], min((_away_s(model, networks, u, c, low[u]) for c in free), default=np.inf))
+            best, atom = _filled(low, work, away, int(model.class_size[free].sum()))
+    return Anchors(best, atom, around.get(atom, around[-1]))
+
+
+def _filled(low: FloatArray, work: FloatArray, away: FloatArray, devices: int) -> tuple[float, int]:
+    """(the largest bound over the k atoms of highest least load, the last of them): one of them is on a device that pays,
+    or all are on `devices` others, which that fills."""
+    order = np.argsort(-low, kind="stable")
+    filled = np.cumsum(work[order]) / devices if devices else np.full(len(low), np.inf)
+    bound = np.minimum(low[order], np.maximum(filled, np.maximum.accumulate(away[order])))
+    k = int(bound.argmax())
+    return float(bound[k]), int(order[k])
+
+
+def _away_s(model: LoadModel, networks: dict[int, Network], u: int, c: int, limit_s: float) -> float:
+    """A lower bound on the largest load of a placement that has atom u on a device of class c, which pays for no nets;
+    stopped at limit_s.
+
+    Leaving u alone there makes its neighbours pay: each is on a device that pays and lacks u, or with u, or on another
+    device that pays for nothing.
+    """
+    bound = float(model.work_s[u, c])
+    nets = model.nets_of.row(u)
+    for e in nets[np.argsort(-model.cost_s[nets], kind="stable")][:MOST_NEIGHBOURS].tolist():
+        for v in model.nets.row(e)[:MOST_NEIGHBOURS].tolist():
+            if v == u or bound >= limit_s:
                 continue
-            least[u, c], inside = net.least([u])
-            cover[inside, c] = np.minimum(cover[inside, c], least[u, c] * (1 + 1e-9))
-            if least[u].min() > best:
-                best, atom, seed = float(least[u].min()), u, inside
-    return Anchors(least, best, atom, seed)
+            beside = [n.least([v], [u], limit_s)[0] for n in networks.values()]
+            for d in range(model.work_s.shape[1]):
+                if d not in networks:
+                    same = d == c and model.class_size[d] == 1
+                    beside.append(float(model.work_s[v, d] + (model.work_s[u, c] if same else 0.0)))
+            bound = max(bound, min(beside))
+    return bound
 
 
 def merge(model: LoadModel, networks: dict[int, Network], known_s: float, *, most_arcs: float = 2e8) -> IntArray:
