@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from partita.job import TrainingJob, batch_size, call, micro_batches
+from partita.run.batches import epoch_batches
+
 JOBS = Path(__file__).parents[1] / "jobs"
 
 
@@ -119,3 +124,47 @@ def workers_of(launcher: int) -> dict[int, int]:
         if b"partita.run.worker" in command and f"PARTITA_LAUNCHER={launcher}".encode() in env:
             found[int(entry.name)] = next(int(v[5:]) for v in env if v.startswith(b"RANK="))
     return found
+
+
+def listening(pid: int) -> set[str]:
+    """Addresses at which a process of this machine listens for TCP connections, as the kernel writes them."""
+    own = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(fd)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            own.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            row = line.split()
+            if row[3] == "0A" and row[9] in own:  # 0A: LISTEN
+                found.add(row[1].rpartition(":")[0])
+    return found
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+def alone(job: TrainingJob, steps: int, size: int) -> tuple[dict[int, float], torch.nn.Module]:
+    """(losses, model) of a plain training loop in this process, gradients gathered over the same micro-batches."""
+    model = job.build()
+    optimizer = job.optimizer(list(model.named_parameters()))
+    found: dict[int, float] = {}
+    epoch = 0
+    while True:
+        for batch in epoch_batches(job, epoch):
+            if len(found) == steps:
+                return found, model
+            optimizer.zero_grad()
+            total = 0.0
+            for part in micro_batches(batch, size):
+                share = batch_size(part) / batch_size(batch)
+                loss = job.loss(call(model, part[0]), part[1])
+                (loss * share).backward()
+                total += float(loss.detach()) * share
+            optimizer.step()
+            found[len(found) + 1] = total
+        epoch += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from run.helpers import plan_file
-from run.runs import losses, start, train, workers_of
+from run.runs import LOOPBACK, listening, losses, start, train, workers_of
 
 from partita.run.checkpoint import examine
 
@@ -69,11 +69,15 @@ def test_a_stopped_worker_is_noticed_after_the_timeout(tmp_path: Path, plans: Pa
     assert f"rank 2 (process {workers[2]}) is stopped (SIGSTOP) during step" in error
 
 
-def test_workers_end_with_their_launcher(tmp_path: Path, plans: Path) -> None:
-    run = train(tmp_path, "failing:good", plans / "good.json", *MANY)
+def test_workers_listen_on_loopback_only_and_end_with_their_launcher(tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, "failing:good", plans / "good.json", *MANY, env={"GLOO_SOCKET_IFNAME": ""})
     run.wait_for_step(2)
     workers = run.workers()
     assert len(workers) == 2
+    for pid in workers.values():
+        assert listening(pid)
+        assert listening(pid) <= LOOPBACK
+    assert listening(run.process.pid) == set()
     run.process.kill()
     run.process.wait()
     assert gone(list(workers.values()), 5)
@@ -109,6 +113,7 @@ def test_ctrl_c_stops_gracefully_and_the_checkpoint_goes_on(tmp_path: Path, plan
     assert sorted(losses(run.out)) == list(range(1, last + 3))
 
 
+@pytest.mark.slow
 def test_sigterm_is_as_graceful(tmp_path: Path, plans: Path) -> None:
     run = train(tmp_path, "failing:good", plans / "good.json", *MANY)
     run.wait_for_step(2)
@@ -168,7 +173,13 @@ BAD_JOBS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD_JOBS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n in ("wider", "batches_fail", "different_batches") else pytest.mark.slow)
+        for n in BAD_JOBS
+    ],
+)
 def test_bad_jobs(name: str, tmp_path: Path, plans: Path) -> None:
     run = train(tmp_path, f"failing:{name}", plans / "good.json", "--epochs", "2")
     assert run.wait() == 2, run.stderr

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from run.helpers import plan_file
-from run.runs import JOBS, Run, losses, metrics, start, train
+from run.helpers import plan_file, source_of
+from run.runs import JOBS, LOOPBACK, Run, alone, listening, losses, metrics, start
 
 from partita.cli import main
+from partita.job import load_job
 from partita.run.board import Board
 from partita.run.launch import process_state
 
@@ -41,29 +42,7 @@ def by_hand(folder: Path, ranks: Sequence[int], command: list[str], port: int, w
     return [start(folder / f"rank{r}", command, {**env, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in ranks]
 
 
-def listening(pid: int) -> set[str]:
-    """Addresses at which a process of this machine listens for TCP connections, as the kernel writes them."""
-    own = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = os.readlink(fd)
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            own.add(target[8:-1])
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            row = line.split()
-            if row[3] == "0A" and row[9] in own:  # 0A: LISTEN
-                found.add(row[1].rpartition(":")[0])
-    return found
-
-
-LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-
-
-def test_torchrun_trains_like_the_launcher(tmp_path: Path, plan: Path) -> None:
+def test_torchrun_trains_like_one_process(tmp_path: Path, plan: Path) -> None:
     env = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
     done = subprocess.run(
         [
@@ -73,9 +52,8 @@ def test_torchrun_trains_like_the_launcher(tmp_path: Path, plan: Path) -> None:
         env=env, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    own = train(tmp_path / "own", "failing:good", plan, "--steps", "5")
-    assert own.wait() == 0
-    assert losses(tmp_path / "run") == losses(own.out)
+    wanted, _ = alone(load_job(source_of("failing:good")), 5, 2)
+    assert losses(tmp_path / "run") == pytest.approx(wanted, rel=1e-6)
     assert (tmp_path / "run" / "measured.json").exists()
     assert not list((tmp_path / "run").glob(".board*"))
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000005"]
@@ -102,6 +80,7 @@ def test_a_lost_rank_is_named_by_the_other_one(tmp_path: Path, plan: Path) -> No
             rank.end()
 
 
+@pytest.mark.slow
 def test_a_rank_ended_by_torchrun_says_so(tmp_path: Path, plan: Path) -> None:
     """torchrun sends SIGTERM to the others when one rank fails."""
     ranks = by_hand(tmp_path, (0, 1), words(plan, tmp_path / "run", "--steps", "1000000"), free_port())
@@ -189,13 +168,3 @@ def test_torchrun_ends_when_a_rank_is_killed(tmp_path: Path, plan: Path) -> None
     assert run.wait(15) != 0
     assert all(process_state(pid) == "X" for pid in pids)
     assert "partita: rank 1 is gone; it was in step" in run.stderr
-
-
-def test_the_launchers_workers_listen_on_loopback_only(tmp_path: Path, plan: Path) -> None:
-    run = train(tmp_path, "failing:good", plan, "--steps", "1000000", env={"GLOO_SOCKET_IFNAME": ""})
-    run.wait_for_step(2)
-    workers = run.workers()
-    assert all(listening(pid) for pid in workers.values())
-    assert set().union(*(listening(pid) for pid in workers.values())) <= LOOPBACK
-    assert listening(run.process.pid) == set()
-    run.end()

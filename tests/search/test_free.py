@@ -295,7 +295,7 @@ def test_a_start_is_among_the_candidates_and_must_fit() -> None:
 
 
 def test_more_devices_never_worsen_the_bound_or_the_proven_optimum() -> None:
-    values = [plan_free(layered(12, d, seed=2), budget_s=1.0).plan.verdict for d in (1, 2, 3)]
+    values = [plan_free(layered(12, d, seed=2), budget_s=20.0).plan.verdict for d in (1, 2, 3)]
     assert all(v.gap < 2e-5 for v in values)
     assert values[0].value_s >= values[1].value_s >= values[2].value_s
 

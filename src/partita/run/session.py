@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import torch
@@ -32,11 +32,13 @@ from partita.run.clock import clock_offset
 from partita.run.pipeline import Assignment, Pipeline, torch_device
 from partita.run.single import SingleProcess
 from partita.run.spec import Spec
-from partita.run.torch_engine import TorchPipelining
 from partita.run.transport import Transport, nccl_groups
 from partita.timeline import Timeline
 
-Engine = Pipeline | TorchPipelining | SingleProcess
+if TYPE_CHECKING:
+    from partita.run.torch_engine import TorchPipelining
+
+    Engine = Pipeline | TorchPipelining | SingleProcess
 
 
 @dataclass
@@ -67,6 +69,8 @@ class Session:
             if name == "pipeline":
                 engines[name] = Pipeline(job, assignment, transport, board.instruction_cell(rank))
             elif name == "torch":
+                from partita.run.torch_engine import TorchPipelining  # a second to import: only where it is wanted
+
                 engines[name] = TorchPipelining(job, assignment, device)
             elif name == "single":
                 engines[name] = SingleProcess(job, assignment.micro_batch_size, device) if rank == 0 else None
