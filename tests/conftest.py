@@ -1,6 +1,10 @@
 """Shared by all tests: the tests folder is importable (tests/run/helpers.py is `run.helpers`)."""
 
+import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and every command they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)

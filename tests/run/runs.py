@@ -37,7 +37,7 @@ class Run:
     def stdout(self) -> str:
         return (self.folder / "stdout").read_text()
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self, timeout_s: float = 120) -> int:
         try:
             return self.process.wait(timeout_s)
         finally:
@@ -57,10 +57,10 @@ class Run:
         """Rank -> process of its workers."""
         return {rank: pid for pid, rank in workers_of(self.process.pid).items()}
 
-    def wait_for_step(self, step: int, timeout_s: float = 60) -> None:
+    def wait_for_step(self, step: int, timeout_s: float = 120) -> None:
         self.wait_until(lambda: len(metrics(self.out)) >= step, f"step {step}", timeout_s)
 
-    def wait_until(self, there: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    def wait_until(self, there: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not there():
             assert self.process.poll() is None, f"ended before {what}: {self.stderr}"

@@ -59,11 +59,11 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_what_it_did(tmp_path: Pa
 
 
 def test_a_stopped_worker_is_noticed_after_the_timeout(tmp_path: Path, plans: Path) -> None:
-    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--timeout-s", "3")
+    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--timeout-s", "5")
     run.wait_for_step(3)
     workers = run.workers()
     os.kill(workers[2], signal.SIGSTOP)
-    assert run.wait(3 + 10) == 1
+    assert run.wait(5 + 10) == 1
     assert gone(list(workers.values()), 0)
     error = run.error()
     assert f"rank 2 (process {workers[2]}) is stopped (SIGSTOP) during step" in error

@@ -21,6 +21,9 @@ from partita.plan import PlanFile
 from partita.run.spec import Spec
 
 
+_PATIENCE_S = 300.0  #: for the launcher's own workers to begin
+
+
 @contextlib.contextmanager
 def process_group(spec: Spec, file: PlanFile, rank: int, ranks: int) -> Iterator[None]:
     """The process group of all ranks, for as long as the block runs.
@@ -29,14 +32,14 @@ def process_group(spec: Spec, file: PlanFile, rank: int, ranks: int) -> Iterator
     """
     import torch.distributed as dist
 
-    patience = timedelta(seconds=spec.timeout_s)
     how: dict[str, Any] = {"init_method": spec.rendezvous}
-    if spec.rendezvous == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        how = {"store": _store(rank, ranks, patience)}
+    if spec.rendezvous != "env://" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        how = {"store": _meeting_point(spec, rank, ranks)}
+    patience = timedelta(seconds=spec.timeout_s)
     try:
         dist.init_process_group(backend_for(file), rank=rank, world_size=ranks, timeout=patience, **how)
     except (RuntimeError, OSError, ValueError) as error:
-        raise _absent(rank, ranks, spec, error) from error
+        raise _absent(rank, ranks, spec.timeout_s, error) from error
     try:
         yield
     finally:
@@ -44,13 +47,33 @@ def process_group(spec: Spec, file: PlanFile, rank: int, ranks: int) -> Iterator
             dist.destroy_process_group()
 
 
-def _absent(rank: int, ranks: int, spec: Spec, error: Exception) -> WorkerFailed:
+def _absent(rank: int, ranks: int, patience_s: float, error: Exception) -> WorkerFailed:
     return WorkerFailed(
-        f"rank {rank} of {ranks} could not join the others within {spec.timeout_s:.0f} s: {sentence_of(error)}",
+        f"rank {rank} of {ranks} could not join the others within {patience_s:.0f} s: {sentence_of(error)}",
         rank=rank,
         doing="joining the others",
         hint="look at the other ranks' errors; see that all use the same address and port",
     )
+
+
+def _meeting_point(spec: Spec, rank: int, ranks: int) -> Any:
+    """The store where the ranks meet, once all of them are there.
+
+    Beginning takes some longer than others, so this has a patience of its own: the launcher sees it when one has died.
+    """
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    patience_s = max(spec.timeout_s, _PATIENCE_S) if spec.board else spec.timeout_s
+    if spec.rendezvous == "env://":
+        store = _store(rank, ranks, timedelta(seconds=patience_s))
+    else:
+        store = FileStore(spec.rendezvous.removeprefix("file://"), ranks)
+    try:
+        store.set(f"here {rank}", "")
+        store.wait([f"here {r}" for r in range(ranks)], timedelta(seconds=patience_s))
+    except RuntimeError as error:
+        raise _absent(rank, ranks, patience_s, error) from error
+    return store
 
 
 def _store(rank: int, ranks: int, patience: timedelta) -> Any:
