@@ -20,7 +20,6 @@ from partita.errors import BadInput, JobError, WorkerFailed, sentence_of
 from partita.plan import PlanFile
 from partita.run.spec import Spec
 
-
 _PATIENCE_S = 300.0  #: for the launcher's own workers to begin
 
 
