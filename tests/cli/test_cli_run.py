@@ -134,3 +134,18 @@ def test_a_placement_is_no_training_plan(
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     error = refused(["run", GOOD, "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run")], capsys)
     assert "does not say how to train" in error
+
+
+@pytest.mark.parametrize(
+    ("raw", "fact"),
+    [
+        (b'{"format": "partita-profile", "version": 1, "sam', "is not JSON: line 1"),
+        (b'{"format": "partita-profile", "version": 1}', "profile.json"),
+        (b'{"format": "partita-profile", "version": 9}', "version 9"),
+    ],
+)
+def test_damaged_profiles(raw: bytes, fact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "profile.json").write_bytes(raw)
+    error = refused(["plan", str(tmp_path / "profile.json"), "-o", str(tmp_path / "plan.json")], capsys)
+    assert fact in error
+    assert not (tmp_path / "plan.json").exists()
