@@ -2,7 +2,8 @@
 
 A verb is a module with `arguments(parser)`, `run(options, talk) -> document` and `text(document) -> str`. The document is
 printed as one JSON object with --json, as text otherwise. Verbs are imported when they are called, so that planning
-never waits for torch.
+never waits for torch. A verb with verbs of its own (partita offload plan) is a package with a table `VERBS` like the one
+below; its inner verbs are modules of that package, and like any verb otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from partita import __version__
 from partita.cli.talk import Talk
@@ -27,17 +29,21 @@ VERBS = {
     "run": "train for real, by a plan",
     "compare": "two timelines, or predicted against measured",
     "report": "one self-contained HTML file from a run's folder",
+    "predict": "fit, compare and use performance models",
+    "offload": "networks between a small device and a server, cut and ordered together",
+    "testbed": "shaped hosts on this machine, for tests and benchmarks",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 2 bad input, 3 infeasible, 130 interrupted, 1 anything else."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verb = next((w for w in words if not w.startswith("-")), None)
-    options = _parser(verb).parse_args(words)
+    options = _parser([w for w in words if not w.startswith("-")]).parse_args(words)
     talk = Talk.to_stderr()
     try:
-        module = importlib.import_module(f"partita.cli.{options.verb}")
+        module = importlib.import_module(
+            ".".join(["partita.cli", options.verb, *getattr(options, "inner", "").split()])
+        )
         document = module.run(options, talk)
         sys.stdout.write(json.dumps(document) + "\n" if options.json else module.text(document).rstrip("\n") + "\n")
         sys.stdout.flush()
@@ -53,16 +59,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser(verb: str | None) -> argparse.ArgumentParser:
+def _parser(called: Sequence[str]) -> argparse.ArgumentParser:
     """The parser; only the verb that is called gets its own arguments, the others only a line of help."""
     parser = argparse.ArgumentParser(
         prog="partita", description="Split deep-learning work over machines, provably well."
     )
     parser.add_argument("--version", action="version", version=f"partita {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, line in VERBS.items():
-        sub = verbs.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
-        if name == verb:
-            importlib.import_module(f"partita.cli.{name}").arguments(sub)
-        sub.add_argument("--json", action="store_true", help="print one JSON document")
+    _add_verbs(parser, "verb", VERBS, "partita.cli", called)
     return parser
+
+
+def _add_verbs(
+    parser: argparse.ArgumentParser, dest: str, verbs: Mapping[str, str], package: str, called: Sequence[str]
+) -> None:
+    """A sub-parser for each verb; those of the called one are filled, from its module or from its table of inner verbs."""
+    found = parser.add_subparsers(dest=dest, required=True, metavar="VERB")
+    for name, line in verbs.items():
+        sub = found.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
+        module: Any = importlib.import_module(f"{package}.{name}") if called[:1] == [name] else None
+        if hasattr(module, "VERBS"):
+            _add_verbs(sub, "inner", module.VERBS, f"{package}.{name}", called[1:])
+            continue
+        if module is not None:
+            module.arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print one JSON document")

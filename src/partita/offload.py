@@ -1,0 +1,259 @@
+"""Offload: several inference jobs between a small device and a server, and the decision how to cut and order them.
+
+A job is a DAG of tasks. A cut names the tasks that stay on the device; it is a downset: what the server computes never
+feeds the device again. Four machines serve the jobs in one order:
+
+    device    the tasks of the cut, without a break
+    uplink    what crosses the cut, each tensor once, and the job's input if a task on the server reads it
+    server    the other tasks, on one of its threads: the one that is free first
+    downlink  the answers that the server made: outputs that no task reads
+
+A transfer occupies its link for bytes / rate and arrives half a round trip after it has left. A job that stays on the
+device touches no other machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from partita.errors import CostError, PlanError, refuse
+from partita.files import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadTask:
+    """One layer or operator of a network, and what it takes on either side."""
+
+    id: str  #: unique in its job
+    device_s: float
+    server_s: float
+    output_bytes: float
+    inputs: tuple[str, ...] = ()  #: tasks whose outputs it reads; none: it reads the job's input
+
+
+@dataclass(frozen=True)
+class OffloadJob:
+    """One inference to make."""
+
+    name: str
+    input_bytes: float  #: lies on the device
+    tasks: tuple[OffloadTask, ...]  #: in a topological order
+    release_s: float = 0.0  #: when its input is there
+    deadline_s: float = math.inf  #: when its answer is wanted
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Task id -> index."""
+        return {t.id: i for i, t in enumerate(self.tasks)}
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadLink:
+    """What lies between device and server."""
+
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    round_trip_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class OffloadProblem:
+    """Jobs, a link and a server."""
+
+    link: OffloadLink
+    jobs: tuple[OffloadJob, ...]
+    server_threads: int = 1
+
+    def check(self) -> list[str]:
+        """Every fault at once; empty when the problem is sound."""
+        faults = [] if self.jobs else ["it has no jobs"]
+        for what in ("up_bytes_per_s", "down_bytes_per_s"):
+            rate = getattr(self.link, what)
+            if not rate > 0 or math.isnan(rate):
+                faults.append(f"the link has {what} = {rate}")
+        if not (math.isfinite(self.link.round_trip_s) and self.link.round_trip_s >= 0):
+            faults.append(f"the link has round_trip_s = {self.link.round_trip_s}")
+        if self.server_threads < 1:
+            faults.append(f"the server has {self.server_threads} threads")
+        for j in self.jobs:
+            faults += [f"job {j.name!r}: {fault}" for fault in _job_faults(j)]
+        return faults
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "link": {k: getattr(self.link, k) for k in ("up_bytes_per_s", "down_bytes_per_s", "round_trip_s")},
+            "server_threads": self.server_threads,
+            "jobs": [_job_json(j) for j in self.jobs],
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], what: str = "costs") -> OffloadProblem:
+        """The problem in a parsed JSON object. Raises CostError with every fault at once."""
+        try:
+            link = value["link"]
+            problem = OffloadProblem(
+                OffloadLink(
+                    float(link["up_bytes_per_s"]),
+                    float(link["down_bytes_per_s"]),
+                    float(link.get("round_trip_s", 0.0)),
+                ),
+                tuple(_job(j) for j in value["jobs"]),
+                int(value.get("server_threads", 1)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise CostError(f"{what}: {type(error).__name__}: {error}", hint="see docs/reference/offload.md") from error
+        refuse(CostError, problem.check(), what)
+        return problem
+
+    @staticmethod
+    def read(path: str | Path) -> OffloadProblem:
+        """The problem in a JSON file. Raises CostError."""
+        return OffloadProblem.from_json(read_json(path, CostError), str(path))
+
+
+@dataclass(frozen=True)
+class OffloadPlan:
+    """In which order the machines serve the jobs, and what of each stays on the device."""
+
+    order: tuple[int, ...]  #: indices of jobs
+    cuts: tuple[frozenset[str], ...]  #: [jobs] ids of the tasks on the device
+    makespan_s: float  #: predicted
+    lower_bound_s: float  #: no cuts and order can be faster
+    bound: str  #: how the bound was obtained
+    method: str
+    seconds_spent: float
+
+    def check(self, problem: OffloadProblem) -> list[str]:
+        """Every fault at once; empty when the plan fits the problem."""
+        n = len(problem.jobs)
+        if sorted(self.order) != list(range(n)) or len(self.cuts) != n:
+            return [f"it orders {len(self.order)} jobs and cuts {len(self.cuts)}; the problem has {n}"]
+        faults: list[str] = []
+        for j, cut in zip(problem.jobs, self.cuts, strict=True):
+            unknown = sorted(cut - set(j.index))
+            faults += [f"job {j.name!r}: the cut names the unknown task {t!r}" for t in unknown]
+            faults += [
+                f"job {j.name!r}: task {t.id!r} on the device reads {i!r} on the server"
+                for t in j.tasks
+                for i in t.inputs
+                if t.id in cut and i not in cut
+            ]
+        return faults
+
+    def to_json(self, problem: OffloadProblem) -> dict[str, Any]:
+        return {
+            "makespan_s": self.makespan_s,
+            "lower_bound_s": self.lower_bound_s,
+            "bound": self.bound,
+            "order": list(self.order),
+            "cuts": [[t.id for t in j.tasks if t.id in c] for j, c in zip(problem.jobs, self.cuts, strict=True)],
+            "method": self.method,
+            "seconds_spent": self.seconds_spent,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], problem: OffloadProblem, what: str = "plan") -> OffloadPlan:
+        """The plan in a parsed JSON object. Raises PlanError with every fault at once."""
+        try:
+            plan = OffloadPlan(
+                tuple(int(i) for i in value["order"]),
+                tuple(frozenset(str(t) for t in c) for c in value["cuts"]),
+                float(value["makespan_s"]),
+                float(value["lower_bound_s"]),
+                str(value.get("bound", "")),
+                str(value["method"]),
+                float(value["seconds_spent"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise PlanError(f"{what} is damaged: {type(error).__name__}: {error}", hint="plan again") from error
+        refuse(PlanError, plan.check(problem), what, hint="plan again for these jobs")
+        return plan
+
+
+def _job(value: Mapping[str, Any]) -> OffloadJob:
+    tasks = tuple(
+        OffloadTask(
+            str(t["id"]),
+            float(t["device_s"]),
+            float(t["server_s"]),
+            float(t["output_bytes"]),
+            tuple(str(i) for i in t.get("inputs", ())),
+        )
+        for t in value["tasks"]
+    )
+    return OffloadJob(
+        str(value["name"]),
+        float(value["input_bytes"]),
+        _in_order(tasks),
+        float(value.get("release_s", 0.0)),
+        math.inf if value.get("deadline_s") is None else float(value["deadline_s"]),
+    )
+
+
+def _in_order(tasks: Sequence[OffloadTask]) -> tuple[OffloadTask, ...]:
+    """The tasks in a topological order, the given one where it is one; those of a circle last, for `check` to name."""
+    done: set[str] = set()
+    waiting, order = list(tasks), list[OffloadTask]()
+    while waiting:
+        later = []
+        for t in waiting:
+            if all(i in done for i in t.inputs):
+                done.add(t.id)
+                order.append(t)
+            else:
+                later.append(t)
+        if len(later) == len(waiting):
+            return (*order, *later)
+        waiting = later
+    return tuple(order)
+
+
+def _job_faults(job: OffloadJob) -> list[str]:
+    faults = [] if job.tasks else ["it has no tasks"]
+    seen: set[str] = set()
+    for t in job.tasks:
+        if t.id in seen:
+            faults.append(f"task id {t.id!r} is used twice")
+        for i in t.inputs:
+            if i not in job.index:
+                faults.append(f"task {t.id!r} reads the unknown task {i!r}")
+            elif i not in seen:
+                faults.append(f"task {t.id!r} reads {i!r}, which waits for it: a circle")
+        seen.add(t.id)
+        for what in ("device_s", "server_s", "output_bytes"):
+            value = getattr(t, what)
+            if not (math.isfinite(value) and value >= 0):
+                faults.append(f"task {t.id!r} has {what} = {value}")
+    for what in ("input_bytes", "release_s"):
+        value = getattr(job, what)
+        if not (math.isfinite(value) and value >= 0):
+            faults.append(f"it has {what} = {value}")
+    if math.isnan(job.deadline_s) or job.deadline_s < 0:
+        faults.append(f"it has deadline_s = {job.deadline_s}")
+    return faults
+
+
+def _job_json(job: OffloadJob) -> dict[str, Any]:
+    times = {"release_s": job.release_s} if job.release_s else {}
+    wanted = {"deadline_s": job.deadline_s} if math.isfinite(job.deadline_s) else {}
+    return {
+        "name": job.name,
+        "input_bytes": job.input_bytes,
+        **times,
+        **wanted,
+        "tasks": [
+            {
+                "id": t.id,
+                "device_s": t.device_s,
+                "server_s": t.server_s,
+                "output_bytes": t.output_bytes,
+                "inputs": list(t.inputs),
+            }
+            for t in job.tasks
+        ],
+    }
