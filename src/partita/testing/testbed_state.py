@@ -1,0 +1,133 @@
+"""What is known about a test bed, on disk, so that another process finds it and can take it away.
+
+One JSON file a bed in FOLDER, which lies beside iproute2's own list of namespaces and is emptied by a reboot as they
+are. A bed made by a program belongs to it: `owner` is that process, and a bed whose owner is dead is stale. A bed made
+by the command line belongs to nobody, and stays until it is taken down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.errors import BadInput
+from partita.files import dump_json, read_json, write_whole
+
+FOLDER = Path("/run/partita-testbed")
+FORMAT = "partita-testbed"
+PREFIX = "partita-"  #: of every namespace and group that a test bed makes
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that cannot be taken for a later one with the same id."""
+
+    pid: int
+    started: int  #: clock ticks after boot
+
+    @staticmethod
+    def of(pid: int) -> Process | None:
+        """None where no such process lives (a zombie does not)."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else Process(pid, int(fields[19]))
+
+    @property
+    def alive(self) -> bool:
+        return Process.of(self.pid) == self
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a bed."""
+
+    name: str  #: h0, h1, ...
+    namespace: str
+    address: str
+    rate_bit_per_s: int  #: of what it sends and of what it receives
+    cpu_percent: float | None  #: of one core; None: no limit
+    core: int | None  #: pinned to this core
+    group: str | None  #: folder of its cpu group
+
+
+@dataclass(frozen=True)
+class State:
+    """One bed."""
+
+    name: str
+    subnet: int  #: 10.77.SUBNET.0/24
+    switch: str  #: namespace of the bridge
+    hosts: tuple[Host, ...]
+    owner: Process | None
+
+    @property
+    def stale(self) -> bool:
+        return self.owner is not None and not self.owner.alive
+
+    def host(self, name: str) -> Host:
+        """Raises BadInput where the bed has no such host."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        names = ", ".join(h.name for h in self.hosts)
+        raise BadInput(f"test bed {self.name!r} has no host {name!r}", hint=f"its hosts are {names}")
+
+    def write(self) -> None:
+        write_whole(_file(self.name), dump_json({"format": FORMAT, "version": 1, **dataclasses.asdict(self)}))
+
+    def forget(self) -> None:
+        _file(self.name).unlink(missing_ok=True)
+
+
+def _file(name: str) -> Path:
+    return FOLDER / f"{name}.json"
+
+
+def find(name: str) -> State | None:
+    """The bed of this name; None where there is none. Raises BadInput where its file is damaged."""
+    if not _file(name).exists():
+        return None
+    row = read_json(_file(name), BadInput, FORMAT)
+    try:
+        return _state(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{_file(name)} is damaged: {error!r}", hint="remove the file, and the namespaces") from error
+
+
+def _state(row: dict[str, Any]) -> State:
+    return State(
+        str(row["name"]),
+        int(row["subnet"]),
+        str(row["switch"]),
+        tuple(Host(**h) for h in row["hosts"]),
+        Process(**row["owner"]) if row["owner"] else None,
+    )
+
+
+def every() -> list[State]:
+    """All beds on this machine, by name."""
+    found = [find(path.stem) for path in sorted(FOLDER.glob("*.json"))]
+    return [state for state in found if state is not None]
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Hold the list of beds: one process changes it at a time."""
+    try:
+        FOLDER.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(FOLDER / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise BadInput(f"{FOLDER} cannot be used: {error.strerror}", hint="test beds need root") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
