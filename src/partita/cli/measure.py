@@ -1,4 +1,4 @@
-"""partita measure JOB: times of every task, the links, the memory -> profile.json."""
+"""partita measure JOB: times of every task, the links, the memory -> profile.json; --campaign FILE: rows for models."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from partita.errors import BadInput
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="file.py:function that returns a partita.TrainingJob")
+    parser.add_argument("job", metavar="JOB", nargs="?", help="file.py:function that returns a partita.TrainingJob")
+    parser.add_argument(
+        "--campaign",
+        metavar="FILE",
+        help="instead of a job: the TOML file of a measurement campaign over hyperparameters",
+    )
     add_settings(parser)
     parser.add_argument(
-        "-o", "--out", default="profile.json", metavar="FILE", help="where to write the profile (default: profile.json)"
+        "-o", "--out", metavar="FILE", help="where to write (default: profile.json; of a campaign rows.parquet)"
     )
     parser.add_argument("--devices", type=int, metavar="N", help="devices of this machine to describe (default: all)")
     parser.add_argument(
@@ -28,7 +33,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
-    """Measure the job and write the profile. Raises JobError, CaptureError, ClusterError."""
+    """Measure the job, or the campaign. Raises JobError, CaptureError, ClusterError, BadInput, Interrupted."""
+    if (options.job is None) == (options.campaign is None):
+        raise BadInput("measure takes one JOB or one --campaign FILE", hint="e.g. partita measure train.py:job")
+    options.out = options.out or ("rows.parquet" if options.campaign else "profile.json")
+    return _run_campaign(options, talk) if options.campaign else _run_job(options, talk)
+
+
+def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    _check(options)
+    from partita.measure.campaign import run_campaign
+
+    talk.step(f"measuring {options.campaign}")
+    return run_campaign(options.campaign, options.out, progress=talk.progress, say=talk.say)
+
+
+def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     sizes = sizes_of(options.micro_batch_sizes)
     _check(options)
     from partita.measure.job import measure_job
@@ -86,6 +106,34 @@ def _finite(x: float) -> float | None:
 
 
 def text(document: dict[str, Any]) -> str:
+    return _campaign_text(document) if "rows" in document else _profile_text(document)
+
+
+def _campaign_text(document: dict[str, Any]) -> str:
+    from partita.report.text import Kind, count, facts, seconds, table
+
+    head = facts(
+        [
+            ("rows", f"{count(document['count'])} of {count(document['wanted'])}"),
+            ("visits", f"{count(document['visits'])}; they agree in {count(document['agree'])} rows"),
+            ("load", f"{document['facts']['load'][0]:.2f}, {seconds(document['facts']['wall_s'])}"),
+        ]
+    )
+    columns: list[tuple[str, Kind]] = [
+        ("network", "text"),
+        ("framework", "text"),
+        ("workers", "count"),
+        ("rows", "count"),
+        ("shortest step", "s"),
+        ("median", "s"),
+        ("longest", "s"),
+    ]
+    groups = table(columns, [tuple(g.values()) for g in document["groups"]])
+    failed = "".join(f"\n{f['configuration']}: {f['reason']}" for f in document["failed"])
+    return f"{head}\n\n{groups}\n{failed}\n{document['rows']}"
+
+
+def _profile_text(document: dict[str, Any]) -> str:
     from partita.report.text import count, facts, rate, seconds, size, table
 
     head = facts(
