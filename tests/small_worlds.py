@@ -119,7 +119,7 @@ def clusters(draw: st.DrawFn, most: int = 4) -> Cluster:
     def link(a: str, b: str) -> Link:
         medium = draw(st.sampled_from(["", "the bus", "the air"]))
         rate = draw(positive | st.just(math.inf))
-        return Link(a, b, rate, draw(st.floats(0, 10)), medium, fair, draw(st.floats(0, 10)))
+        return Link(a, b, rate, draw(st.floats(0, 10)), medium, fair, draw(st.floats(0, 10)), draw(st.floats(0, 1)))
 
     pairs = [(a, b) for a in device_names for b in device_names if a != b]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []

@@ -63,13 +63,13 @@ def test_all_faults_are_told_at_once() -> None:
     links = (
         Link("a", "x", rate_bytes_per_s=0.0, medium="m"),
         Link("a", "b", latency_s=-1.0, message_s=math.nan, medium="b"),
-        Link("a", "b", medium="m", fair=True),
+        Link("a", "b", medium="m", fair=True, sum_s_per_byte=-1.0),
     )
     faults = "; ".join(Cluster(devices, links, Link("", "", latency_s=math.inf)).check())
     for fault in (
         "device name 'a' is used twice", "'a' has speed = 0", "'a' has memory_bytes = nan", "'b' has speed = inf",
         "link a->x names the unknown device 'x'", "link a->x has rate_bytes_per_s = 0", "link a->b has latency_s = -1",
-        "link a->b has message_s = nan", "the default link has latency_s = inf", "link a->b is given twice",
+        "link a->b has message_s = nan", "link a->b has sum_s_per_byte = -1", "the default link has latency_s = inf", "link a->b is given twice",
         "medium 'b', which is the name of a device", "medium 'm' is fair for some",
     ):  # fmt: skip
         assert fault in faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from partita.graph import SharedParameter, Task, TaskGraph
 from partita.kernel import compiled
 from partita.lower import lower
 from partita.plan import Plan, Schedule
+from partita.predict.exchange import ring_s
 from partita.program import Builder, Op, Piece, Program
 from partita.simulate import Durations, Simulator, durations, simulate, times
 from partita.timeline import Timeline
@@ -241,12 +243,13 @@ def test_a_skip_overtakes_the_stage_between() -> None:
 
 
 def test_gradients_of_replicas_and_of_shared_parameters_take_the_links() -> None:
-    """8 bytes over two replicas: each sends 8 bytes at 2 bytes/s, 4 s, plus 0.5 s latency, before the update of 1 s."""
+    """8 bytes over two replicas: each sends 8 bytes at 2 bytes/s, 4 s, in two messages of 0.5 s latency each, before the
+    update of 1 s."""
     graph = training_chain(1, parameter_bytes=8.0, update=True)
     cluster = Cluster.uniform(2, rate_bytes_per_s=2.0, latency_s=0.5)
     program, timeline = run(graph, cluster, stage_plan(graph, [2], 2, 2))
     assert ends(program, timeline)["reduce R0"] == 6.0
-    assert timeline.duration_s == 7.5
+    assert timeline.duration_s == 8.0
 
     tied = SharedParameter("w", 8.0, ("f0", "f1"))
     graph = training_chain(2, size_bytes=0.0, parameter_bytes=8.0, shared=[tied], update=True)
@@ -255,7 +258,21 @@ def test_gradients_of_replicas_and_of_shared_parameters_take_the_links() -> None
         5.0,
         5.0,
     ]  # after b0, with latencies
-    assert timeline.duration_s == 5.0 + 4.0 + 0.5 + 1.0
+    assert timeline.duration_s == 5.0 + 4.0 + 1.0 + 1.0
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_sum_of_gradients_takes_what_the_formula_of_a_ring_says(n: int) -> None:
+    graph = training_chain(1, parameter_bytes=12.0, update=True)
+    cluster = Cluster.uniform(n, rate_bytes_per_s=3.0, latency_s=0.25)
+    _, timeline = run(graph, cluster, stage_plan(graph, [n], n, n))
+    assert timeline.duration_s == pytest.approx(2.0 + ring_s(n, 12.0, 3.0, 0.25) + 1.0, rel=1e-12)
+    slow = dataclasses.replace(cluster, links=(Link("cpu0", "cpu1", 1.0, 0.5),))
+    _, timeline = run(graph, slow, stage_plan(graph, [n], n, n))
+    assert timeline.duration_s == pytest.approx(2.0 + ring_s(n, 12.0, 1.0, 0.5) + 1.0, rel=1e-12)  # its slowest hop
+    adding = dataclasses.replace(cluster, default_link=Link("", "", 3.0, 0.25, sum_s_per_byte=2 / 3))
+    _, timeline = run(graph, adding, stage_plan(graph, [n], n, n))
+    assert timeline.duration_s == pytest.approx(2.0 + ring_s(n, 12.0, 1.0, 0.25) + 1.0, rel=1e-12)  # 1/3 + 2/3 s a byte
 
 
 def test_a_given_transfer_time_replaces_what_the_link_would_take() -> None:

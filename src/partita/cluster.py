@@ -56,6 +56,7 @@ class Link:
     medium: str = ""  #: links that name one medium share it; empty: this direction has its own
     fair: bool = False  #: transfers on the medium share its rate; otherwise they are served in order
     message_s: float = 0.0  #: time that receiving a message takes of the receiving *device*
+    sum_s_per_byte: float = 0.0  #: of gradients summed over devices: copying and adding, for every byte sent
 
     @property
     def queue(self) -> str:
@@ -65,6 +66,12 @@ class Link:
     def transfer_s(self, size_bytes: float) -> float:
         """Seconds during which a transfer occupies the link (its latency comes after)."""
         return size_bytes / self.rate_bytes_per_s
+
+    @property
+    def exchange_bytes_per_s(self) -> float:
+        """The rate at which gradients are summed over it, copying and adding included."""
+        per_byte = 1 / self.rate_bytes_per_s + self.sum_s_per_byte
+        return 1 / per_byte if per_byte > 0 else math.inf
 
 
 T = TypeVar("T", Device, Link)
@@ -93,7 +100,7 @@ class Cluster:
         if found is not None:
             return found
         d = self.default_link
-        return Link(source, target, d.rate_bytes_per_s, d.latency_s, d.medium, d.fair, d.message_s)
+        return Link(source, target, d.rate_bytes_per_s, d.latency_s, d.medium, d.fair, d.message_s, d.sum_s_per_byte)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -152,7 +159,11 @@ class Cluster:
                 faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
             faults += [
                 f"{where} has {w} = {v}"
-                for w, v in (("latency_s", k.latency_s), ("message_s", k.message_s))
+                for w, v in (
+                    ("latency_s", k.latency_s),
+                    ("message_s", k.message_s),
+                    ("sum_s_per_byte", k.sum_s_per_byte),
+                )
                 if not (v >= 0 and math.isfinite(v))
             ]
             if k.medium in names:

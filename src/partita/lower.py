@@ -23,6 +23,7 @@ from partita.cluster import Cluster
 from partita.errors import PlanError, refuse
 from partita.graph import TaskGraph
 from partita.plan import PipelinePlan, PlacementPlan, Plan
+from partita.predict.exchange import ring_share
 from partita.program import Builder, Op, Piece, Program
 from partita.schedules import Slot, slots, unit_ends
 
@@ -164,7 +165,7 @@ def _finish(
     reduced: dict[str, list[int]] = defaultdict(list)
     for name, devices, size in reductions(graph, plan):
         needs = [ends[d] for d in devices if d in ends]
-        share = 2 * (len(devices) - 1) / len(devices) * size  # ring: what every member sends
+        share = ring_share(len(devices)) * size  # what every member sends
         for d, e in zip(devices, (*devices[1:], devices[0]), strict=True):
             i = build.add(
                 Op.REDUCE, cluster.link(d, e).queue, Piece(name, "transfer", -1, (), (), (d, e)), -1, needs, share

@@ -6,7 +6,8 @@ instructions in ascending number, each as soon as the instructions it needs are 
     COMPUTE  device  run a piece (a stage's forward or backward) on one micro-batch
     SEND     link    carry tensors from the device that made them; posted by that device, it does not wait for it
     RECV     device  wait for a SEND; takes the device only the time that handling a message takes
-    REDUCE   link    sum gradients over the devices of a group; occupies the link of every member at once
+    REDUCE   link    sum gradients over the devices of a group by a ring; occupies the link of every member at once: one
+                     REDUCE a member, from it to the next, all of one name
     UPDATE   device  the optimizer's step
     FREE     device  drop what a micro-batch kept
 """

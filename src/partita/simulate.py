@@ -13,6 +13,7 @@ A search that evaluates one program many times compiles it into a `Simulator` fi
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,6 +25,7 @@ from partita.costs import CostTable
 from partita.errors import CostError, PlanError, ProgramError, refuse
 from partita.graph import FloatArray, IntArray, TaskGraph
 from partita.kernel import Int32Array, makespans, nodes, walk
+from partita.predict.exchange import ring_steps
 from partita.program import Op, Piece, Program
 from partita.timeline import Timeline
 
@@ -57,8 +59,9 @@ def durations(program: Program, graph: TaskGraph, costs: CostTable, cluster: Clu
     """The durations that costs and cluster predict.
 
     Computing takes the sum of the tasks' seconds on the kind of the device, divided by its speed. A transfer occupies
-    its link for the given time of its tensors, and for size / rate where none is given; its latency comes after.
-    Receiving takes the link's `message_s` of the device. Raises PlanError where a task cannot run on its device,
+    its link for the given time of its tensors, and for size / rate where none is given; its latency comes after. A sum of
+    gradients occupies the link of every member for what that member sends, copies and adds; the latencies of all steps of
+    the ring come after (`exchange.ring_s`). Receiving takes the link's `message_s` of the device. Raises PlanError where a task cannot run on its device,
     CostError where costs and graph do not fit. O(instructions + tasks + tensors).
     """
     refuse(CostError, costs.check(graph), "the costs do not fit the graph")
@@ -103,15 +106,24 @@ def _compute_s(
 
 def _transfer_facts(program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster) -> FloatArray:
     """[5, pieces] of the message a piece is: seconds given for its tensors, share of its bytes that no given time
-    covers, the link's rate, its latency, the time of receiving on the device."""
+    covers, the rate at which they go, the latency, the time of receiving on the device."""
     facts = np.zeros((5, len(program.pieces)))
     facts[2] = 1.0
+    steps = _ring_steps(program)
     for p, piece in enumerate(program.pieces):
         if piece.route != ("", ""):
             link = cluster.link(*piece.route)
             given_s, rest = _given(piece, graph, costs)
-            facts[:, p] = given_s, rest, link.rate_bytes_per_s, link.latency_s, link.message_s
+            rate = link.exchange_bytes_per_s if p in steps else link.rate_bytes_per_s
+            facts[:, p] = given_s, rest, rate, steps.get(p, 1) * link.latency_s, link.message_s
     return facts
+
+
+def _ring_steps(program: Program) -> dict[int, int]:
+    """Piece of a sum of gradients -> messages one after another in its ring, which has one piece a member."""
+    pieces = np.unique(program.piece[program.op == Op.REDUCE]).tolist()
+    members = Counter(program.pieces[p].name for p in pieces)
+    return {p: ring_steps(members[program.pieces[p].name]) for p in pieces}
 
 
 def _given(piece: Piece, graph: TaskGraph, costs: CostTable) -> tuple[float, float]:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.cluster import Device
-from partita.measure.links import SIZES, link_between, link_from
+from partita.cluster import Device, Link
+from partita.measure.links import GRADIENT_BYTES, SIZES, link_between, link_from, with_sums
+from partita.predict.exchange import ring_s
 
 
 def rows(latency_s: float, rate: float, device_s: float = 2e-5) -> list[dict[str, float]]:
@@ -41,6 +42,20 @@ def test_the_median_message_counts() -> None:
     assert link_from("a", "b", spread).message_s == 3e-6
 
 
+@given(st.floats(1e6, 1e11), st.floats(0, 1e-2), st.floats(0, 1e-6))
+def test_what_a_sum_takes_beyond_its_messages_is_copying_and_adding(
+    rate: float, latency_s: float, per_byte: float
+) -> None:
+    link = Link("a", "b", rate, latency_s)
+    sums = [{"bytes": float(b), "sum_s": ring_s(2, b, rate, latency_s) + b * per_byte} for b in GRADIENT_BYTES]
+    found = with_sums(link, sums)
+    assert found.sum_s_per_byte == pytest.approx(per_byte, rel=1e-6, abs=1e-9 * sums[0]["sum_s"])
+    assert ring_s(2, sums[0]["bytes"], found.exchange_bytes_per_s, latency_s) == pytest.approx(
+        sums[0]["sum_s"], rel=1e-6
+    )
+    assert with_sums(link, [{"bytes": 1e6, "sum_s": 0.0}]).sum_s_per_byte == 0  # faster than its messages: only them
+
+
 def test_two_processes_of_this_machine_exchange_messages() -> None:
     cores = sorted(os.sched_getaffinity(0))
     a, b = (Device(f"cpu{i}", cores=(cores[i % len(cores)],)) for i in range(2))
@@ -48,4 +63,5 @@ def test_two_processes_of_this_machine_exchange_messages() -> None:
     assert 1e6 < link.rate_bytes_per_s < 1e12
     assert 0 <= link.latency_s < 0.1
     assert 0 < link.message_s < 0.1
+    assert 0 <= link.sum_s_per_byte < 1e-6
     assert (link.source, link.target) == ("cpu0", "cpu1")

@@ -67,7 +67,10 @@ def profiles(
             for i in range(devices)
         ),
         (),
-        Link("", "", draw(st.floats(1.0, 100.0)), draw(st.floats(0.0, 0.1)), message_s=draw(st.floats(0.0, 0.02))),
+        Link(
+            "", "", draw(st.floats(1.0, 100.0)), draw(st.floats(0.0, 0.1)), message_s=draw(st.floats(0.0, 0.02)),
+            sum_s_per_byte=draw(st.floats(0.0, 0.1)),
+        ),
     )  # fmt: skip
     kinds = ("cpu", "gpu") if two_kinds else ("cpu",)
     sizes = [draw(st.floats(0.0, 5.0)) for _ in range(n)]

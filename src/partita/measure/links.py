@@ -1,7 +1,9 @@
-"""Measure the link between two local ranks: rate, latency, and what a message costs the devices at its ends.
+"""Measure the link between two local ranks: rate, latency, what a message costs the devices at its ends, and what
+summing gradients over it takes.
 
 Two processes, pinned like workers, exchange messages of several sizes over torch.distributed. A line through the times
 of one way gives latency and rate; the CPU time that both processes spend on a message is what it takes of the devices.
+What a sum of gradients takes longer than its messages should is copying and adding.
 
     python -m partita.measure.links SPEC.json       (started by `link_between`)
 """
@@ -15,15 +17,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from partita.cluster import Device, Link
 from partita.errors import ClusterError
+from partita.predict.exchange import ring_s
 
 TYPICAL_BYTES = 1 << 17  #: the size of message that `message_s` is given for: an activation of a small micro-batch
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
+GRADIENT_BYTES = (1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
+GRADIENTS = 32
 
 
 def link_between(a: Device, b: Device, *, repeats: int = 40, timeout_s: float = 60.0) -> Link:
@@ -50,7 +56,8 @@ def link_between(a: Device, b: Device, *, repeats: int = 40, timeout_s: float = 
                 f"the link {a.name} -> {b.name} could not be measured (exit codes {codes})",
                 hint="give its rate in a cluster file",
             )
-        return link_from(a.name, b.name, json.loads(out.read_text()))
+        found = json.loads(out.read_text())
+        return with_sums(link_from(a.name, b.name, found["messages"]), found["sums"])
 
 
 def _start(told: Path, rank: int, device: Device) -> subprocess.Popen[bytes]:
@@ -84,6 +91,17 @@ def link_from(source: str, target: str, rows: list[dict[str, float]]) -> Link:
     )
 
 
+def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
+    """The link with what summing gradients over two devices takes per byte, beyond its messages.
+
+    >>> link = Link("a", "b", 1e9, 1e-4)
+    >>> round(with_sums(link, [{"bytes": 1e6, "sum_s": 2 * 1e-4 + 3e-3}]).sum_s_per_byte * 1e9, 6)
+    2.0
+    """
+    beyond = [(r["sum_s"] - ring_s(2, r["bytes"], link.rate_bytes_per_s, link.latency_s)) / r["bytes"] for r in rows]
+    return replace(link, sum_s_per_byte=float(max(np.median(beyond), 0.0)))
+
+
 def _measure(spec: dict[str, object]) -> None:
     import torch
     import torch.distributed as dist
@@ -107,8 +125,9 @@ def _measure(spec: dict[str, object]) -> None:
                 dist.send(buffer, 0)
             way.append((time.perf_counter() - began) / 2)
         rows.append({"bytes": float(size), "way_s": statistics.median(way), "device_s": _device_time(size, rank)})
+    sums = [{"bytes": float(size), "sum_s": _sum_time(size)} for size in GRADIENT_BYTES]
     if rank == 0:
-        Path(str(spec["out"])).write_text(json.dumps(rows))
+        Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums}))
     dist.barrier()
 
 
@@ -129,6 +148,25 @@ def _device_time(size: int, rank: int, count: int = 50) -> float:
         spent = torch.tensor([(time.process_time() - began) / count], dtype=torch.float64)
         dist.all_reduce(spent)
     return float(spent) / 2
+
+
+def _sum_time(size: int, repeats: int = 9) -> float:
+    """Seconds in which gradients are summed over both ranks, as a training step does; the median, after two to warm up."""
+    import torch
+    import torch.distributed as dist
+
+    from partita.run.interpreter import reduce_gradients
+    from partita.run.memory import keep_freed_memory
+
+    keep_freed_memory()
+    parameters = [torch.zeros(size // 4 // GRADIENTS) for _ in range(GRADIENTS)]
+    took = []
+    for _ in range(repeats + 2):
+        dist.barrier()
+        began = time.perf_counter()
+        reduce_gradients(parameters, None)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took[2:])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 from partita.plan import Verdict
 from partita.report.agreement import Event
 from partita.report.markup import Scale, number, tag, words
+from partita.report.sheet import cells, framed
 from partita.report.spans import Look, look
 from partita.report.stages import StageRow
 from partita.report.story import PIPELINE, SINGLE, Engine, Story
@@ -40,15 +41,6 @@ def _share(x: float) -> str:
     return f"{100 * min(max(x, 0.0), 1.0):.2f}%"
 
 
-def _cells(values: Sequence[str], classes: Sequence[str], element: str = "td") -> str:
-    return tag("tr", *(tag(element, v, class_=c or None) for v, c in zip(values, classes, strict=True)))
-
-
-def _table(heads: Sequence[str], classes: Sequence[str], rows: Sequence[str], name: str) -> str:
-    head = tag("thead", _cells([words(h) for h in heads], classes, "th"))
-    return tag("div", tag("table", head, tag("tbody", *rows), class_=name), class_="scroll")
-
-
 def engines(story: Story) -> str:
     """Step time of every engine: bar, median with its range, prediction, error, speed-up over one process."""
     shown = [e for e in story.engines if e.measured_s is not None or e.predicted_s is not None]
@@ -58,7 +50,7 @@ def engines(story: Story) -> str:
     single = story.engine(SINGLE).measured_s
     classes = ["", "wide", "n", "n soft", "n", "n", "n"]
     heads = ["", KEY_ENGINES, "median", "10th to 90th percentile", "predicted", "error", "speed-up"]
-    return _table(heads, classes, [_engine(e, longest, single, classes) for e in shown], "bars")
+    return framed(heads, classes, [_engine(e, longest, single, classes) for e in shown], "bars")
 
 
 def _engine(e: Engine, longest: float, single: float | None, classes: Sequence[str]) -> str:
@@ -79,7 +71,7 @@ def _engine(e: Engine, longest: float, single: float | None, classes: Sequence[s
         minus(error),
         speed,
     ]  # fmt: skip
-    return _cells(values, classes)
+    return cells(values, classes)
 
 
 def _range(low_s: float, high_s: float) -> str:
@@ -100,14 +92,14 @@ def busy(shares: Sequence[tuple[str, float | None, float | None]]) -> str:
         return ""
     if all(m is None for _, _, m in shares):
         classes = ["", "wide", "n"]
-        rows = [_cells([words(d), bar(p or 0.0), percent(p or 0.0)], classes) for d, p, _ in shares]
-        return _table(["", "", "predicted"], classes, rows, "bars")
+        rows = [cells([words(d), bar(p or 0.0), percent(p or 0.0)], classes) for d, p, _ in shares]
+        return framed(["", "", "predicted"], classes, rows, "bars")
     classes = ["", "wide", "n", "n"]
     rows = [
-        _cells([words(d), bar(m or 0.0, tick=p), tag("b", percent(m or 0.0)), "" if p is None else percent(p)], classes)
+        cells([words(d), bar(m or 0.0, tick=p), tag("b", percent(m or 0.0)), "" if p is None else percent(p)], classes)
         for d, p, m in shares
     ]
-    return _table(["", "measured; tick: predicted", "measured", "predicted"], classes, rows, "bars")
+    return framed(["", "measured; tick: predicted", "measured", "predicted"], classes, rows, "bars")
 
 
 def alternatives(values: Mapping[str, float], verdict: Verdict | None) -> str:
@@ -120,7 +112,7 @@ def alternatives(values: Mapping[str, float], verdict: Verdict | None) -> str:
     bound = verdict.lower_bound_s / longest if verdict and 0 < verdict.lower_bound_s <= longest else None
     classes = ["", "wide", "n", "n"]
     rows = [
-        _cells(
+        cells(
             [
                 tag("b" if name == chosen else "span", words(name)),
                 bar(value / longest, tick=bound, main=name == chosen),
@@ -131,7 +123,7 @@ def alternatives(values: Mapping[str, float], verdict: Verdict | None) -> str:
         )
         for name, value in sorted(values.items(), key=lambda kv: (kv[1], kv[0] != chosen))
     ]
-    return _table(
+    return framed(
         ["", "tick: lower bound" if bound is not None else "", "predicted step", "against chosen"],
         classes,
         rows,
@@ -202,9 +194,9 @@ def stages(rows: Sequence[StageRow]) -> str:
     if measured:
         heads, classes = [*heads, "error"], [*classes, "n"]
     body = [
-        _cells([*_stage_cells(k, r), *([minus(_error(r))] if measured else [])], classes) for k, r in enumerate(rows)
+        cells([*_stage_cells(k, r), *([minus(_error(r))] if measured else [])], classes) for k, r in enumerate(rows)
     ]
-    return _table(heads, classes, body, "plain")
+    return framed(heads, classes, body, "plain")
 
 
 def _stage_cells(k: int, r: StageRow) -> list[str]:

@@ -18,7 +18,9 @@
     if (two) return (two[1] === "F" ? "activations" : "gradients") + ", stage " + two[2] + " to " + two[3];
     return label;
   };
+  const noted = ([heading, rows]) => `<b>${escape(heading)}</b><table>${rows.map(([k, v]) => `<tr><td>${escape(k)}</td><td>${escape(v)}</td></tr>`).join("")}</table>`;
   const describe = (i) => {
+    if (data.tips) return noted(data.tips[i]);
     const [label, micro, queue, ...times] = data.rows[i];
     const rows = data.panels.map((p, k) => times[2 * k + 1] == null ? "" :
       `<tr><td>${p.name.toLowerCase()}</td><td><b>${ms(times[2 * k + 1])}</b></td><td>from ${ms(times[2 * k])}</td></tr>`);
@@ -41,7 +43,7 @@
   };
   document.addEventListener("pointermove", (e) => {
     const i = e.target.dataset && e.target.dataset.i;
-    if (i != null && data.rows && !brush) show(i, e.clientX, e.clientY); else if (!tip.hidden) hide();
+    if (i != null && (data.rows || data.tips) && !brush) show(i, e.clientX, e.clientY); else if (!tip.hidden) hide();
   });
   document.addEventListener("pointerleave", hide);
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from typing import Any
 
 from partita import __version__
@@ -14,11 +12,10 @@ from partita.plan import PipelinePlan
 from partita.report import charts, timelines
 from partita.report.agreement import Agreement, agreement, events, is_computation
 from partita.report.markup import tag, words
+from partita.report.sheet import columns, document, many, section
 from partita.report.stages import StageRow, stage_rows
 from partita.report.story import NAMES, PIPELINE, SINGLE, TORCH, Story, devices_used
 from partita.report.text import count, percent, rate, seconds, size
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def page(story: Story) -> str:
@@ -28,55 +25,22 @@ def page(story: Story) -> str:
     rows = stage_rows(story.plan, story.predicted, story.measured) if story.plan else ()
     body = [
         _header(story),
-        _section("Step time", _engines_note(story), charts.engines(story)),
-        _section(
+        section("Step time", _engines_note(story), charts.engines(story)),
+        section(
             "One step, predicted and measured" if agreed else "One step",
             _timeline_note(story),
             _legend(story) + picture if picture else "",
         ),
-        _section("Where the cuts fall", _cuts_note(rows), charts.cuts(rows) + charts.stages(rows)),
-        _columns(
-            _section("How busy each device is", _busy_note(story), charts.busy(_shares(story)))
-            + _section("How good the plan is", _bound_note(story), _alternatives(story)),
-            _section("How well each event was predicted", _agreement_note(agreed), _errors(story, agreed))
-            + _section("Loss", _loss_note(story), charts.losses(story)),
+        section("Where the cuts fall", _cuts_note(rows), charts.cuts(rows) + charts.stages(rows)),
+        columns(
+            section("How busy each device is", _busy_note(story), charts.busy(_shares(story)))
+            + section("How good the plan is", _bound_note(story), _alternatives(story)),
+            section("How well each event was predicted", _agreement_note(agreed), _errors(story, agreed))
+            + section("Loss", _loss_note(story), charts.losses(story)),
         ),
         _facts(story),
     ]
-    return _document(story.title, "".join(body), data)
-
-
-def _document(title: str, body: str, data: Mapping[str, Any]) -> str:
-    # "<" is written as an escape, so that no label can end the script element
-    values = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    head = [
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        f'<meta name="generator" content="partita {__version__}">',
-        tag("title", words(f"{title} · Partita")),
-        tag("style", _asset("page.css")),
-    ]
-    scripts = f'<script type="application/json" id="data">{values}</script><script>{_asset("page.js")}</script>'
-    tip = '<div id="tip" role="status" hidden></div>'
-    return f'<!doctype html>\n<html lang="en"><head>{"".join(head)}</head>\n<body><main>{body}</main>{tip}\n{scripts}</body></html>\n'
-
-
-def _asset(name: str) -> str:
-    return resources.files("partita.report").joinpath(name).read_text("utf-8")
-
-
-def _section(title: str, note: str, content: str) -> str:
-    """A heading, a sentence and a picture; nothing where neither is there."""
-    if not content and not note:
-        return ""
-    return tag("section", tag("h2", words(title)), tag("p", note, class_="note") if note else "", content)
-
-
-def _columns(*columns: str) -> str:
-    there = [tag("div", c) for c in columns if c]
-    return tag("div", *there, class_="columns") if len(there) > 1 else "".join(there)
+    return document(story.title, "".join(body), data)
 
 
 # ------------------------------------------------------------------------------------------------------- headline
@@ -126,16 +90,12 @@ def _plan_line(story: Story) -> str:
     plan = story.plan.plan if story.plan else None
     if not isinstance(plan, PipelinePlan):
         used = devices_used(story)
-        return f"{count(len(plan.placement))} tasks placed on {_many(used, 'device')}, by {plan.verdict.method}." if plan else ""  # fmt: skip
+        return f"{count(len(plan.placement))} tasks placed on {many(used, 'device')}, by {plan.verdict.method}." if plan else ""  # fmt: skip
     name = {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule]
     return (
-        f"{_many(len(plan.stages), 'stage')} on {_many(len(plan.devices), 'device')}, "
-        f"{_many(plan.micro_batches, 'micro-batch', 'micro-batches')}, at most {plan.in_flight} in flight, {name}."
+        f"{many(len(plan.stages), 'stage')} on {many(len(plan.devices), 'device')}, "
+        f"{many(plan.micro_batches, 'micro-batch', 'micro-batches')}, at most {plan.in_flight} in flight, {name}."
     )
-
-
-def _many(n: int, one: str, more: str = "") -> str:
-    return f"{count(n)} {one if n == 1 else more or one + 's'}"
 
 
 # ---------------------------------------------------------------------------------------------------------- notes
@@ -173,7 +133,7 @@ def _fill_limit(story: Story) -> str:
     if not isinstance(plan, PipelinePlan) or len(plan.stages) < 2 or any(s.replicas > 1 for s in plan.stages):
         return ""
     k, m = len(plan.stages), plan.micro_batches
-    return f"{_many(k, 'equal stage')} would fill and drain with {_many(m, 'micro-batch', 'micro-batches')} at {k * m / (m + k - 1):.2f}×."
+    return f"{many(k, 'equal stage')} would fill and drain with {many(m, 'micro-batch', 'micro-batches')} at {k * m / (m + k - 1):.2f}×."
 
 
 def _cuts_note(rows: tuple[StageRow, ...]) -> str:
@@ -218,7 +178,7 @@ def _agreement_note(agreed: Agreement | None) -> str:
     if agreed is None or not agreed.events:
         return ""
     return (
-        f"Half of {_many(agreed.events, 'computation')} were predicted within {percent(agreed.median_error)}, "
+        f"Half of {many(agreed.events, 'computation')} were predicted within {percent(agreed.median_error)}, "
         f"nine in ten within {percent(agreed.high_error)}. Shaded: within 10 %."
     )
 
@@ -256,11 +216,11 @@ def _loss_note(story: Story) -> str:
     off = charts.loss_difference(single, mine)
     if off == 0.0:
         return (
-            f"On {_many(len(mine.losses), 'step')} in turn, the pipeline's losses are bit for bit those of one process."
+            f"On {many(len(mine.losses), 'step')} in turn, the pipeline's losses are bit for bit those of one process."
         )
     if not math.isfinite(off):
         return ""
-    return f"On {_many(len(mine.losses), 'step')} in turn, the pipeline's losses are those of one process within {off:.1g} (relative)."
+    return f"On {many(len(mine.losses), 'step')} in turn, the pipeline's losses are those of one process within {off:.1g} (relative)."
 
 
 # ---------------------------------------------------------------------------------------------------------- facts

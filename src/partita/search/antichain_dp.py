@@ -106,7 +106,10 @@ def stage_cost(costs: StageCosts, wait: Edges, options: Sequence[Option]) -> Flo
         update = costs.update_s[None, :, t] - costs.update_s[:, None, t]
         for o, option in enumerate(options):
             seconds = np.maximum(computes + forward * option.recompute, np.maximum(sends[:, None], sends[None, :]))
-            after = np.maximum(update + reduce_s(costs, weights, option.replicas, rate), wait.tail_s[:, None])
+            reduced = reduce_s(
+                costs, weights, option.replicas, costs.wire.planned_exchange_rate, costs.wire.planned_latency_s
+            )
+            after = np.maximum(update + reduced, wait.tail_s[:, None])
             out[t, o] = wait.head_s[:, None] + -(-costs.micro_batches // option.replicas) * seconds + after
     return out
 

@@ -54,7 +54,7 @@ class Network:
             capacity[4 * v + 2] = ENDLESS
         nodes = len(self.start) - 1
         limit = int(min(float(ENDLESS), limit_s * self.grain))
-        flow, side = _max_flow(self.start, self.arcs, self.head, capacity, nodes - 2, nodes - 1, limit, self.spent)
+        flow, side = max_flow(self.start, self.arcs, self.head, capacity, nodes - 2, nodes - 1, limit, self.spent)
         return float(flow) / self.grain, side[: self.atoms]
 
 
@@ -200,7 +200,7 @@ def apart_s(model: LoadModel, networks: dict[int, Network], u: int, v: int, limi
 
 
 @compiled
-def _max_flow(
+def max_flow(
     start: IntArray, arcs: IntArray, head: IntArray, capacity: IntArray, s: int, t: int, limit: int, spent: IntArray
 ) -> tuple[int, Bools]:
     """Dinic's algorithm; returns the flow (stopped once it reaches the limit) and the source side of the cut."""

@@ -48,7 +48,10 @@ class Wire:
     """The links between the devices in a few numbers; `planned` ones are typical, `best` ones never too slow."""
 
     planned_rate: float  #: bytes/s, median over the pairs of devices
+    planned_exchange_rate: float  #: of gradients that are summed
+    planned_latency_s: float
     best_rate: float
+    best_exchange_rate: float
     best_latency_s: float
     message_s: float  #: least time that receiving a message takes of a device
 
@@ -60,7 +63,10 @@ def wire(cluster: Cluster) -> Wire:
     best = [*links, *cluster.links]
     return Wire(
         median(link.rate_bytes_per_s for link in links),
+        median(link.exchange_bytes_per_s for link in links),
+        median(link.latency_s for link in links),
         max(link.rate_bytes_per_s for link in best),
+        max(link.exchange_bytes_per_s for link in best),
         min(link.latency_s for link in best),
         min(link.message_s for link in best),
     )

@@ -31,6 +31,7 @@ import numpy as np
 
 from partita.graph import FloatArray, IntArray
 from partita.kernel import compiled
+from partita.predict.exchange import ring_s
 from partita.search.chain import Option
 from partita.search.stage import StageCosts, gradient_edges
 from partita.search.units import Units, Words
@@ -114,18 +115,23 @@ def bound_cost(costs: StageCosts, wait: Edges, options: Sequence[Option]) -> Flo
         forward = costs.forward_s[None, :, t] - costs.forward_s[:, None, t]
         update = costs.update_s[None, :, t] - costs.update_s[:, None, t]
         for o, option in enumerate(options):
-            reduced = reduce_s(costs, weights, option.replicas, costs.wire.best_rate)
+            reduced = reduce_s(
+                costs, weights, option.replicas, costs.wire.best_exchange_rate, costs.wire.best_latency_s
+            )
             after = np.maximum(update + reduced, wait.tail_s[:, None])
             turns = -(-costs.micro_batches // option.replicas)
             out[t, o] = wait.head_s[:, None] + turns * (seconds + forward * option.recompute) + after
     return out
 
 
-def reduce_s(costs: StageCosts, weights: FloatArray, replicas: int, rate: float) -> FloatArray | float:
-    """Seconds of summing gradients of `weights` bytes over replicas by a ring; 0 where nothing is updated."""
+def reduce_s(
+    costs: StageCosts, weights: FloatArray, replicas: int, rate: float, latency_s: float
+) -> FloatArray | float:
+    """Seconds of summing gradients of `weights` bytes over replicas by a ring; 0 where there is nothing to sum or update."""
     if replicas == 1 or not costs.update_s[-1].any():
         return 0.0
-    return 2 * (replicas - 1) / replicas * weights / rate
+    # these are differences of totals: what is next to nothing is their rounding, not a gradient that pays latencies
+    return np.where(weights > 1e-9 * weights.max(), ring_s(replicas, weights, rate, latency_s), 0.0)
 
 
 def simple_bound(costs: StageCosts, wait: Edges, unit_s: FloatArray, single_s: float) -> float:
