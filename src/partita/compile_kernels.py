@@ -64,10 +64,29 @@ def tiny_profile() -> Profile:
     return Profile("tiny.py:job", 8, (Sample(2, graph, costs),), Cluster.uniform(2, rate_bytes_per_s=1e9))
 
 
+def tiny_offload() -> dict[str, object]:
+    """Three jobs: a chain, twice, and a network with two branches too wide to list its cuts."""
+    chain = [
+        {
+            "id": f"t{i}",
+            "device_s": 1.0 + i,
+            "server_s": 0.4,
+            "output_bytes": 9.0 - i,
+            "inputs": [f"t{i - 1}"] * (i > 0),
+        }
+        for i in range(4)
+    ]
+    wide = [{"id": f"w{i}", "device_s": 0.3, "server_s": 0.1, "output_bytes": 1.0 + i % 3} for i in range(20)]
+    jobs = [{"name": name, "input_bytes": 12.0, "tasks": t} for name, t in (("a", chain), ("b", chain), ("c", wide))]
+    return {"link": {"up_bytes_per_s": 4.0, "down_bytes_per_s": 5.0, "round_trip_s": 0.1}, "jobs": jobs}
+
+
 def compile_kernels() -> None:
     """Plan a tiny problem of each kind."""
     with tempfile.TemporaryDirectory() as folder:
-        graph, layers, profile = (Path(folder) / n for n in ("graph.json", "layers.txt", "profile.json"))
+        names = ("graph.json", "layers.txt", "profile.json", "costs.json", "offload.json")
+        graph, layers, profile, costs, offload = (Path(folder) / n for n in names)
+        costs.write_text(json.dumps(tiny_offload()))
         graph.write_text(json.dumps(tiny_graph()))
         layers.write_text(tiny_layers())
         tiny_profile().write(profile)
@@ -77,12 +96,16 @@ def compile_kernels() -> None:
             (layers, "--devices", "4"),
             (profile,),
         ]
-        for path, *flags in asked:
+        calls = [["plan", str(path), *flags, "-o", str(Path(folder) / "plan.json")] for path, *flags in asked]
+        calls.append(["offload", "plan", "--costs", str(costs), "-o", str(offload)])
+        calls.append(["offload", "simulate", str(offload), "--arrivals", "poisson:1", "--count", "3"])
+        calls.append(["offload", "simulate", str(offload)])
+        for words in calls:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                code = main(["plan", str(path), *flags, "-o", str(Path(folder) / "plan.json")])
+                code = main(words)
             if code:
                 print(
-                    f"the kernels for {path.name} could not be compiled now (exit code {code})",
+                    f"the kernels of {' '.join(words[:2])} could not be compiled now (exit code {code})",
                     file=sys.stderr,
                 )
 

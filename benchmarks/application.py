@@ -1,0 +1,304 @@
+"""A whole training job foreseen: run time, best batch size and number of workers before it runs; then it runs.
+
+    python benchmarks/application.py --data DIR [--target 0.6] [--out DIR] [--json]
+
+The job is examples/cifar_application.py: a CNN on CIFAR-10 that trains until it is good enough. In order:
+
+    measure    one device's tasks at every size, as `partita measure` does: the plans come from it
+    probe      a few steps of some batches on one worker and two: the time of a step, a judgement, start and end
+    pilot      runs to the target at two batches, with other seeds: steps(B) = S_min (1 + B_noise / B)
+    time       the skeleton of a training step (partita.predict) fitted to probes and pilots; foretells all batches and workers
+    predict    start + steps x step + judgements, with intervals, written to OUT/prediction.json
+    run        the best with new seeds, and the best one of the other number of workers
+
+No seed is used twice for a batch. A probe during which others had the cores is taken again; a run that is judged never is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita import loop
+from partita.cli.talk import Talk
+from partita.errors import Interrupted, PartitaError
+from partita.files import dump_json, write_whole
+from partita.measure.job import measure_job
+from partita.measure.machine import machine_facts
+from partita.plan import PlanFile
+from partita.predict.convergence import Convergence, Spread, crossing, fit_convergence
+from partita.predict.explainable import Formula, fit_formula
+from partita.predict.fitting import Penalty
+from partita.predict.model import Z
+from partita.predict.table import Table
+from partita.profile import Profile
+from partita.report.text import percent, seconds, table
+from partita.search.pipeline import plan_pipeline
+
+JOB = f"{Path(__file__).parents[1] / 'examples' / 'cifar_application.py'}:job"
+EVERY = 2048  #: images between two judgements
+BATCHES = (8, 16, 32, 64, 128)
+WORKERS = (1, 2)
+PROBES = ((8, 1), (32, 1), (128, 1), (8, 2), (32, 2), (128, 2))
+PROBE_IMAGES = 5 * EVERY
+PROBE_SEED = 100
+PILOTS = ((16, 201), (64, 202), (16, 203), (64, 204))  #: batch, seed
+PILOT_WORKERS = 2
+DISTURBED = 0.15  #: a worker that waits for its core for so much of its time is no measure of what comes
+TRIES = 3  #: at a probe, until it is undisturbed
+FINAL_SEEDS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of the job took, and how it went."""
+
+    batch: int
+    workers: int
+    seed: int
+    wall_s: float
+    cpu_s: float  #: of all its processes
+    load: float  #: before it
+    images: tuple[int, ...]  #: [judgements]
+    accuracy: tuple[float, ...]
+    judge_s: tuple[float, ...]
+    queued: float  #: share of its time for which a worker was ready to run while others had its core
+    step_s: tuple[float, ...]  #: [judgements - 1] mean step between two judgements, everything between them included
+
+    @property
+    def undisturbed(self) -> bool:
+        return self.queued < DISTURBED
+
+    @property
+    def steps(self) -> int:
+        return self.images[-1] // self.batch
+
+    @property
+    def fixed_s(self) -> float:
+        """What is neither steps at their usual pace nor judgements: start, the first steps' surcharge, end."""
+        return self.wall_s - sum(self.judge_s) - self.steps * statistics.median(self.step_s)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and with what the job runs."""
+
+    profile: Profile
+    data: str
+    out: Path
+    talk: Talk
+
+    def plan(self, batch: int, workers: int) -> PlanFile:
+        """One stage on so many workers, each with its share of the batch."""
+        asked = replace(self.profile, batch_size=batch, cluster=self.profile.cluster.first(workers))
+        return plan_pipeline(asked, micro_batches=workers, stages=1)
+
+    def run(self, batch: int, workers: int, seed: int, target: float, steps: int | None = None) -> Run:
+        """Train through Partita's own engine to the target, or for so many steps."""
+        folder = self.out / f"batch{batch}-workers{workers}-seed{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        course = folder / "course.jsonl"
+        course.unlink(missing_ok=True)
+        settings = _settings(self.data, batch, seed, target, str(course))
+        load, before = os.getloadavg()[0], _children_cpu_s()
+        began = time.monotonic()
+        if loop.train(self.plan(batch, workers), JOB, settings, folder, steps=steps, epochs=1000).interrupted:
+            raise Interrupted("the benchmark was stopped")
+        wall = time.monotonic() - began
+        rows = [json.loads(line) for line in course.read_text().splitlines()]
+        found = Run(
+            batch, workers, seed, wall, _children_cpu_s() - before, load,
+            tuple(r["images"] for r in rows), tuple(r["accuracy"] for r in rows),
+            tuple(r["ended"] - r["began"] for r in rows),
+            (rows[-1]["queued_s"] - rows[0]["queued_s"]) / (rows[-1]["began"] - rows[0]["began"]) / workers,
+            tuple((b["began"] - a["ended"]) * batch / (b["images"] - a["images"]) for a, b in itertools.pairwise(rows)),
+        )  # fmt: skip
+        self.talk.say(
+            f"   batch {batch}, {workers} worker{'s' * (workers > 1)}, seed {seed}: {seconds(wall)}, {found.steps} steps of "
+            f"{seconds(statistics.median(found.step_s))}, accuracy {percent(found.accuracy[-1])}, load {load:.1f}, "
+            f"kept waiting {percent(found.queued)} of the time"
+        )
+        return found
+
+    def probe(self, batch: int, workers: int) -> Run:
+        """A few steps, taken again while others have the cores; of several disturbed ones, the least disturbed."""
+        found: list[Run] = []
+        for attempt in range(TRIES):
+            found.append(self.run(batch, workers, PROBE_SEED + attempt, 1.0, steps=PROBE_IMAGES // batch))
+            if found[-1].undisturbed:
+                break
+        return min(found, key=lambda run: run.queued)
+
+
+def _settings(data: str, batch: int, seed: int, target: float, course: str = "") -> dict[str, str]:
+    given = {"data": data, "batch": batch, "seed": seed, "target": target, "every": EVERY, "course": course}
+    return {k: str(v) for k, v in given.items()}
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+# ---- models -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """What was learnt before the run."""
+
+    step: Formula
+    convergence: Convergence
+    judge_s: Mapping[int, Spread]  #: workers -> seconds of a judgement, the mean of a run
+    fixed_s: Mapping[int, Spread]  #: workers -> seconds of start and end
+
+    def step_s(self, batch: int, workers: int) -> Spread:
+        found = self.step.predict(Table.of([{"batch": batch, "workers": workers}]))
+        return Spread(float(found.time[0]), math.log(float(found.high[0] / found.time[0])) / Z, math.inf)
+
+    def predict(self, batch: int, workers: int) -> dict[str, Any]:
+        """The run time of a configuration, its parts and its interval."""
+        steps, step, fixed = self.convergence.steps(batch), self.step_s(batch, workers), self.fixed_s[workers]
+        to_target = steps.middle * batch / EVERY  # judgements; the one after the target is reached ends the run
+        taken = replace(steps, middle=(to_target + 0.5) * EVERY / batch)
+        judging = replace(self.judge_s[workers], middle=(to_target + 0.5) * self.judge_s[workers].middle)
+        run = fixed.plus(judging).plus(taken.times(step))
+        return {
+            "batch": batch, "workers": workers, "run_s": run.middle, "low_s": run.low, "high_s": run.high,
+            "steps": steps.middle, "steps_low": steps.low, "steps_high": steps.high, "step_s": step.middle,
+            "step_low_s": step.low, "step_high_s": step.high, "judging_s": judging.middle, "fixed_s": fixed.middle,
+        }  # fmt: skip
+
+
+def step_formula(runs: Sequence[Run]) -> Formula:
+    """The skeleton, fitted to every interval between two judgements."""
+    rows = [{"batch": r.batch, "workers": r.workers} for r in runs for _ in r.step_s]
+    times = np.array([s for r in runs for s in r.step_s])
+    return fit_formula("skeleton", Table.of(rows), times, {"batch": "batch", "workers": "devices"}, Penalty(), seed=0)
+
+
+def learnt(probes: Sequence[Run], pilots: Sequence[Run], target: float) -> Model:
+    """All that the prediction rests on."""
+    reached = [_crossing(p, target) / p.batch for p in pilots]
+    convergence = fit_convergence(np.array([float(p.batch) for p in pilots]), np.array(reached))
+    of = {w: _timed([r for r in (*probes, *pilots) if r.workers == w]) for w in WORKERS}
+    judge = {w: Spread.of(np.array([statistics.mean(r.judge_s) for r in rs])) for w, rs in of.items()}
+    fixed = {w: Spread.of(np.array([r.fixed_s for r in rs])) for w, rs in of.items()}
+    return Model(step_formula([r for rs in of.values() for r in rs]), convergence, judge, fixed)
+
+
+def _timed(runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs whose times count: undisturbed ones, or, where they are fewer than two, all."""
+    calm = [r for r in runs if r.undisturbed]
+    return calm if len(calm) > 1 else runs
+
+
+def _crossing(run: Run, target: float) -> float:
+    return crossing(np.array(run.images, np.float64), np.array(run.accuracy), target)
+
+
+# ---- the benchmark ------------------------------------------------------------------------------------------------------
+
+
+def benchmark(data: str, target: float, out: Path, talk: Talk) -> dict[str, Any]:
+    """Measure, probe, pilot, predict; then run and compare."""
+    began, facts = time.monotonic(), machine_facts()
+    talk.step("measuring one device")
+    largest = max(BATCHES)
+    sizes = sorted({b // w for b in BATCHES for w in WORKERS})
+    profile = measure_job(
+        JOB, _settings(data, largest, 0, target), devices=max(WORKERS), sizes=sizes, progress=talk.progress
+    )
+    bench = Bench(profile, data, out, talk)
+    talk.step("probing the time of a step")
+    probes = [bench.probe(b, w) for b, w in PROBES]
+    talk.step("pilot runs to the target")
+    pilots = [bench.run(b, PILOT_WORKERS, seed, target) for b, seed in PILOTS]
+    model = learnt(probes, pilots, target)
+    predicted = sorted((model.predict(b, w) for b in BATCHES for w in WORKERS), key=lambda p: p["run_s"])
+    best = predicted[0]
+    other = next(p for p in predicted if p["workers"] != best["workers"])
+    write_whole(out / "prediction.json", dump_json({"time": facts["time"], "target": target, "predicted": predicted}))
+    talk.step(
+        f"predicted: best is batch {best['batch']} on {best['workers']} workers, {seconds(best['run_s'])} "
+        f"({seconds(best['low_s'])} to {seconds(best['high_s'])}); now it runs"
+    )
+    asked = [(best, s) for s in FINAL_SEEDS] + [(other, FINAL_SEEDS[0])]
+    finals = [_judged(bench.run(p["batch"], p["workers"], s, target), p, target) for p, s in asked]
+    return {
+        "facts": facts, "target": target, "every": EVERY, "seconds_spent": time.monotonic() - began,
+        "predicted": predicted, "runs": finals,
+        "planned_step_s": [{"batch": b, "workers": w, "step_s": bench.plan(b, w).plan.verdict.value_s} for b in BATCHES for w in WORKERS],
+        "convergence": {
+            "fewest_steps": model.convergence.fewest_steps, "noise_batch": model.convergence.noise_batch,
+            "noise": model.convergence.noise,
+        },
+        "probes": [asdict(p) for p in probes], "pilots": [asdict(p) for p in pilots],
+    }  # fmt: skip
+
+
+def _judged(run: Run, predicted: Mapping[str, Any], target: float) -> dict[str, Any]:
+    """A run beside what was predicted of it."""
+    step_s = (run.wall_s - run.fixed_s - sum(run.judge_s)) / run.steps
+    steps = _crossing(run, target) / run.batch
+    return {
+        **asdict(run), "run_s": run.wall_s, "steps_to_target": steps, "mean_step_s": step_s, "measured_fixed_s": run.fixed_s,
+        "error": predicted["run_s"] / run.wall_s - 1,
+        "steps_error": predicted["steps"] / steps - 1,
+        "step_error": predicted["step_s"] / step_s - 1,
+        "inside": predicted["low_s"] <= run.wall_s <= predicted["high_s"],
+        "predicted": dict(predicted),
+    }  # fmt: skip
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """Both tables: what was predicted, and what came."""
+    ahead = table(
+        [("batch", "count"), ("workers", "count"), ("steps", "count"), ("a step", "s"), ("predicted run", "s"), ("from", "s"), ("to", "s")],
+        [[p[k] for k in ("batch", "workers", "steps", "step_s", "run_s", "low_s", "high_s")] for p in found["predicted"]],
+    )  # fmt: skip
+    after = table(
+        [("batch", "count"), ("workers", "count"), ("seed", "count"), ("predicted", "s"), ("measured", "s"), ("error", "error"),
+         ("of the steps", "error"), ("of a step", "error"), ("CPU", "s"), ("kept waiting", "share"), ("load", "ratio")],
+        [[r["batch"], r["workers"], r["seed"], r["predicted"]["run_s"], r["run_s"], r["error"], r["steps_error"], r["step_error"], r["cpu_s"], r["queued"], r["load"]]
+         for r in found["runs"]],
+    )  # fmt: skip
+    return f"{ahead}\n\n{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, metavar="DIR")
+    parser.add_argument("--target", type=float, default=0.6, help="accuracy on held-out images that ends training")
+    parser.add_argument("--out", metavar="DIR", help="keep the prediction, timelines and courses here")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    talk = Talk.to_stderr()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(options.out or folder)
+            out.mkdir(parents=True, exist_ok=True)
+            found = benchmark(str(Path(options.data).resolve()), options.target, out, talk)
+    except PartitaError as error:
+        talk.error(str(error))
+        return error.exit_code
+    print(json.dumps(found) if options.json else text(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

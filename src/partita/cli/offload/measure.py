@@ -1,0 +1,210 @@
+"""partita offload measure MODEL.onnx ...: times of every task here and on a server, and the link -> costs.json."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.cli.talk import Talk
+from partita.errors import BadInput
+from partita.files import dump_json, write_whole
+from partita.offload import OffloadLink, OffloadProblem
+from partita.report.text import facts, percent, rate, seconds, size, table
+
+if TYPE_CHECKING:
+    from partita.capture.offload_jobs import JobSpec
+    from partita.capture.onnx_model import OnnxModel
+    from partita.measure.inference import InferenceTimes
+    from partita.measure.offload_link import LinkTimes
+
+_LINK = ("up_bytes_per_s", "down_bytes_per_s", "round_trip_s")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="ONNX files: one job each")
+    parser.add_argument("--jobs", metavar="TOML", help="JOBS.toml instead: models, how often, when")
+    parser.add_argument("--server", metavar="HOST:PORT", help="where partita offload serve listens: it measures itself")
+    parser.add_argument(
+        "--server-speedup", type=float, metavar="X", help="without a server: assume one X times as fast as this device"
+    )
+    parser.add_argument("--link", metavar="UP,DOWN,RTT", help="without a server: bytes/s up, bytes/s down, seconds")
+    parser.add_argument("--server-threads", type=int, default=1, metavar="N", help="without a server; default 1")
+    parser.add_argument("--budget-s", type=float, default=4.0, metavar="S", help="seconds a model and side; default 4")
+    parser.add_argument("--cache", metavar="DIR", help="where measurements are kept; default $XDG_CACHE_HOME/partita")
+    parser.add_argument("--token-file", metavar="FILE", help="the server's token")
+    parser.add_argument("--ca", metavar="PEM", help="the server's certificate")
+    parser.add_argument("--insecure", action="store_true", help="plain text, also beyond loopback")
+    parser.add_argument("-o", "--out", metavar="JSON", help="write the costs (partita offload plan --costs reads them)")
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Measure this side, then the other, then the link. Raises BadInput and its kin, and what the server's client raises."""
+    given = _check(options)
+    from partita.measure.inference_cache import cached_times, default_folder, hardware
+
+    jobs = _jobs(options)
+    models = {j.model.hash: j.model for j in jobs}
+    folder = Path(options.cache) if options.cache else default_folder()
+    device = {}
+    for h, m in models.items():
+        talk.step(f"measuring {m.name} here")
+        device[h], fresh = cached_times(m, folder, options.budget_s)
+        if not fresh:
+            talk.say(f"   measured before on {hardware()}")
+    server, link, threads = _other_side(options, given, models, device, talk)
+    problem = _problem(jobs, device, server, link.link, threads)
+    document = {**problem.to_json(), "measured": _measured(models, device, server, link)}
+    if options.out:
+        write_whole(options.out, dump_json(document))
+        talk.say(f"   costs written to {options.out}")
+    return document
+
+
+def _check(options: argparse.Namespace) -> OffloadLink | None:
+    """The link that the flags give, None with a server. Raises BadInput."""
+    if bool(options.models) == bool(options.jobs):
+        raise BadInput("measure takes ONNX files or --jobs JOBS.toml", hint="e.g. partita offload measure alexnet.onnx")
+    if not (options.budget_s > 0 and math.isfinite(options.budget_s)):
+        raise BadInput(f"--budget-s is {options.budget_s}", hint="give a positive number of seconds")
+    if options.server:
+        if options.server_speedup is not None or options.link:
+            raise BadInput("--server measures its speed and the link", hint="drop --server-speedup and --link")
+        return None
+    speedup = options.server_speedup
+    if speedup is None or not options.link:
+        raise BadInput(
+            "without a server its speed and the link are not known",
+            hint="give --server HOST:PORT, or assume: --server-speedup 4 --link 2.5e6,2.5e6,0.01",
+        )
+    if not (speedup > 0 and math.isfinite(speedup)):
+        raise BadInput(f"--server-speedup is {speedup}", hint="give a positive number")
+    return _link_of(options.link)
+
+
+def _link_of(text: str) -> OffloadLink:
+    try:
+        up, down, round_trip = (float(x) for x in text.split(","))
+    except ValueError as error:
+        raise BadInput(f"--link is {text!r}", hint="give UP,DOWN,RTT, e.g. 2.5e6,2.5e6,0.01") from error
+    return OffloadLink(up, down, round_trip)
+
+
+def _jobs(options: argparse.Namespace) -> Sequence[JobSpec]:
+    from partita.capture.offload_jobs import JobSpec, read_jobs
+    from partita.capture.onnx_model import OnnxModel
+
+    if options.jobs:
+        return read_jobs(options.jobs)
+    models = [OnnxModel.read(path) for path in options.models]
+    return [JobSpec(f"{m.name}-{k}" if len(models) > 1 else m.name, m, {}) for k, m in enumerate(models)]
+
+
+def _other_side(
+    options: argparse.Namespace,
+    given: OffloadLink | None,
+    models: Mapping[str, OnnxModel],
+    device: Mapping[str, InferenceTimes],
+    talk: Talk,
+) -> tuple[dict[str, dict[str, float]], LinkTimes, int]:
+    """Seconds by model and task, the link, and how many threads: the server's own word, or what the flags assume."""
+    from partita.measure.offload_link import LinkTimes, measure_link
+
+    if given is not None:
+        slower = {h: {t: s / options.server_speedup for t, s in x.seconds.items()} for h, x in device.items()}
+        return slower, LinkTimes(given, given, given), options.server_threads
+    from partita.run.offload.client import Client
+    from partita.run.offload.door import Key, split_address
+
+    host, _ = split_address(options.server)
+    key = Key.of(host, insecure=options.insecure, ca=options.ca, token_file=options.token_file)
+    with Client(options.server, key) as client:
+        threads = client.hello().threads
+        server = {}
+        for h, m in models.items():
+            talk.step(f"measuring {m.name} on {options.server}")
+            server[h] = dict(client.measure(m, options.budget_s).seconds)
+        talk.step("measuring the link")
+        return server, measure_link(lambda: client.link(0.4)), threads
+
+
+def _problem(
+    jobs: Sequence[JobSpec],
+    device: Mapping[str, InferenceTimes],
+    server: Mapping[str, Mapping[str, float]],
+    link: OffloadLink,
+    threads: int,
+) -> OffloadProblem:
+    rows = [
+        replace(
+            j.model.offload_job(device[j.model.hash].seconds, server[j.model.hash]),
+            name=j.name,
+            release_s=j.release_s,
+            deadline_s=j.deadline_s,
+        )
+        for j in jobs
+    ]
+    return OffloadProblem.from_json(OffloadProblem(link, tuple(rows), threads).to_json())
+
+
+def _measured(
+    models: Mapping[str, OnnxModel],
+    device: Mapping[str, InferenceTimes],
+    server: Mapping[str, Mapping[str, float]],
+    link: LinkTimes,
+) -> dict[str, Any]:
+    """What a person wants to know of the measurement; planners do not read it."""
+    from partita.measure.inference_cache import hardware
+
+    rows = [
+        {
+            "model": m.name,
+            "hash": h,
+            "shape": m.shape,
+            "tasks": len(m.graph),
+            "input_bytes": m.input_bytes,
+            "device_s": device[h].whole.seconds,
+            "device_low_s": device[h].whole.low,
+            "device_high_s": device[h].whole.high,
+            "device_cpu_share": device[h].cpu_s / device[h].whole.seconds,
+            "server_s": sum(server[h].values()),
+        }
+        for h, m in models.items()
+    ]
+    return {"device": hardware(), "models": rows, "link_low": asdict(link.low), "link_high": asdict(link.high)}
+
+
+def text(document: dict[str, Any]) -> str:
+    link, seen = document["link"], document["measured"]
+    interval = {k: f"{_figure(k, seen['link_low'][k])} to {_figure(k, seen['link_high'][k])}" for k in _LINK}
+    head = facts(
+        [
+            ("device", seen["device"]),
+            ("uplink", f"{rate(link['up_bytes_per_s'])} ({interval['up_bytes_per_s']})"),
+            ("downlink", f"{rate(link['down_bytes_per_s'])} ({interval['down_bytes_per_s']})"),
+            ("round trip", f"{seconds(link['round_trip_s'])} ({interval['round_trip_s']})"),
+            ("jobs", f"{len(document['jobs'])}, server threads {document['server_threads']}"),
+        ]
+    )
+    titles = ("model", "shape", "tasks", "input", "device", "10 % to 90 %", "on the CPU", "server")
+    rows = [
+        (
+            m["model"],
+            m["shape"],
+            str(m["tasks"]),
+            size(m["input_bytes"]),
+            seconds(m["device_s"]),
+            f"{seconds(m['device_low_s'])} to {seconds(m['device_high_s'])}",
+            percent(m["device_cpu_share"]),
+            seconds(m["server_s"]),
+        )
+        for m in seen["models"]
+    ]
+    return head + "\n\n" + table([(t, "text") for t in titles], rows)
+
+
+def _figure(what: str, value: float) -> str:
+    return seconds(value) if what == "round_trip_s" else rate(value)

@@ -1,0 +1,126 @@
+"""partita offload plan: where to cut each job, and in which order to serve them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from partita.cli.talk import Talk
+from partita.errors import BadInput, PlanError
+from partita.files import dump_json, read_json, write_whole
+from partita.lower_offload import lateness, part_times
+from partita.offload import OffloadPlan, OffloadProblem, OffloadTask
+from partita.report.text import Kind, facts, percent, seconds, table
+from partita.search.offload.plan import METHODS, plan_offload
+
+FORMAT = "partita-offload-plan"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--costs", required=True, metavar="JSON", help="link, server and jobs with their times")
+    parser.add_argument("--method", default="auto", metavar="NAME", help=f"{', '.join(METHODS)}; default: auto")
+    parser.add_argument("--budget-s", type=float, default=1.0, metavar="S", help="seconds to search; default: 1")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="the same seed gives the same plan; default: 0"
+    )
+    parser.add_argument("-o", "--out", metavar="JSON", help="write the plan, with the problem it answers")
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Read, plan, write. Raises CostError for costs that cannot be used, BadInput for an unknown method."""
+    if not (options.budget_s > 0 and math.isfinite(options.budget_s)):
+        raise BadInput(f"a budget of {options.budget_s} seconds", hint="give --budget-s a positive number")
+    problem = OffloadProblem.read(options.costs)
+    talk.step(f"planning {len(problem.jobs)} jobs")
+    plan = plan_offload(problem, options.method, budget_s=options.budget_s, seed=options.seed)
+    if options.out:
+        write_plan(options.out, problem, plan)
+        talk.say(f"   plan written to {options.out}")
+    return document(plan, problem, options.out)
+
+
+def write_plan(path: str | Path, problem: OffloadProblem, plan: OffloadPlan) -> None:
+    """A file that holds a plan and the problem it answers. Raises BadInput where it cannot be written."""
+    head = {"format": FORMAT, "version": 1}
+    write_whole(path, dump_json({**head, **plan.to_json(problem), "problem": problem.to_json()}))
+
+
+def read_plan(path: str | Path) -> tuple[OffloadProblem, OffloadPlan]:
+    """The problem and the plan of a file. Raises PlanError, CostError where it is damaged."""
+    value = read_json(path, PlanError, FORMAT)
+    if not isinstance(value.get("problem"), Mapping):
+        raise PlanError(f"{path} does not hold the problem it answers", hint="plan again with -o")
+    problem = OffloadProblem.from_json(value["problem"], str(path))
+    return problem, OffloadPlan.from_json(value, problem, str(path))
+
+
+def document(plan: OffloadPlan, problem: OffloadProblem, out: str | None = None) -> dict[str, Any]:
+    """What is printed: the plan, how far from the bound it is at most, cuts by model, jobs that are late."""
+    gap = 1 - plan.lower_bound_s / plan.makespan_s if plan.makespan_s > 0 else 0.0
+    late = lateness(problem, plan)
+    return {**plan.to_json(problem), "gap": gap, "late": late, "cuts_by_model": in_words(problem, plan), "plan": out}
+
+
+def in_words(problem: OffloadProblem, plan: OffloadPlan) -> list[dict[str, Any]]:
+    """For every set of equal jobs and every cut of it: how many, what stays, and what that takes on each machine."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for j, (job, cut) in enumerate(zip(problem.jobs, plan.cuts, strict=True)):
+        groups.setdefault((job.input_bytes, job.tasks, cut), []).append(j)
+    times = part_times(problem, plan)[0]
+    rows = []
+    for (_, tasks, cut), jobs in groups.items():
+        row = dict(zip(("device_s", "uplink_s", "server_s", "downlink_s"), times[jobs[0]].tolist(), strict=True))
+        first = problem.jobs[jobs[0]].name
+        rows.append(
+            {
+                "jobs": len(jobs),
+                "first": first,
+                "on_device": len(cut),
+                "tasks": len(tasks),
+                "cut": _cut(tasks, cut),
+                **row,
+            }
+        )
+    return rows
+
+
+def _cut(tasks: tuple[OffloadTask, ...], cut: frozenset[str]) -> str:
+    """Where a job is cut, in words: the tasks whose outputs cross."""
+    if len(cut) == len(tasks):
+        return "stays on the device"
+    if not cut:
+        return "goes to the server whole"
+    crossing = dict.fromkeys(i for t in tasks if t.id not in cut for i in t.inputs if i in cut)
+    asks = ["its input"] if any(not t.inputs and t.id not in cut for t in tasks) else []
+    names = [*asks, *crossing]
+    return "cut after " + (", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more")
+
+
+def text(document: dict[str, Any]) -> str:
+    gap = document["gap"]
+    head = [
+        ("makespan", f"{seconds(document['makespan_s'])}, predicted"),
+        ("bound", f"{seconds(document['lower_bound_s'])} ({document['bound']})"),
+        ("gap", "none, it is optimal" if gap < 5e-10 else f"at most {percent(gap)}"),
+        ("method", f"{document['method']}, {seconds(document['seconds_spent'])}"),
+        *((f"late: {r['job']}", f"by {seconds(r['late_s'])}") for r in document["late"]),
+    ]
+    return f"{facts(head)}\n\n{cut_table(document['cuts_by_model'])}"
+
+
+def cut_table(rows: list[dict[str, Any]]) -> str:
+    """Cuts by model, and what a job so cut takes."""
+    columns: list[tuple[str, Kind]] = [
+        ("jobs", "count"), ("first", "text"), ("cut", "text"), ("on device", "text"),
+        ("device", "s"), ("uplink", "s"), ("server", "s"), ("downlink", "s"),
+    ]  # fmt: skip
+    return table(
+        columns,
+        [
+            [r["jobs"], r["first"], r["cut"], f"{r['on_device']} of {r['tasks']}", r["device_s"], r["uplink_s"], r["server_s"], r["downlink_s"]]
+            for r in rows
+        ],
+    )  # fmt: skip

@@ -1,0 +1,276 @@
+"""partita offload run JOBS.toml: execute jobs over this device and a server."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.cli.offload.plan import read_plan, write_plan
+from partita.cli.talk import Talk
+from partita.errors import BadInput
+from partita.files import write_whole
+from partita.lower_offload import part_times, simulate_offload
+from partita.offload import OffloadPlan, OffloadProblem
+from partita.report.text import draw, facts, percent, seconds, size, table
+from partita.search.offload.online import Policy
+from partita.search.offload.plan import METHODS, plan_offload
+
+if TYPE_CHECKING:
+    from partita.capture.offload_jobs import JobSpec
+    from partita.run.offload.client import Client
+    from partita.run.offload.codec import Codec
+    from partita.run.offload.record import OffloadRun
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jobs", metavar="JOBS", help="JOBS.toml: models, how often, their inputs")
+    parser.add_argument(
+        "--server", metavar="HOST:PORT", help="where partita offload serve listens; without: the device alone"
+    )
+    parser.add_argument("--plan", metavar="JSON", help="plan.json of partita offload plan -o; default: plan now")
+    parser.add_argument("--costs", metavar="JSON", help="times and link, instead of measuring them now")
+    parser.add_argument("--method", default="auto", metavar="NAME", help=f"{', '.join(METHODS)}; default: auto")
+    parser.add_argument("--budget-s", type=float, default=1.0, metavar="S", help="seconds to plan; default: 1")
+    parser.add_argument(
+        "--measure-s", type=float, default=4.0, metavar="S", help="seconds to measure a model on a side; default: 4"
+    )
+    parser.add_argument(
+        "--transfer", default="raw", choices=("raw", "lossless", "int8"), help="how tensors cross; default: raw"
+    )
+    parser.add_argument(
+        "--arrivals",
+        metavar="poisson:RATE",
+        help="jobs come one by one, RATE a second, and are decided on as they come",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of plan and arrivals; default: 0")
+    parser.add_argument("--keep-plan", action="store_true", help="never plan anew, whatever becomes of the link")
+    parser.add_argument(
+        "--patience-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="silence after which a server is given up; default: 30",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare every answer with the whole model's on this device"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="the server's token")
+    parser.add_argument("--ca", metavar="PEM", help="the server's certificate")
+    parser.add_argument("--insecure", action="store_true", help="plain text, also beyond loopback")
+    parser.add_argument(
+        "-o", "--out", metavar="DIR", help="write timeline.json, predicted.json, plan.json and outputs/"
+    )
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Measure, plan, execute. Raises BadInput and its kin for files and flags that cannot be used; a server that is away
+    or says no is a sentence, and the device does the jobs."""
+    from partita.capture.offload_jobs import read_jobs
+    from partita.run.offload.execute import RunSettings, execute
+
+    _check(options)
+    work = _arrivals(options, list(read_jobs(options.jobs)))
+    connect = _connect(options)
+    problem, plan = _decided(options, work, connect, talk)
+    if plan.makespan_s == 0:  # nothing was measured, so there is nothing to decide by
+        connect = None
+    talk.step(f"running {len(work)} jobs; sessions are built and warmed before the clock starts")
+    settings = RunSettings(
+        codec=options.transfer,
+        replan=None
+        if options.keep_plan
+        else lambda rest: plan_offload(rest, options.method, budget_s=options.budget_s, seed=options.seed),
+        decide=Policy.of(problem).decide if options.arrivals and connect else None,
+        patience_s=options.patience_s,
+        say=lambda line: talk.say(f"   {line}"),
+    )
+    done = execute(problem, plan, [w.model for w in work], [w.input for w in work], connect, settings)
+    return _document(options, problem, plan, work, done)
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("budget_s", "measure_s", "patience_s"):
+        value = getattr(options, name)
+        if not (value > 0 and math.isfinite(value)):
+            raise BadInput(f"--{name.replace('_', '-')} is {value}", hint="give a positive number of seconds")
+    if options.plan and options.costs:
+        raise BadInput("--plan and --costs are both given", hint="a plan file holds its costs: give one of the two")
+    if options.method not in METHODS:
+        raise BadInput(f"unknown method {options.method!r}", hint=f"known: {', '.join(METHODS)}")
+
+
+def _arrivals(options: argparse.Namespace, work: list[JobSpec]) -> list[JobSpec]:
+    """The jobs as they come: as the file says, or at random. Raises BadInput."""
+    from partita.run.offload.work import come_at_random
+
+    if options.arrivals is None:
+        return work
+    kind, _, number = options.arrivals.partition(":")
+    try:
+        rate = float(number)
+    except ValueError:
+        rate = 0.0
+    if kind != "poisson" or not 0 < rate < math.inf:
+        raise BadInput(
+            f"--arrivals is {options.arrivals!r}", hint="write poisson:RATE with jobs a second, e.g. poisson:2.5"
+        )
+    if options.plan:
+        raise BadInput(
+            "--arrivals and --plan are both given", hint="jobs that come one by one are decided on as they come"
+        )
+    return come_at_random(work, rate, options.seed)
+
+
+def _connect(options: argparse.Namespace) -> Callable[[], Client] | None:
+    from partita.run.offload.client import Client
+    from partita.run.offload.door import Key, split_address
+
+    if options.server is None:
+        return None
+    host, _ = split_address(options.server)
+    key = Key.of(host, insecure=options.insecure, ca=options.ca, token_file=options.token_file)
+    return lambda: Client(options.server, key)
+
+
+def _decided(
+    options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
+) -> tuple[OffloadProblem, OffloadPlan]:
+    """Problem and plan: from files, or measured and planned now; the device alone where there is no server to measure."""
+    from partita.run.offload.work import check_fits, stream_plan
+
+    if options.plan:
+        problem, plan = read_plan(options.plan)
+        check_fits(problem, work, options.plan)
+        return problem, plan
+    if options.costs:
+        problem = OffloadProblem.read(options.costs)
+        check_fits(problem, work, options.costs)
+    else:
+        found = _measured(options, work, connect, talk)
+        if found is None:
+            return _alone(work)
+        problem = found
+    seen = _as_planned(problem, options.transfer, work)
+    if options.arrivals:
+        seen = replace(
+            seen, jobs=tuple(replace(j, release_s=w.release_s) for j, w in zip(seen.jobs, work, strict=True))
+        )
+        return seen, stream_plan(seen)
+    talk.step(f"planning {len(work)} jobs")
+    return seen, plan_offload(seen, options.method, budget_s=options.budget_s, seed=options.seed)
+
+
+def _measured(
+    options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
+) -> OffloadProblem | None:
+    """None, with a sentence, where there is no server to measure."""
+    from partita.run.offload.client import Refused, Unreachable
+    from partita.run.offload.work import measured_problem
+
+    if connect is None:
+        return None
+    talk.step(f"measuring {len({w.model.hash for w in work})} models here and on {options.server}")
+    try:
+        with connect() as client:
+            return measured_problem(work, client, options.measure_s)
+    except (Unreachable, Refused) as error:
+        talk.say(f"   {error}; the device goes on alone")
+        return None
+
+
+def _alone(work: Sequence[JobSpec]) -> tuple[OffloadProblem, OffloadPlan]:
+    from partita.run.offload.work import device_problem
+
+    problem = device_problem(work)
+    cuts = tuple(frozenset(j.index) for j in problem.jobs)
+    return problem, OffloadPlan(tuple(range(len(work))), cuts, 0.0, 0.0, "nothing to decide", "device-only", 0.0)
+
+
+def _as_planned(problem: OffloadProblem, transfer: Codec, work: Sequence[JobSpec]) -> OffloadProblem:
+    """The problem with the price of coded tensors, measured on one job's crossing tensors."""
+    from partita.run.offload.codec import measure_codec, priced
+    from partita.run.offload.work import sample_of
+
+    return problem if transfer == "raw" else priced(problem, measure_codec(transfer, sample_of(work[0])))
+
+
+def _document(
+    options: argparse.Namespace, problem: OffloadProblem, plan: OffloadPlan, work: Sequence[JobSpec], done: OffloadRun
+) -> dict[str, Any]:
+    from partita.run.offload.execute import facts_of
+    from partita.run.offload.record import MACHINES, busy_s
+    from partita.run.offload.work import largest_difference
+
+    expected = dict(zip(MACHINES, part_times(problem, plan)[0].sum(axis=0).tolist(), strict=True))
+    predicted = plan.makespan_s or None
+    document = {
+        **facts_of(done),
+        "predicted_s": predicted,
+        "error": done.makespan_s / predicted - 1 if predicted else None,
+        "method": plan.method,
+        "transfer": options.transfer,
+        "machines": [
+            {"machine": m, "predicted_s": p if predicted else None, "measured_s": busy_s(done.times)[m]}
+            for m, p in expected.items()
+        ],
+        "jobs": [_job(w.name, t, latency) for w, t, latency in zip(work, done.times, done.latency_s, strict=True)],
+        "order": list(done.plan.order),
+        "largest_difference": largest_difference(work, done.outputs) if options.check else None,
+        "out": options.out,
+        "drawing": draw(done.timeline, 100),
+    }
+    if options.out:
+        _write(Path(options.out), problem, plan, done, simulate_offload(problem, plan))
+    return document
+
+
+def _job(name: str, times: Any, latency_s: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "where": times.where,
+        "latency_s": latency_s,
+        "sent_bytes": times.sent_bytes,
+        "attempts": times.attempts,
+    }
+
+
+def _write(folder: Path, problem: OffloadProblem, plan: OffloadPlan, done: OffloadRun, predicted: Any) -> None:
+    from safetensors.numpy import save
+
+    try:
+        (folder / "outputs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be made: {error.strerror}", hint="name another folder") from error
+    done.timeline.write(folder / "timeline.json")
+    predicted.write(folder / "predicted.json")
+    write_plan(folder / "plan.json", problem, plan)
+    for j, outputs in enumerate(done.outputs):
+        write_whole(folder / "outputs" / f"{j:04d}.safetensors", save(dict(outputs)))
+
+
+def text(document: dict[str, Any]) -> str:
+    d = document
+    rows = [("makespan", seconds(d["makespan_s"]))]
+    if d["predicted_s"] is not None:
+        rows.append(("predicted", f"{seconds(d['predicted_s'])}; measured {percent(d['error'], signed=True)}"))
+    rows += [
+        ("latency", f"median {seconds(d['latency_median_s'])}, worst {seconds(d['latency_worst_s'])}"),
+        ("on device", f"{d['made_on_device']} of {len(d['jobs'])} jobs made there wholly"),
+        ("sent up", f"{size(d['bytes_up'])} ({d['transfer']})"),
+        ("CPU", f"{seconds(d['cpu_s'])} here; load {d['load']:.2f} at the start"),
+    ]
+    if d["lost"] or d["refused"] or d["replans"]:
+        rows.append(
+            ("trouble", f"{d['lost']} lost under way, {d['refused']} refused, planned anew {d['replans']} times")
+        )
+    if d["largest_difference"] is not None:
+        rows.append(("check", f"answers differ from the whole model's by at most {d['largest_difference']:.1e}"))
+    busy = table(
+        [("machine", "text"), ("predicted", "s"), ("measured", "s")],
+        [[m["machine"], m["predicted_s"], m["measured_s"]] for m in d["machines"]],
+    )
+    return "\n\n".join([facts(rows), busy, d["drawing"]])

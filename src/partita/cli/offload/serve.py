@@ -1,0 +1,113 @@
+"""partita offload serve: answer the server's part of jobs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from partita.cli.talk import Talk
+from partita.errors import BadInput
+from partita.files import write_whole
+from partita.report.text import count, facts, seconds, size
+
+_KEYS = "~/.config/partita/offload"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1: this machine only"
+    )
+    parser.add_argument("--port", type=int, default=7070, help="default 7070; 0: any free one")
+    parser.add_argument("--threads", type=int, help="compute threads, one core each; default all cores")
+    parser.add_argument("--memory-mb", type=float, default=2000, help="for models and their sessions; default 2000")
+    parser.add_argument("--message-mb", type=float, default=64, help="largest message taken; default 64")
+    parser.add_argument("--queue", type=int, default=256, help="jobs waiting at most, of all clients; default 256")
+    parser.add_argument("--clients", type=int, default=64, help="clients at once at most; default 64")
+    parser.add_argument(
+        "--grace-s", type=float, default=10.0, help="after SIGTERM, for the jobs that are in; default 10"
+    )
+    parser.add_argument(
+        "--keys", metavar="DIR", default=_KEYS, help=f"where certificate and token made here lie; default {_KEYS}"
+    )
+    parser.add_argument("--cert", metavar="PEM", help="your own certificate")
+    parser.add_argument("--key", metavar="PEM", help="its key")
+    parser.add_argument("--token-file", metavar="FILE", help="your own token")
+    parser.add_argument("--insecure", action="store_true", help="plain text and no token, also beyond loopback")
+    parser.add_argument("--metrics-port", type=int, help="serve Prometheus metrics on this port of loopback")
+    parser.add_argument("--port-file", metavar="FILE", help="write the port here once the server listens")
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Serve until SIGTERM or Ctrl-C. Raises BadInput where the address or the keys cannot be had."""
+    from partita.run.offload.door import lock_for
+    from partita.run.offload.metrics import metrics_page
+    from partita.run.offload.server import Server, ServerSettings, serve
+
+    _check(options)
+    folder = Path(options.keys).expanduser()
+    lock = lock_for(
+        options.host,
+        insecure=options.insecure,
+        folder=folder,
+        cert=options.cert,
+        key=options.key,
+        token_file=options.token_file,
+    )
+    settings = ServerSettings(
+        host=options.host,
+        port=options.port,
+        threads=options.threads or len(os.sched_getaffinity(0)),
+        memory_bytes=options.memory_mb * 1e6,
+        message_bytes=int(options.message_mb * 2**20),
+        queue_jobs=options.queue,
+        clients=options.clients,
+        grace_s=options.grace_s,
+        lock=lock,
+    )
+
+    def ready(server: Server, port: int) -> None:
+        page.show(server.metrics)
+        secured = "TLS" if lock.certificate else "plain text"
+        talk.step(
+            f"listening on {options.host}:{port}, {secured}, {'token' if lock.token else 'no token'}, {settings.threads} threads"
+        )
+        if lock.certificate and not options.cert:
+            talk.say(
+                f"   clients need --ca {folder / 'cert.pem'} --token-file {options.token_file or folder / 'token'}"
+            )
+        if options.port_file:
+            write_whole(options.port_file, f"{port}\n")
+
+    with metrics_page(options.metrics_port) as page:
+        server = serve(settings, ready)
+    return _document(server.metrics())
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, least in (("threads", 1), ("queue", 1), ("clients", 1)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise BadInput(f"--{name} is {value}", hint=f"at least {least}")
+    if not (options.memory_mb > 0 and 1 <= options.message_mb <= 1024 and options.grace_s >= 0):
+        raise BadInput(
+            f"--memory-mb {options.memory_mb}, --message-mb {options.message_mb}, --grace-s {options.grace_s}",
+            hint="memory above 0, messages of 1 to 1024 MB, a grace of 0 s or more",
+        )
+
+
+def _document(metrics: str) -> dict[str, Any]:
+    """The counters at the end, by name."""
+    rows = [line.rpartition(" ") for line in metrics.splitlines()]
+    return {name.removeprefix("partita_offload_"): float(value) for name, _, value in rows}
+
+
+def text(document: dict[str, Any]) -> str:
+    rows = [("jobs served", count(document.get("jobs_served_total", 0)))]
+    rows.append(("came in", size(document.get("bytes_in_total", 0))))
+    rows.append(("went out", size(document.get("bytes_out_total", 0))))
+    slowest = document.get('service_seconds{quantile="0.99"}')
+    if slowest is not None:
+        rows.append(("p99", seconds(slowest)))
+    return facts(rows)

@@ -1,0 +1,68 @@
+"""Messages between device and server: a JSON head and named tensors, in the safetensors format.
+
+Nothing here is ever unpickled. A message is checked at the door: its head is a JSON object, its tensors have the sizes
+that their shapes say (safetensors checks that), and gRPC refuses messages above the limit before they come here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from partita.errors import BadInput
+
+Array = npt.NDArray[Any]
+Head = Mapping[str, Any]
+
+PROTOCOL = 1  #: a server and a device of different protocols do not work together
+SERVICE = "partita.Offload"
+HEALTH = "grpc.health.v1.Health"
+MOST_MESSAGE_BYTES = 64 << 20  #: unless told otherwise
+SLACK_BYTES = 64 << 10  #: room in a message beside its tensors
+CHUNK_BYTES = 256 << 10  #: of a model on its way up, and of a measurement of the link
+
+_HEAD = "partita"  #: key of the head in the metadata of safetensors
+_LENGTH = struct.Struct("<Q")
+
+
+class WireError(BadInput):
+    """A message that is none."""
+
+
+def pack(head: Head, tensors: Mapping[str, Array] | None = None) -> bytes:
+    """One message. O(bytes).
+
+    >>> head, tensors = unpack(pack({"kind": "job"}, {"x": np.arange(3)}))
+    >>> head["kind"], tensors["x"].tolist()
+    ('job', [0, 1, 2])
+    """
+    whole = {name: np.ascontiguousarray(t).reshape(np.shape(t)) for name, t in (tensors or {}).items()}
+    return bytes(save(whole, {_HEAD: json.dumps(dict(head))}))
+
+
+def unpack(raw: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Head and tensors of a message. Raises WireError where it is damaged. O(bytes)."""
+    try:
+        tensors = dict(load(raw))
+        (length,) = _LENGTH.unpack_from(raw)
+        head = json.loads(json.loads(raw[_LENGTH.size : _LENGTH.size + length])["__metadata__"][_HEAD])
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, struct.error, AttributeError) as error:
+        raise WireError(
+            f"a message of {len(raw)} bytes is damaged: {type(error).__name__}",
+            hint="use the same Partita on both sides",
+        ) from error
+    if not isinstance(head, dict):
+        raise WireError(f"the head of a message is a {type(head).__name__}", hint="use the same Partita on both sides")
+    return head, tensors
+
+
+def message_bytes(tensors: Mapping[str, Array]) -> int:
+    """Upper bound of the size of a message with these tensors and a small head."""
+    return SLACK_BYTES + sum(int(t.nbytes) + 256 for t in tensors.values())
