@@ -73,14 +73,30 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert {name(p) for p in PAGES} - {name(p) for p in seen} == {"CHANGELOG.md"} - {name(p) for p in seen}
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_a_page_with_all_its_flags(verb: str) -> None:
-    page = ROOT / "docs" / "reference" / f"{verb}.md"
-    text = page.read_text()
+def every_verb() -> list[str]:
+    """The words of every verb that does something: "plan", "offload plan"."""
+    inner = {name: getattr(importlib.import_module(f"partita.cli.{name}"), "VERBS", None) for name in VERBS}
+    return [
+        words for name in VERBS for words in ([name] if inner[name] is None else [f"{name} {i}" for i in inner[name]])
+    ]
+
+
+def parser_of(words: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"partita.cli.{verb}").arguments(parser)
-    flags = [a.option_strings for a in parser._actions if a.option_strings and a.dest != "help"]
+    importlib.import_module(".".join(["partita.cli", *words.split()])).arguments(parser)
+    return parser
+
+
+@pytest.mark.parametrize("words", every_verb())
+def test_every_verb_has_a_page_with_all_its_flags(words: str) -> None:
+    """A verb with verbs of its own may have several pages: docs/reference/VERB.md, VERB-INNER.md there and among the guides."""
+    verb, _, inner = words.partition(" ")
+    docs = ROOT / "docs"
+    pages = [docs / "reference" / f"{verb}.md", *(sorted(docs.glob(f"*/{verb}-*.md")) if inner else [])]
+    text = "\n".join(page.read_text() for page in pages)
+    flags = [a.option_strings for a in parser_of(words)._actions if a.option_strings and a.dest != "help"]
     assert text.startswith(f"# partita {verb}\n")
+    assert f"partita {words}" in text
     assert [names for names in flags if not any(n in text for n in names)] == []
     assert "--json" in text
     assert "xit code" in text or "nds with" in text
@@ -135,15 +151,14 @@ def test_the_readmes_commands_run_as_they_stand(tmp_path: Path) -> None:
 
 def test_commands_on_pages_exist() -> None:
     """Every `partita VERB --flag` in a block of code is one that the parser knows."""
-    unknown = []
+    verbs, unknown = set(every_verb()), []
     for page in PAGES:
         for line in re.findall(r"^ *(?:\$ )?partita ([^#\n]*)", page.read_text(), re.MULTILINE):
-            verb, *words = line.replace("[", " ").replace("]", " ").replace("|", " ").split() or [""]
-            if verb not in VERBS:
+            words = line.partition(" -- ")[0].replace("[", " ").replace("]", " ").replace("|", " ").split()
+            verb = next((v for v in (" ".join(words[:2]), *words[:1]) if v in verbs), None)
+            if verb is None:
                 continue
-            parser = argparse.ArgumentParser()
-            importlib.import_module(f"partita.cli.{verb}").arguments(parser)
-            known = {o for a in parser._actions for o in a.option_strings} | {"--json"}
+            known = {o for a in parser_of(verb)._actions for o in a.option_strings} | {"--json"}
             unknown += [(name(page), verb, w) for w in words if re.fullmatch(r"--?[a-z][a-z-]*", w) and w not in known]
     assert unknown == []
 

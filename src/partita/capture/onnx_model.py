@@ -11,6 +11,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import onnx
 
@@ -110,10 +111,16 @@ class OnnxModel:
 
     def halves(self, device: Set[str]) -> Halves:
         """The two sides of a cut. Raises CaptureError where `device` is no downset of the tasks."""
-        crossing = tuple(self.layout.values[k] for k in cut.crossing(self.graph, device).tolist())
-        here = [k for k, t in enumerate(self.graph.tasks) if t.id in device]
-        away = [k for k, t in enumerate(self.graph.tasks) if t.id not in device]
-        return Halves(self._half(here, (), crossing), self._half(away, crossing, ()), crossing)
+        return Halves(self.half(device, "device"), self.half(device, "server"), self._crossing(device))
+
+    def half(self, device: Set[str], side: Literal["device", "server"]) -> bytes | None:
+        """One side of a cut, without the cost of the other. Raises CaptureError like `halves`."""
+        crossing, here = self._crossing(device), side == "device"
+        tasks = [k for k, t in enumerate(self.graph.tasks) if (t.id in device) == here]
+        return self._half(tasks, () if here else crossing, crossing if here else ())
+
+    def _crossing(self, device: Set[str]) -> tuple[str, ...]:
+        return tuple(self.layout.values[k] for k in cut.crossing(self.graph, device).tolist())
 
     def _half(self, tasks: list[int], incoming: tuple[str, ...], outgoing: tuple[str, ...]) -> bytes | None:
         """The model of some tasks; each of the whole model's outputs that they make is one of its outputs."""

@@ -1,9 +1,10 @@
 """Measure a model on this machine: seconds per task, through ONNX Runtime, with intervals.
 
-Two looks at the model, both with the options of every session here (`onnx_session`):
+Three looks at the model, all with the options of every session here (`onnx_session`):
 
     plain      whole runs on the clock: what an inference takes
     profiled   which share of it each task has; the profiler's own cost cancels out
+    cut        what real halves take, at up to 16 cut points: a device's tasks sum to its prefixes, a server's to its suffixes
 
 Time is counted in windows of a quarter of a second. A device with a CPU quota stands still for most of each period (10 or 100
 ms), so single kernels see no pause or a whole one; over a window, wall-clock time is what a stream of jobs experiences, and every
@@ -20,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from partita.capture.onnx_inputs import random_inputs
 from partita.capture.onnx_model import OnnxModel
 from partita.costs import Estimate
-from partita.errors import CaptureError, CostError, sentence_of
+from partita.errors import CostError, sentence_of
 from partita.files import expect_format
 from partita.graph import FloatArray
+from partita.measure.inference_cuts import Side, cut_points, fitted, measured_halves
 from partita.measure.inference_profile import kernels_of, shares
-from partita.onnx_session import session_options
+from partita.measure.inference_session import open_session
 
 WINDOW_S = 0.25  #: some periods of any usual CPU quota
 FEWEST, STEADY = 5, 0.02  #: windows; quit when the middle half of them lies within this share of the median
@@ -42,9 +43,11 @@ class InferenceTimes:
 
     model: str  #: hash
     whole: Estimate  #: the whole model
-    tasks: Mapping[str, Estimate]  #: by task id; they sum to `whole.seconds`
+    tasks: Mapping[str, Estimate]  #: by task id; they sum to `whole.seconds`, those of a half to what it takes
     cpu_s: float  #: CPU time of the whole: less than `whole` on a machine that is shared or has a quota
     windows: int
+    side: Side = "device"  #: whose halves they were fitted to: a device does the first tasks, a server the last
+    points: int = 0  #: halves measured
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -59,6 +62,8 @@ class InferenceTimes:
             "whole": _row(self.whole),
             "cpu_s": self.cpu_s,
             "windows": self.windows,
+            "side": self.side,
+            "points": self.points,
             "tasks": [{"id": t, **_row(e)} for t, e in self.tasks.items()],
         }
 
@@ -73,6 +78,8 @@ class InferenceTimes:
                 {str(t["id"]): _estimate(t) for t in value["tasks"]},
                 float(value["cpu_s"]),
                 int(value["windows"]),
+                "server" if value.get("side") == "server" else "device",
+                int(value.get("points", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CostError(f"{what} is damaged: {sentence_of(error)}", hint="delete it and measure again") from error
@@ -86,27 +93,36 @@ def _estimate(row: Mapping[str, Any]) -> Estimate:
     return Estimate(float(row["seconds"]), float(row["low"]), float(row["high"]), "measured")
 
 
-def measure_model(model: OnnxModel, budget_s: float = 4.0) -> InferenceTimes:
-    """Seconds per task on this machine. Takes about `budget_s` or less, and loading the model twice.
+def measure_model(model: OnnxModel, budget_s: float = 4.0, side: Side = "device") -> InferenceTimes:
+    """Seconds per task on this machine, for the half that `side` does. Takes about `budget_s` or less, and loading the model
+    twice and a half a few times.
 
     Raises CaptureError where an input's shape is not known or ONNX Runtime refuses the model.
     """
     feeds = random_inputs(model)
-    plain = _windows(_runner(model, feeds), budget_s / 2)
+    session = _warm(open_session(model.data, model.name), feeds)
+    plain = _windows(lambda: session.run(None, feeds), budget_s / 4)
     walls, cpus = (np.array([getattr(w, what) / w.runs for w in plain]) for what in ("wall_s", "cpu_s"))
-    share = _shares(model, feeds, budget_s / 2)
+    share = _shares(model, feeds, budget_s / 4)
     whole = float(np.median(walls))
     middle = np.median(share, axis=0)
-    scale = whole / float(middle.sum())
+    order = model.graph.order
+    points = cut_points(model, middle[order])
+    halves = measured_halves(model, points, side, feeds, session, budget_s / 2)
+    seconds = np.empty_like(middle)
+    seconds[order] = fitted(middle[order] * whole / middle.sum(), halves, side)
+    scale = np.divide(seconds, middle, out=np.ones_like(middle), where=middle > 0)
     low, high = np.quantile(share, (0.1, 0.9), axis=0) * scale
     ids = [t.id for t in model.graph.tasks]
-    rows = zip(ids, middle * scale, low, high, strict=True)
+    rows = zip(ids, seconds, np.minimum(low, seconds), np.maximum(high, seconds), strict=True)
     return InferenceTimes(
         model.hash,
         Estimate(whole, float(np.quantile(walls, 0.1)), float(np.quantile(walls, 0.9)), "measured"),
         {t: Estimate(float(s), float(a), float(b), "measured") for t, s, a, b in rows},
         float(np.median(cpus)),
         len(plain),
+        side,
+        len(halves),
     )
 
 
@@ -117,21 +133,9 @@ class _Window:
     cpu_s: float
 
 
-def open_session(data: bytes, name: str, profile: Path | None = None) -> Any:
-    """A session with the options of all sessions here. Raises CaptureError where ONNX Runtime refuses the model."""
-    try:
-        return onnxruntime.InferenceSession(data, session_options(profile), providers=["CPUExecutionProvider"])
-    except Exception as error:  # a class for each code of ONNX Runtime, with no root of their own
-        raise CaptureError(
-            f"{name}: ONNX Runtime {onnxruntime.__version__} refuses it: {sentence_of(error)}",
-            hint="export it for an older opset, or update onnxruntime",
-        ) from error
-
-
-def _runner(model: OnnxModel, feeds: Mapping[str, Any]) -> Callable[[], object]:
-    session = open_session(model.data, model.name)
+def _warm(session: Any, feeds: Mapping[str, Any]) -> Any:
     session.run(None, feeds)  # the first run asks for memory
-    return lambda: session.run(None, feeds)
+    return session
 
 
 def _windows(run: Callable[[], object], budget_s: float, most_runs: int = 1 << 30) -> list[_Window]:
@@ -159,8 +163,7 @@ def _steady(windows: list[_Window]) -> bool:
 def _shares(model: OnnxModel, feeds: Mapping[str, Any], budget_s: float) -> FloatArray:
     """[windows, tasks] seconds of each task as the profiler sees them, averaged over the runs of a window."""
     with tempfile.TemporaryDirectory(prefix="partita-profile-") as folder:
-        session = open_session(model.data, model.name, Path(folder) / "run")
-        session.run(None, feeds)
+        session = _warm(open_session(model.data, model.name, Path(folder) / "run"), feeds)
         most = max(1, MOST_KERNELS // max(1, len(model.graph)))
         windows = _windows(lambda: session.run(None, feeds), budget_s, most)
         path = Path(session.end_profiling())

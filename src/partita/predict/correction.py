@@ -37,7 +37,7 @@ class Correction:
     points: FloatArray  #: [rows, columns] what it was fitted at; a kind is a number a level
     kinds: tuple[bool, ...]  #: [columns]
     lengths: FloatArray  #: [columns]
-    weights: FloatArray  #: [ORDER] variance of each order
+    weights: FloatArray  #: [orders] variance of each order; no more orders than columns
     noise: float  #: variance
     weighted: FloatArray  #: [rows] inverse covariance times residual
 
@@ -79,7 +79,7 @@ def fit_correction(points: FloatArray, kinds: tuple[bool, ...], residual: FloatA
     """The correction of `residual` = log(measured / predicted). O(rows^3) once, and a few hundred times for ROWS rows."""
     keep = np.random.default_rng(seed).permutation(len(points))[:ROWS]
     sample, target, n = points[keep], residual[keep], points.shape[1]
-    variance = float(np.var(residual)) + 1e-8
+    variance, orders = float(np.var(residual)) + 1e-8, min(ORDER, n)
 
     def evidence(q: FloatArray) -> float:
         covariance = _covariance(sample, sample, kinds, np.exp(q[:n]), np.exp(q[n:-1])) + np.exp(q[-1]) * np.eye(
@@ -91,10 +91,12 @@ def fit_correction(points: FloatArray, kinds: tuple[bool, ...], residual: FloatA
             return 1e12
         return float(0.5 * target @ cho_solve(factor, target) + np.log(np.diag(factor[0])).sum())
 
-    start = np.concatenate([np.full(n, 1.0), np.log(np.full(ORDER, variance / ORDER)), [np.log(variance * 0.1)]])
+    start = np.concatenate([np.full(n, 1.0), np.log(np.full(orders, variance / orders)), [np.log(variance * 0.1)]])
     least = np.log(max(1e-6, variance * 1e-3))
     bounds = (
-        [(-1.0, 4.0)] * n + [(np.log(variance) - 8, np.log(variance) + 2.5)] * ORDER + [(least, np.log(variance) + 0.5)]
+        [(-1.0, 4.0)] * n
+        + [(np.log(variance) - 8, np.log(variance) + 2.5)] * orders
+        + [(least, np.log(variance) + 0.5)]
     )
     found = minimize(evidence, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20}).x
     lengths, weights, noise = np.exp(found[:n]), np.exp(found[n:-1]), float(np.exp(found[-1]))

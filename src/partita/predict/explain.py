@@ -28,6 +28,7 @@ STEP = 1.02  #: factor by which a column is changed to see what it does
 MOST_FACTORS = 7  #: factors of a product that are written out; the others hardly matter
 SAYS = {
     "compute": "forward and backward of the samples that go through at once",
+    "traffic": "activations read and written: all that is no matrix product",
     "launch": "work per micro-batch whatever is in it; hides behind computing, or is hidden by it",
     "slices": "exchange inside the layers, between tensor-parallel slices",
     "hops": "activations between pipeline stages",
@@ -46,7 +47,7 @@ SYMBOLS = {
     "hosts": ("(h-1)/h", "h hosts"),
     "shard": ("1/(T p)", "the part of the model that one device holds"),
 }
-FACTOR_OF = {"compute": ("slots",), "launch": ("slots",), "slices": ("slots", "slices"), "hops": ("hops",), "exchange": ("shard", "ring"), "update": ("shard",), "across": ("shard", "hosts")}  # fmt: skip
+FACTOR_OF = {"compute": ("slots",), "traffic": ("slots",), "launch": ("slots",), "slices": ("slots", "slices"), "hops": ("hops",), "exchange": ("shard", "ring"), "update": ("shard",), "across": ("shard", "hosts")}  # fmt: skip
 
 
 def explanation(model: Model, prepared: Prepared) -> dict[str, Any] | None:
@@ -131,7 +132,7 @@ def _product(formula: Formula, expression: Expression, term: Term, known: list[s
             powers.append((matters, f"{float(np.exp(theta[at])):.3g}[{label}]"))
         else:
             mark = "~" if label in formula.scale.reference else ""
-            powers.append((matters, f"{label}{mark}^{float(theta[at]):.2f}"))
+            powers.append((matters, f"{label.strip('()') if not mark else label}{mark}^{float(theta[at]):.2f}"))
     shown = [text for matters, text in sorted(powers, reverse=True)[:MOST_FACTORS] if matters > 0.005]
     return " · ".join([f"{coefficient:.4g}", *known, *shown])
 

@@ -21,14 +21,26 @@ from partita.predict.generic import generic
 from partita.predict.inputs import Parameters, Scale, scale_of
 from partita.predict.model import Prediction, widening
 from partita.predict.roles import Role
-from partita.predict.skeleton import BATCHES, SPREAD, Form, skeleton, started
+from partita.predict.skeleton import BATCHES, SPREAD, Form, Step, skeleton, started, step_of
 from partita.predict.splits import Split
 from partita.predict.table import Table
 
 Kind = Literal["generic", "skeleton"]
 STARTS = 3
 NORMS: tuple[Norm, ...] = ("l2", "l1")
-WEIGHTS = (0.1, 0.3, 1.0)
+WEIGHTS = (0.03, 0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """How much wider intervals have to be for more devices than were ever measured: learned by holding out the largest counts."""
+
+    devices: float = np.inf  #: the most that were measured
+    stretch: float = 1.0
+
+    def factor(self, step: Step) -> FloatArray:
+        """[rows] what a standard deviation is multiplied by."""
+        return np.where(step.devices > self.devices, self.stretch, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +55,7 @@ class Formula:
     fit: Fit
     penalty: Penalty
     widen: float = 1.0
+    beyond: Beyond = Beyond()
     explainable: bool = True
 
     @property
@@ -54,7 +67,8 @@ class Formula:
 
     def predict(self, table: Table) -> Prediction:
         log_time, sd = self.log_time(table)
-        return Prediction.around(log_time, self.widen * np.sqrt(sd**2 + self.fit.noise**2))
+        stretch = self.beyond.factor(step_of(table, self.roles, self.form))
+        return Prediction.around(log_time, stretch * self.widen * np.sqrt(sd**2 + self.fit.noise**2))
 
     def log_time(self, table: Table) -> tuple[FloatArray, FloatArray]:
         """([rows] log t, [rows] its standard deviation from what is not known of the constants)."""
@@ -83,7 +97,8 @@ class Hybrid:
         more, spread = self.correction.at(points_of(table, self.formula.roles, self.formula.scale)[0])
         # near measured rows the correction has made up for wrong constants: their doubt counts as far as it has faded
         faded = np.minimum(spread**2 / (self.correction.weights.sum() + self.correction.noise), 1.0)
-        return Prediction.around(log_time + more, self.widen * np.sqrt(faded * unknown**2 + spread**2))
+        stretch = self.formula.beyond.factor(step_of(table, self.formula.roles, self.formula.form))
+        return Prediction.around(log_time + more, stretch * self.widen * np.sqrt(faded * unknown**2 + spread**2))
 
     def factor(self, table: Table) -> FloatArray:
         """[rows] what the formula's time is multiplied by."""
@@ -152,9 +167,16 @@ def fit_hybrid(formula: Formula, table: Table, times: FloatArray, *, seed: int) 
 
 
 def choose_penalty(
-    kind: Kind, table: Table, times: FloatArray, roles: Mapping[str, Role], splits: Sequence[Split], *, seed: int
+    kind: Kind,
+    table: Table,
+    times: FloatArray,
+    roles: Mapping[str, Role],
+    splits: Sequence[Split],
+    *,
+    seed: int,
+    tolerance: float = 0.05,
 ) -> Penalty:
-    """The strongest regularisation whose error on the held-out rows is within 10 % of the least.
+    """The strongest regularisation whose error on the held-out rows is within `tolerance` of the least.
 
     `splits` hold out the largest device counts where there are several: the error that matters is that of extrapolating.
     """
@@ -164,7 +186,7 @@ def choose_penalty(
         errors = [_held_out(first, table, times, penalty, s) for s in splits]
         scored.append((float(np.mean(np.concatenate(errors))), penalty))
     least = min(e for e, _ in scored)
-    return max((p for e, p in scored if e <= 1.1 * least), key=lambda p: p.weight)
+    return max((p for e, p in scored if e <= (1 + tolerance) * least), key=lambda p: p.weight)
 
 
 def _held_out(first: Formula, table: Table, times: FloatArray, penalty: Penalty, split: Split) -> FloatArray:
@@ -173,8 +195,6 @@ def _held_out(first: Formula, table: Table, times: FloatArray, penalty: Penalty,
     parameters = Parameters()
     expression = build(first.kind, train, first.roles, first.form, scale, parameters)
     mean, sd = started(expression, times[split.train], parameters), np.array(parameters.sd)
-    found = fit(
-        expression, times[split.train], mean, sd, penalty, [first.fit.theta if first.kind == "generic" else mean]
-    )
+    found = fit(expression, times[split.train], mean, sd, penalty, [first.fit.theta])
     test = build(first.kind, table.take(split.test), first.roles, first.form, scale, Parameters())
     return np.abs(np.exp(np.minimum(test.log_time(found.theta)[0] - np.log(times[split.test]), 5.0)) - 1.0)

@@ -1,10 +1,12 @@
 """Fitting an expression: differential evolution to find the basin, least squares to reach its floor.
 
-    minimise  sum over rows of rho( log t_hat - log t )  +  penalty * n * 0.05^2 * sum over parameters of ((theta - mean) / sd)^2
+    minimise  sum over rows of rho( log t_hat - log t )  +  sum over parameters of rho( w sqrt(n) 0.05 pull((theta - mean) / sd) )
 
 rho is the soft L1 loss, quadratic up to 5 % and linear beyond, so that a few bad rows do not bend the whole. The second sum
-is the regularisation: L2 towards the prior of each parameter, or L1 (sparse: a parameter stays at its prior unless the data
-insist). Deterministic for a seed.
+is the regularisation, of weight w: towards the prior of each parameter with pull(z) = z (L2), or its rounded root sqrt(|z|)
+(L1, sparse: a parameter stays at its prior unless the data insist). rho bounds it too: a parameter that the data have moved
+far is held no more strongly, by the row, than one a little off. `evolve` takes z^2 and |z| themselves: it only has to find the basin.
+Deterministic for a seed.
 """
 
 from __future__ import annotations

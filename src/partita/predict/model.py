@@ -29,6 +29,12 @@ class Prediction:
         middle = np.exp(log_time)
         return Prediction(middle, middle / reach, middle * reach)
 
+    @property
+    def log_sd(self) -> FloatArray:
+        """[rows] the standard deviation of log t that the intervals claim."""
+        claimed: FloatArray = np.log(self.high / self.low) / (2 * Z)
+        return claimed
+
 
 class Model(Protocol):
     """Something that was fitted to rows and tells the time of others."""

@@ -1,14 +1,15 @@
 """The skeleton: the analytic form of a synchronous training step, its constants left to the data.
 
-    t = S * norm_k( compute + slices, launch ) + hops + exchange + update + rest              one step
+    t = S * norm_k( compute + traffic + slices, launch ) + hops + exchange + update + rest              one step
         S = (M + p - 1) / p       M micro-batches through p stages
         compute   a0 prod size^a_i * m^a_m * T^-a_T * n^a_n           m samples at once, T slices, n devices
+        traffic   i0 prod size^i_i * m^i_m * T^-a_T                   activations read and written: all that is no product
         launch    b0 prod size^b_i                                    per micro-batch, whatever is in it
         slices    c0 prod size^c_i * m^c_m * (T-1)/T                  all-reduces inside the layers
         hops      d0 prod size^d_i * m^d_m * (M + p - 1) (p-1)/p      activations between stages
         exchange  e0 prod size^e_i * (R-1)/R * R^e_R / (T p)          gradients among R replicas
         across    h0 prod size^h_i * (h-1)/h * h^h_h / (T p)          ... and among h hosts
-        update    f0 prod size^e_i / (T p)
+        update    f0 prod size^f_i / (T p)                      the optimizer
         rest      g0
 
 Every size, rate and kind of a table has an exponent (a kind: a factor a level) in every term where it can matter. The
@@ -28,10 +29,17 @@ import numpy as np
 from partita.graph import FloatArray
 from partita.predict.expression import Expression, Term
 from partita.predict.inputs import Parameters, Scale
-from partita.predict.roles import Role, known_size
+from partita.predict.roles import Role, known_size, words
 from partita.predict.table import Table
 
 COMPUTE, LAUNCH, EXCHANGE, ACTIVATIONS = range(4)
+#  columns that a term is proportional to, where a table has them: of compute, launch, exchange and update, activations
+DECISIVE = (
+    frozenset({"flops", "macs", "gflops"}),
+    frozenset[str](),
+    frozenset({"parameters", "params", "weights"}),
+    frozenset({"activations"}),
+)
 UNKNOWN = (0.5, 0.0, 0.2, 0.3)  #: a size of which the name says nothing
 RATE = (-1.0, 0.0, -1.0, -1.0)
 NOTHING = (0.0, 0.0, 0.0, 0.0)
@@ -105,8 +113,9 @@ def skeleton(table: Table, roles: Mapping[str, Role], form: Form, scale: Scale, 
         owner: str = "",
     ) -> Term:
         entries = [(parameters.add(name, 0.0, 3.0), np.ones(len(table)))]
-        entries += [(parameters.add(f"{owner or name}^{what}", mean, sd), x) for what, mean, sd, x in powers]
-        entries += _columns(table, roles, scale, parameters, owner or name, column)
+        # in brackets, so that a column of the same name keeps an exponent of its own
+        entries += [(parameters.add(f"{name}^({what})", mean, sd), x) for what, mean, sd, x in powers]
+        entries += _columns(table, roles, scale, parameters, name, column)
         return Term(name, phi, np.stack([x for _, x in entries], axis=1), np.array([i for i, _ in entries], np.int64), group, side)  # fmt: skip
 
     batched = [("samples", 1.0, 0.3, samples)] if has & set(BATCHES) else []
@@ -114,8 +123,9 @@ def skeleton(table: Table, roles: Mapping[str, Role], form: Form, scale: Scale, 
     crowd = [("devices", 0.0, 0.1, np.log(step.devices))] if has & set(SPREAD) else []
     terms = [
         term("compute", slots, COMPUTE, [*batched, *sliced, *crowd], 0),
+        term("traffic", slots, ACTIVATIONS, [*batched, *sliced], 0),
         term("launch", slots, LAUNCH, [], 0, side=1),
-        term("update", shard, EXCHANGE, [], 1, owner="exchange"),
+        term("update", shard, EXCHANGE, [], 1),
     ]
     if "tensor" in has:
         terms.append(term("slices", slots * (step.slices - 1) / step.slices, ACTIVATIONS, batched, 0))
@@ -138,14 +148,24 @@ def _columns(
 ) -> list[tuple[int, FloatArray]]:
     """(parameter, values) of every size, rate and kind in one term."""
     found: list[tuple[int, FloatArray]] = []
+    told = any(_says_it_all(n, column) for n, r in roles.items() if r == "size")
     for name, role in roles.items():
         if role in ("size", "rate", "other"):
             mean = {"size": known_size(name) or UNKNOWN, "rate": RATE, "other": NOTHING}[role][column]
-            found.append((parameters.add(f"{owner}^{name}", mean, 0.5), scale.log(table, name)))
+            if (
+                told and role == "size"
+            ):  # a column of flops makes layers and width redundant: only what they change is left
+                mean = 1.0 if _says_it_all(name, column) else 0.0
+            found.append((parameters.add(f"{owner}^{name}", mean, 0.3 if told else 0.5), scale.log(table, name)))
         elif role == "kind":
             for level, x in scale.indicators(table, name).items():
                 found.append((parameters.add(f"{owner}:{name}={level}", 0.0, 0.7), x))
     return found
+
+
+def _says_it_all(name: str, column: int) -> bool:
+    """Whether a column is the very quantity that a term is proportional to."""
+    return bool(DECISIVE[column] & set(words(name)))
 
 
 def started(expression: Expression, times: FloatArray, parameters: Parameters) -> FloatArray:

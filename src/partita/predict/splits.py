@@ -35,15 +35,14 @@ def above(values: FloatArray, most: float) -> Split:
     return Split(np.flatnonzero(values <= most), np.flatnonzero(values > most))
 
 
-def largest_held_out(devices: FloatArray | None, rows: int) -> list[Split]:
-    """Splits inside the training rows: the largest device count against the smaller ones, and the next largest where two
-    smaller ones remain; folds where there is only one count."""
-    counts = np.unique(devices) if devices is not None else np.array([])
-    if devices is None or len(counts) < 2:
-        return folds(rows, seed=0, count=3)
-    found = [above(devices, counts[-2])]
+def largest_held_out(values: FloatArray) -> list[Split]:
+    """The largest value against the smaller ones, and the next largest where two smaller ones remain; none for one value."""
+    counts = np.unique(values)
+    if len(counts) < 2:
+        return []
+    found = [above(values, counts[-2])]
     if len(counts) > 3:
-        lower = np.flatnonzero(devices <= counts[-2])
-        inner = above(devices[lower], counts[-3])
+        lower = np.flatnonzero(values <= counts[-2])
+        inner = above(values[lower], counts[-3])
         found.append(Split(lower[inner.train], lower[inner.test]))
     return found

@@ -17,7 +17,7 @@ from partita.errors import BadInput
 from partita.files import dump_json, read_json, write_whole
 from partita.graph import FloatArray
 from partita.predict.correction import Correction
-from partita.predict.explainable import Formula, Hybrid
+from partita.predict.explainable import Beyond, Formula, Hybrid
 from partita.predict.fitting import Fit, Penalty
 from partita.predict.inputs import Parameters, Scale
 from partita.predict.model import Model
@@ -70,7 +70,7 @@ def read_model(path: str | Path) -> Stored:
         stored = Stored(model, Table(columns), np.array(value["times"], np.float64), str(value["target"]))
         if not np.all(np.isfinite(model.predict(stored.table).time)):
             raise ValueError("it predicts times that are no numbers")
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, np.linalg.LinAlgError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, np.linalg.LinAlgError) as error:
         raise ModelError(f"{path} is damaged: {type(error).__name__}: {error}", hint="fit the model again") from error
     return stored
 
@@ -90,6 +90,7 @@ def _formula_json(f: Formula) -> dict[str, Any]:
         "cost": f.fit.cost,
         "penalty": {"weight": f.penalty.weight, "norm": f.penalty.norm},
         "widen": f.widen,
+        "beyond": {"devices": f.beyond.devices if np.isfinite(f.beyond.devices) else None, "stretch": f.beyond.stretch},
     }
 
 
@@ -101,6 +102,7 @@ def _formula(value: Mapping[str, Any]) -> Formula:
         [str(r["name"]) for r in rows], [float(r["prior"]) for r in rows], [float(r["prior_sd"]) for r in rows]
     )
     theta = np.array([float(r["value"]) for r in rows])
+    most = value["beyond"]["devices"]
     covariance = np.array(value["covariance"], np.float64).reshape(len(rows), len(rows))
     return Formula(
         value["kind"],
@@ -111,6 +113,7 @@ def _formula(value: Mapping[str, Any]) -> Formula:
         Fit(theta, covariance, float(value["noise"]), float(value["cost"])),
         Penalty(float(value["penalty"]["weight"]), value["penalty"]["norm"]),
         float(value["widen"]),
+        Beyond(np.inf if most is None else float(most), float(value["beyond"]["stretch"])),
     )
 
 

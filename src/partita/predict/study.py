@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from partita.errors import refuse
 from partita.graph import FloatArray
-from partita.predict.compare import Score, Settings, best_explainable, fit_model, judge, settle
+from partita.predict.compare import KINDS, Score, Settings, best_explainable, fit_model, fitter, judge, settle, teaches
+from partita.predict.explainable import Hybrid
 from partita.predict.inputs import text_of
 from partita.predict.model import Model
 from partita.predict.roles import Role, infer
@@ -137,9 +137,8 @@ def _split(prepared: Prepared, column: str, up_to: float | None) -> Split:
         side = "up to" if not len(split.train) else "above"
         raise TableError(f"no row has {column!r} {side} {up_to:g}", hint=f"its values are {there}")
     seen = np.unique(values[split.train])
-    shards = [n for n, r in prepared.roles.items() if r in ("data", "tensor", "pipeline")]
-    taught = any(len(np.unique(prepared.table.numbers(n)[split.train])) > 1 for n in shards)
-    if len(seen) < 2 and not taught:
+    shards = [prepared.table.numbers(n) for n, r in prepared.roles.items() if r in ("data", "tensor", "pipeline")]
+    if not teaches(values, shards, split):
         raise TableError(
             f"all {len(split.train)} training rows have {column!r} = {seen[0]:g}: nothing tells how the time changes with it",
             hint=f"measure at least one other value too, or raise --train-up-to (its values are {there})",
@@ -168,27 +167,22 @@ def study(
     train = prepared.training.train
     say = progress or (lambda what, done, total: None)
     say("choosing regularisation and the explainable model", 0, len(models) + 1)
-    settings = settle(table.take(train), times[train], roles, seed=seed)
-    best = best_explainable(table.take(train), times[train], roles, settings, seed=seed)
+    kinds = tuple(k for k in KINDS if k == "skeleton" or k in models)
+    settings = settle(table.take(train), times[train], roles, seed=seed, split_by=prepared.split_by, kinds=kinds)
+    best = best_explainable(table.take(train), times[train], roles, settings, seed=seed, split_by=prepared.split_by)
     scores = []
     for i, name in enumerate(models):
         say(f"fitting {name}", i + 1, len(models) + 1)
-        fitter = partial(_fitted, name, roles, settings, seed)
-        scores.append(judge(fitter, table, times, prepared.splits))
+        scores.append(judge(fitter(name, roles, settings, seed), table, times, prepared.splits))
     model = fit_model(best, table, times, roles, settings, seed=seed)
     _no_thousands(prepared, model)
     return Study(prepared, settings, tuple(scores), best, model)
 
 
-def _fitted(
-    name: str, roles: Mapping[str, Role], settings: Settings, seed: int, table: Table, times: FloatArray
-) -> Model:
-    return fit_model(name, table, times, roles, settings, seed=seed)
-
-
 def _no_thousands(prepared: Prepared, model: Model) -> None:
     """Raises TableError where a few rows lie a factor of a thousand beside what all the others say: their unit is another."""
-    log_ratio = np.log(prepared.times / model.predict(prepared.table).time)
+    smooth: Model = model.formula if isinstance(model, Hybrid) else model  # a correction would learn the wrong rows too
+    log_ratio = np.log(prepared.times / smooth.predict(prepared.table).time)
     off = np.flatnonzero(np.abs(np.abs(log_ratio) - np.log(THOUSAND)) < 1.0)
     if len(off) and np.median(np.abs(log_ratio)) < 0.5:
         lines = ", ".join(f"line {i + 2}: {prepared.times[i]:g}" for i in off[:5])
@@ -208,6 +202,6 @@ def learning_curve(
     for part in parts:
         some = Split(np.sort(order[: max(1, round(part * len(order)))]), split.test)
         if len(some.train) >= 2 * len(p.roles) + 2:
-            fitter = partial(_fitted, study.best, p.roles, study.settings, seed)
-            found.append((len(some.train), judge(fitter, p.table, p.times, [some]).mape))
+            fit = fitter(study.best, p.roles, study.settings, seed)
+            found.append((len(some.train), judge(fit, p.table, p.times, [some]).mape))
     return found

@@ -99,7 +99,7 @@ def _read_csv(path: Path) -> Table:
     faults += [
         f"line {i + 2} has {len(r)} cells, not {len(names)}" for i, r in enumerate(rows[1:]) if len(r) != len(names)
     ]
-    refuse(TableError, faults, str(path))
+    refuse(TableError, faults, str(path), hint="a line of column names, then a line of as many cells for each run")
     return _checked(path, {n: [r[i].strip() for r in rows[1:]] for i, n in enumerate(names)})
 
 

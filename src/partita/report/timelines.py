@@ -64,14 +64,26 @@ def figure(story: Story) -> tuple[str, dict[str, Any]]:
     panels = _panels(story)
     if not panels:
         return "", {}
-    span_ms = 1e3 * max(p.timeline.duration_s for p in panels)
     looks = looks_of(story)
     rows, number = _rows(panels)
     labels = sorted({label for p in panels for label in p.timeline.label})
     order = {label: i for i, label in enumerate(labels)}
+    drawn, data = frame(panels, "".join(_spans(p, looks, number) for p in panels), "one step")
+    data |= {
+        "queues": list(panels[0].timeline.queues),
+        "labels": labels,
+        "rows": [[order[r[0]], *r[1:]] for r in rows],
+    }
+    return drawn + _note(panels), data
+
+
+def frame(panels: Sequence[Panel], spans: str, what: str) -> tuple[str, dict[str, Any]]:
+    """The picture around spans that are drawn already, and what the script needs to know of it besides "rows".
+
+    `what` the timelines are of, for readers who do not see them.
+    """
     height = panels[-1].bottom + 34
-    width_ms = span_ms * 1.015 or 1.0
-    spans = "".join(_spans(p, looks, number) for p in panels)
+    width_ms = 1e3 * max(p.timeline.duration_s for p in panels) * 1.015 or 1.0
     plot = tag(
         "div",
         tag("svg", spans, class_="spans", viewBox=f"0 0 {width_ms:.4f} {height:g}", preserveAspectRatio="none", height=height),
@@ -79,19 +91,11 @@ def figure(story: Story) -> tuple[str, dict[str, Any]]:
         class_="plot",
         tabindex=0,
         role="img",
-        aria_label=" and ".join(p.title for p in panels) + " timeline of one step on one time axis",
+        aria_label=" and ".join(p.title for p in panels) + f" timeline of {what} on one time axis",
     )  # fmt: skip
     names = tag("div", *(_names(p) for p in panels), class_="names")
-    data = {
-        "span": round(width_ms, 4),
-        "height": height,
-        "panels": [_panel_data(p) for p in panels],
-        "queues": list(panels[0].timeline.queues),
-        "labels": labels,
-        "rows": [[order[r[0]], *r[1:]] for r in rows],
-    }
-    drawn = tag("div", names, plot, class_="timelines", id="timelines", style=f"height:{height:g}px")
-    return drawn + _note(panels), data
+    data = {"span": round(width_ms, 4), "height": height, "panels": [_panel_data(p) for p in panels]}
+    return tag("div", names, plot, class_="timelines", id="timelines", style=f"height:{height:g}px"), data
 
 
 def _panel_data(p: Panel) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from partita.cli.talk import Talk
 from partita.errors import BadInput, PlanError
 from partita.files import dump_json, read_json, write_whole
 from partita.lower_offload import lateness, part_times
-from partita.offload import OffloadPlan, OffloadProblem, OffloadTask
+from partita.offload import OffloadPlan, OffloadProblem
+from partita.report.offload_text import cut_words
 from partita.report.text import Kind, facts, percent, seconds, table
 from partita.search.offload.plan import METHODS, plan_offload
 
@@ -80,23 +81,11 @@ def in_words(problem: OffloadProblem, plan: OffloadPlan) -> list[dict[str, Any]]
                 "first": first,
                 "on_device": len(cut),
                 "tasks": len(tasks),
-                "cut": _cut(tasks, cut),
+                "cut": cut_words(tasks, cut),
                 **row,
             }
         )
     return rows
-
-
-def _cut(tasks: tuple[OffloadTask, ...], cut: frozenset[str]) -> str:
-    """Where a job is cut, in words: the tasks whose outputs cross."""
-    if len(cut) == len(tasks):
-        return "stays on the device"
-    if not cut:
-        return "goes to the server whole"
-    crossing = dict.fromkeys(i for t in tasks if t.id not in cut for i in t.inputs if i in cut)
-    asks = ["its input"] if any(not t.inputs and t.id not in cut for t in tasks) else []
-    names = [*asks, *crossing]
-    return "cut after " + (", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more")
 
 
 def text(document: dict[str, Any]) -> str:

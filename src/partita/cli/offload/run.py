@@ -62,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ca", metavar="PEM", help="the server's certificate")
     parser.add_argument("--insecure", action="store_true", help="plain text, also beyond loopback")
     parser.add_argument(
-        "-o", "--out", metavar="DIR", help="write timeline.json, predicted.json, plan.json and outputs/"
+        "-o", "--out", metavar="DIR", help="write timeline.json, predicted.json, plan.json, executed.json and outputs/"
     )
 
 
@@ -248,6 +248,7 @@ def _write(folder: Path, problem: OffloadProblem, plan: OffloadPlan, done: Offlo
     done.timeline.write(folder / "timeline.json")
     predicted.write(folder / "predicted.json")
     write_plan(folder / "plan.json", problem, plan)
+    write_plan(folder / "executed.json", problem, done.plan)
     for j, outputs in enumerate(done.outputs):
         write_whole(folder / "outputs" / f"{j:04d}.safetensors", save(dict(outputs)))
 

@@ -104,6 +104,10 @@ class Client:
         round_trip, ahead = min(trips)
         return ahead, round_trip
 
+    def cpu_s(self) -> float:
+        """CPU seconds that the server's process has used."""
+        return float(self._unary("Echo", {})["cpu_s"])
+
     def have(self, model: OnnxModel) -> bool:
         return bool(self._unary("Have", {"model": model.hash})["have"])
 

@@ -49,6 +49,7 @@ class RunSettings:
     patience_s: float = 30.0  #: without a word from the server while it has jobs
     first_patience_s: float = 120.0  #: for the server to get ready at first
     say: Callable[[str], None] = field(default=lambda line: None)
+    begin: Callable[[], None] = field(default=lambda: None)  #: called when all is ready, before the clock starts
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ def execute(
     device = _Device(problem, plan, models, inputs, settings or RunSettings())
     try:
         device.get_ready(connect)
+        device.settings.begin()
         return device.run()
     finally:
         device.close()

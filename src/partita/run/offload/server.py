@@ -198,12 +198,12 @@ class Server:
         if model not in self._measured:
             held = self.store.model(model)
             async with self._measuring:
-                found = await self._in_compute(lambda: measure_model(held, budget_s))
+                found = await self._in_compute(lambda: measure_model(held, budget_s, "server"))
             self._measured[model] = found.to_json()
         return self._measured[model]
 
     async def _echo(self, head: dict[str, Any]) -> dict[str, Any]:
-        return {"at": time.perf_counter()}
+        return {"at": time.perf_counter(), "cpu_s": time.process_time()}
 
     async def _tell_metrics(self, head: dict[str, Any]) -> dict[str, Any]:
         return {"text": self.metrics()}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from partita.measure.inference import open_session
+from partita.measure.inference_session import open_session
 from partita.run.offload.wire import Array
 
 _TYPES = {

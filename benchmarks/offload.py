@@ -1,0 +1,413 @@
+"""Offloading as it really runs, against the plans of others and against its own prediction.
+
+    python benchmarks/offload.py [--quick] [--json] [--out benchmarks/results/offload.json]
+
+Device and server are hosts of the test bed: the device a share of core 0, the server core 1, the link shaped both ways.
+Models are those of the onnx wheel with random weights. Each model is measured once on both sides at full speed, in CPU
+seconds; a device with a quota takes these by its share. The link is measured in each setting, inside the quota.
+
+    alexnet   6 jobs at 20 Mbit/s, device at 25 and 10 %: auto, the best cut of a lone job, exact; medians of three runs
+    mixed     30 jobs of 5 models, device at 10, 25, 100 %, link of 5, 20, 100 Mbit/s: auto and all baselines
+    quota     one model measured inside the quota, against CPU seconds by share
+
+Sessions are built and models sent with neither quota nor slow link, then both are set and the clock starts. A run that is
+predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and load stand beside every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import onnx
+import onnxruntime
+
+from partita import __version__
+from partita.capture.offload_jobs import JobSpec
+from partita.capture.onnx_inputs import random_inputs
+from partita.capture.onnx_model import OnnxModel
+from partita.capture.onnx_weights import with_random_weights
+from partita.lower_offload import part_times
+from partita.measure.inference import InferenceTimes, measure_model
+from partita.measure.offload_link import measure_link
+from partita.offload import OffloadLink, OffloadPlan, OffloadProblem
+from partita.run.offload.client import Client
+from partita.run.offload.door import Key
+from partita.run.offload.execute import RunSettings, execute
+from partita.run.offload.record import MACHINES, busy_s
+from partita.search.offload.baselines import BASELINES
+from partita.search.offload.plan import plan_offload
+from partita.testing import testbed_cpu as processors
+from partita.testing.testbed import Testbed
+
+Json = dict[str, Any]
+
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
+MIXED = ("bvlc_alexnet", "squeezenet", "resnet50", "inception_v1", "shufflenet")
+SHARES, MBITS = (10, 25, 100), (5, 20, 100)
+LONGEST_S = 20.0  #: a run predicted to take longer is not made
+SETTLE_S = 0.3  #: between setting rate and quota and starting the clock
+FAST = "2gbit"
+
+
+def models_of(names: Sequence[str]) -> dict[str, OnnxModel]:
+    return {n: with_random_weights(OnnxModel.read(LIGHT / f"light_{n}.onnx")) for n in names}
+
+
+# ---------------------------------------------------------------------------------------------------- the device
+
+
+def device(server: str, names: Sequence[str]) -> None:
+    """The process in the device's host: commands in, answers out, a line of JSON each."""
+    models, key = models_of(names), Key.of(server.rpartition(":")[0], insecure=True, ca=None, token_file=None)
+    tell({"pid": os.getpid()})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["do"] == "measure":
+            tell(measured(models, server, key, asked["budget_s"]))
+        elif asked["do"] == "whole":
+            times = measure_model(models[asked["model"]], asked["budget_s"])
+            tell({"wall_s": times.whole.seconds, "cpu_s": times.cpu_s})
+        elif asked["do"] == "link":
+            with Client(server, key) as client:
+                found = measure_link(lambda: client.link(0.5), 3)
+            tell({"link": [found.link.up_bytes_per_s, found.link.down_bytes_per_s, found.link.round_trip_s]})
+        else:
+            tell(carried_out(asked, models, server, key))
+
+
+def tell(value: Json) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def measured(models: Mapping[str, OnnxModel], server: str, key: Key, budget_s: float) -> Json:
+    found: Json = {}
+    with Client(server, key) as client:
+        for name, model in models.items():
+            there = client.measure(model, budget_s)
+            found[name] = {"device": measure_model(model, budget_s).to_json(), "server": there.to_json()}
+    return found
+
+
+def carried_out(asked: Json, models: Mapping[str, OnnxModel], server: str, key: Key) -> Json:
+    """Run a plan; between getting ready and the clock, wait for a line: quota and rate are set meanwhile."""
+    problem = OffloadProblem.from_json(asked["problem"])
+    plan = OffloadPlan.from_json(asked["plan"], problem)
+    of_job = [models[n] for n in asked["models"]]
+
+    def begin() -> None:
+        tell({"ready": True})
+        sys.stdin.readline()
+        time.sleep(SETTLE_S)
+
+    inputs = [random_inputs(m, seed) for seed, m in enumerate(of_job)]
+    done = execute(problem, plan, of_job, inputs, lambda: Client(server, key), RunSettings(begin=begin))
+    whole = [sum(t.sent_bytes for t in done.times), sum(t.where == "device" for t in done.times)]
+    return {
+        "makespan_s": done.makespan_s,
+        "cpu_s": done.cpu_s,
+        "load": os.getloadavg()[0],
+        "busy_s": busy_s(done.times),
+        "sent_bytes": whole[0],
+        "on_device": whole[1],
+        "trouble": {k: done.facts[k] for k in ("lost", "refused", "late", "replans")},
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ the bed
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The test bed with its two processes."""
+
+    bed: Testbed
+    process: subprocess.Popen[str]
+
+    def ask(self, **asked: Any) -> Json:
+        self._say(asked)
+        return self._heard()
+
+    def run(self, asked: Json, share: int, mbit: int) -> Json:
+        """Ready without limits, run with them."""
+        self._say(asked)
+        self._heard()
+        self.limit(share, f"{mbit}mbit")
+        self._say({})
+        try:
+            return self._heard()
+        finally:
+            self.limit(100, FAST)
+
+    def limit(self, share: float, rate: str) -> None:
+        self.bed.rate("h0", rate)
+        group = self.bed.hosts[0].group
+        assert group is not None
+        processors.controller().limit(Path(group).name, share)
+
+    def _say(self, value: Json) -> None:
+        print(json.dumps(value), file=_pipe(self.process.stdin), flush=True)
+
+    def _heard(self) -> Json:
+        line = _pipe(self.process.stdout).readline()
+        if not line:
+            raise SystemExit("the device's process ended")
+        found: Json = json.loads(line)
+        return found
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+@contextmanager
+def stage(names: Sequence[str]) -> Any:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder, Testbed.up(2, [FAST], [100, 100], cores=2) as bed:
+        port = Path(folder) / "port"
+        words = [sys.executable, "-m", "partita", "offload", "serve", "--host", bed.address("h1"), "--port", "0"]
+        words += ["--insecure", "--threads", "1", "--memory-mb", "6000", "--port-file", str(port)]
+        server = bed.popen("h1", words, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while not port.exists():
+            if server.poll() is not None:
+                raise SystemExit("the server did not start")
+            time.sleep(0.05)
+        where = f"{bed.address('h1')}:{int(port.read_text())}"
+        words = [sys.executable, __file__, "--device", where, "--models", ",".join(names)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = bed.popen("h0", words, env=env, **pipes)
+        on = Stage(bed, process)
+        on._heard()
+        yield on
+        _pipe(process.stdin).close()
+        process.wait(20)
+        server.terminate()
+        server.wait(20)
+
+
+# -------------------------------------------------------------------------------------------------- the problems
+
+
+def in_cpu_seconds(times: InferenceTimes, share: float = 100) -> dict[str, float]:
+    """Seconds a task on a core of its own, of which there is a share."""
+    factor = times.cpu_s / times.whole.seconds * 100 / share
+    return {t: s * factor for t, s in times.seconds.items()}
+
+
+def problem_of(work: Sequence[JobSpec], times: Mapping[str, Json], share: int, link: Sequence[float]) -> OffloadProblem:
+    """The planner's problem for a device with a share of its core."""
+    jobs = []
+    for w in work:
+        here, there = (InferenceTimes.from_json(times[w.model.hash][side]) for side in ("device", "server"))
+        jobs.append(replace(w.model.offload_job(in_cpu_seconds(here, share), in_cpu_seconds(there)), name=w.name))
+    return OffloadProblem(OffloadLink(*link), tuple(jobs))
+
+
+def plans_of(problem: OffloadProblem, methods: Sequence[str], budget_s: float = 1.0) -> dict[str, OffloadPlan]:
+    return {m: plan_offload(problem, m, budget_s=budget_s) for m in methods}
+
+
+def run_of(
+    on: Stage, work: Sequence[str], problem: OffloadProblem, plan: OffloadPlan, share: int, mbit: int, times: int = 1
+) -> Json:
+    """One method's row: predicted, and measured where it is not too long; of several runs the median."""
+    expected = part_times(problem, plan)[0].sum(axis=0).tolist()
+    row: Json = {
+        "predicted_s": plan.makespan_s,
+        "bound_s": plan.lower_bound_s,
+        "bound": plan.bound,
+        "found_by": plan.method,
+        "busy_predicted_s": dict(zip(MACHINES, expected, strict=True)),
+    }
+    if plan.makespan_s > LONGEST_S:
+        return row
+    asked = {"do": "run", "problem": problem.to_json(), "plan": plan.to_json(problem), "models": list(work)}
+    runs = [on.run(asked, share, mbit) for _ in range(times)]
+    row["runs"] = runs
+    row["measured_s"] = statistics.median(r["makespan_s"] for r in runs)
+    row["error"] = plan.makespan_s / row["measured_s"] - 1
+    return row
+
+
+def setting(
+    on: Stage,
+    times: Mapping[str, Json],
+    work: Sequence[JobSpec],
+    share: int,
+    mbit: int,
+    methods: Sequence[str],
+    runs: int = 1,
+) -> Json:
+    """One setting: the link measured, all methods planned and run."""
+    on.limit(share, f"{mbit}mbit")
+    link = on.ask(do="link")["link"]
+    on.limit(100, FAST)
+    problem = problem_of(work, times, share, link)
+    names = [w.name.partition(" ")[0] for w in work]
+    rows: Json = {}
+    for method, plan in plans_of(problem, methods).items():
+        rows[method] = run_of(on, names, problem, plan, share, mbit, runs)
+        say(share, mbit, method, rows[method])
+    return {"device_percent": share, "mbit_per_s": mbit, "link": link, "methods": rows}
+
+
+def say(share: int, mbit: int, method: str, row: Json) -> None:
+    real = f"{row['measured_s']:7.3f} s measured, {row['error']:+6.1%}" if "measured_s" in row else "not run"
+    print(f"{time.monotonic() % 10000:7.1f}  {share:3} % {mbit:3} Mbit/s  {method:15} {row['predicted_s']:7.3f} s predicted, {real}", file=sys.stderr)
+
+
+def jobs_of(models: Mapping[str, OnnxModel], names: Sequence[str]) -> list[JobSpec]:
+    return [JobSpec(f"{n} {k}", models[n], {}) for k, n in enumerate(names)]
+
+
+# --------------------------------------------------------------------------------------------------- the figures
+
+
+def alexnet_figures(rows: Sequence[Json]) -> list[Json]:
+    """auto against the best single-job cut and against the exact plan."""
+    return [
+        {
+            "device_percent": r["device_percent"],
+            "auto_by_single_cut": _ratio(r, "auto", "single-cut"),
+            "auto_by_exact": _ratio(r, "auto", "exact"),
+            "predicted_auto_by_single_cut": _ratio(r, "auto", "single-cut", "predicted_s"),
+            "predicted_auto_by_exact": _ratio(r, "auto", "exact", "predicted_s"),
+        }
+        for r in rows
+    ]
+
+
+def _ratio(row: Json, a: str, b: str, what: str = "measured_s") -> float:
+    return float(row["methods"][a][what] / row["methods"][b][what])
+
+
+def mixed_figures(rows: Sequence[Json]) -> Json:
+    """How far below the better of single-cut and min-cut, whether ever worse than a baseline, errors of the prediction.
+
+    A baseline that was not run counts by its prediction; so does the other side of such a comparison.
+    """
+    below, worst = [], []
+    for r in rows:
+        by = {b: _fair(r["methods"]["auto"], r["methods"][b]) for b in BASELINES}
+        below.append(1 - max(by["single-cut"], by["min-cut"]))
+        worst.append(max(by.values()) - 1)
+    errors = sorted(abs(r["methods"]["auto"]["error"]) for r in rows if "error" in r["methods"]["auto"])
+    every = sorted(abs(m["error"]) for r in rows for m in r["methods"].values() if "error" in m)
+    return {
+        "below_the_better": below,
+        "settings_15_percent_below": sum(b >= 0.15 for b in below),
+        "worst_against_any_baseline": max(worst),
+        "error_median": statistics.median(errors),
+        "error_worst": errors[-1],
+        "error_median_all_runs": statistics.median(every),
+        "error_worst_all_runs": every[-1],
+    }
+
+
+def _fair(ours: Json, theirs: Json) -> float:
+    what = "measured_s" if "measured_s" in ours and "measured_s" in theirs else "predicted_s"
+    return float(ours[what] / theirs[what])
+
+
+def benchmark(quick: bool) -> Json:
+    began, load = time.time(), os.getloadavg()
+    names = MIXED[:2] if quick else MIXED
+    models = models_of(names)
+    settings = [(25, 20)] if quick else [(s, m) for s in SHARES for m in MBITS]
+    with stage(names) as on:
+        found = on.ask(do="measure", budget_s=2.0 if quick else 12.0)
+        times = {models[n].hash: row for n, row in found.items()}
+        quota = in_the_quota(on, found, 25)
+        work = jobs_of(models, ["bvlc_alexnet"] * 6)
+        methods = ("auto", "single-cut", "exact")
+        alexnet = [setting(on, times, work, s, 20, methods, 3) for s in ([25] if quick else [25, 10])]
+        work = jobs_of(models, list(names) * (3 if quick else 6))
+        mixed = [setting(on, times, work, s, m, ("auto", *BASELINES)) for s, m in settings]
+    return {
+        "benchmark": "offload",
+        "quick": quick,
+        "models": {n: _model_row(models[n], row) for n, row in found.items()},
+        "quota": quota,
+        "alexnet": {"settings": alexnet, "figures": alexnet_figures(alexnet)},
+        "mixed": {"settings": mixed, "figures": mixed_figures(mixed)},
+        "seconds": time.time() - began,
+        "load": load,
+        "machine": platform.platform(),
+        "versions": {"partita": __version__, "onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__},
+        "time": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began)),
+    }
+
+
+def in_the_quota(on: Stage, found: Json, share: int, model: str = "squeezenet") -> Json:
+    """One model's whole time inside the quota, against what its CPU seconds and the share say."""
+    on.limit(share, FAST)
+    inside = on.ask(do="whole", model=model, budget_s=6.0)
+    on.limit(100, FAST)
+    expected = found[model]["device"]["cpu_s"] * 100 / share
+    return {"model": model, "device_percent": share, "predicted_s": expected, **inside}
+
+
+def _model_row(model: OnnxModel, row: Json) -> Json:
+    return {
+        "tasks": len(model.graph),
+        "shape": model.shape,
+        **{
+            side: {
+                "wall_s": row[side]["whole"]["seconds"],
+                "cpu_s": row[side]["cpu_s"],
+                "points": row[side]["points"],
+            }
+            for side in ("device", "server")
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two models, one setting")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, help="write the JSON there too")
+    parser.add_argument("--device", help=argparse.SUPPRESS)
+    parser.add_argument("--models", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.device:
+        device(options.device, options.models.split(","))
+        return
+    found = benchmark(options.quick)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found) if options.json else text(found))
+
+
+def text(found: Json) -> str:
+    f = found["mixed"]["figures"]
+    lines = [
+        f"6 AlexNet, 20 Mbit/s, device {r['device_percent']} %: auto {r['auto_by_single_cut']:.2f}x the single cut, "
+        f"{r['auto_by_exact']:.2f}x exact"
+        for r in found["alexnet"]["figures"]
+    ]
+    lines += [
+        f"mixed: >= 15 % below the better of single-cut and min-cut in {f['settings_15_percent_below']} settings; "
+        f"at worst {f['worst_against_any_baseline']:+.1%} against any baseline",
+        f"prediction of auto: error median {f['error_median']:.1%}, worst {f['error_worst']:.1%}; "
+        f"of all runs {f['error_median_all_runs']:.1%} and {f['error_worst_all_runs']:.1%}",
+        f"{found['seconds']:.0f} s, load {found['load'][0]:.1f} at the start",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""partita offload report DIR: one self-contained HTML file, predicted above measured."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from partita.cli.offload.plan import read_plan
+from partita.cli.talk import Talk
+from partita.errors import BadInput
+from partita.files import write_whole
+from partita.report.offload_page import headline, page
+from partita.report.offload_story import OffloadStory
+from partita.timeline import Timeline
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", metavar="DIR", help="what partita offload run -o wrote; or the plan.json of partita offload plan -o"
+    )
+    parser.add_argument(
+        "-o", "--out", metavar="HTML", help="where to write it (default: DIR/report.html, or PLAN.html beside the plan)"
+    )
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Read what is there, write the page. Raises BadInput where there is no plan, PlanError and its kin for damaged files."""
+    given = Path(options.path)
+    story = read_story(given)
+    default = given / "report.html" if given.is_dir() else given.with_suffix(".html")
+    path = write_whole(options.out or default, page(story))
+    for line in story.missing:
+        talk.say(f"   {line}")
+    return {"report": str(path), "headline": " ".join(headline(story)).strip(), "missing": list(story.missing)}
+
+
+def read_story(path: Path) -> OffloadStory:
+    """The story of a run's folder, or of a plan alone. Raises BadInput, PlanError, CostError, TimelineError."""
+    folder = path if path.is_dir() else None
+    plan_file = path if folder is None else folder / "plan.json"
+    if not plan_file.exists():
+        raise BadInput(f"{plan_file} does not exist", hint="give a folder that partita offload run -o wrote, or a plan")
+    problem, plan = read_plan(plan_file)
+    title = path.resolve().name
+    measured, executed = (folder / n if folder else None for n in ("timeline.json", "executed.json"))
+    if measured is None or not measured.exists():
+        return OffloadStory(title, problem, plan, missing=("Not measured: partita offload run -o DIR runs the jobs.",))
+    done = read_plan(executed)[1] if executed is not None and executed.exists() else None
+    return OffloadStory(title, problem, plan, Timeline.read(measured), done)
+
+
+def text(document: dict[str, Any]) -> str:
+    return f"{document['headline']}\n{document['report']}"

@@ -1,0 +1,54 @@
+"""partita offload plan, simulate and explain, from costs on disk to what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search.offload_brute import instance, of_plan
+
+from partita.cli import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def printed(capsys: Capture, *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_plan_simulate_and_explain_agree(tmp_path: Path, capsys: Capture) -> None:
+    problem = instance("dag", 4)
+    costs, plan, trace = (tmp_path / n for n in ("costs.json", "plan.json", "trace.json"))
+    costs.write_text(json.dumps(problem))
+    found = printed(capsys, "offload", "plan", "--costs", str(costs), "-o", str(plan))
+    value = of_plan(problem, found["order"], found["cuts"])
+    assert found["makespan_s"] == pytest.approx(value, rel=1e-9)
+    assert found["lower_bound_s"] <= value
+    assert sum(row["jobs"] for row in found["cuts_by_model"]) == len(problem["jobs"])
+    seen = printed(capsys, "offload", "simulate", str(plan), "-o", str(trace))
+    assert seen["makespan_s"] == pytest.approx(value, rel=1e-9)
+    assert json.loads(trace.read_text())["traceEvents"]
+    why = printed(capsys, "offload", "explain", str(plan), "--budget-s", "0.1")
+    assert all(row["makespan_s"] >= value * (1 - 1e-9) for row in why["baselines"])
+    assert main(["offload", "explain", str(plan), "--budget-s", "0.1"]) == 0
+    assert why["bottleneck"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"jobs": []}, "no jobs"),
+        ({"link": {"up_bytes_per_s": 0, "down_bytes_per_s": 1}}, "up_bytes_per_s = 0"),
+        ({"server_threads": 0}, "0 threads"),
+    ],
+)
+def test_bad_costs_are_refused_with_a_sentence(
+    change: dict[str, Any], words: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "costs.json").write_text(json.dumps({**instance("chain", 1), **change}))
+    assert main(["offload", "plan", "--costs", str(tmp_path / "costs.json")]) == 2
+    assert words in capsys.readouterr().err
