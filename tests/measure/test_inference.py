@@ -16,6 +16,7 @@ from partita.cli import main
 from partita.errors import CostError, JobError
 from partita.measure.inference import InferenceTimes, measure_model
 from partita.measure.inference_cache import cached_times
+from partita.measure.inference_cuts import Side, cut_points, fitted, with_messages
 from partita.measure.inference_profile import task_of_kernels
 from partita.measure.offload_link import measure_link
 from partita.offload import OffloadLink, OffloadProblem
@@ -44,6 +45,39 @@ def test_the_tasks_share_the_whole_time(squeezenet: OnnxModel, times: InferenceT
             work[task.name] += times.seconds[task.id]
     assert work["Conv"] > times.whole.seconds / 2  # it is nearly all of SqueezeNet's arithmetic
     assert work["Relu"] == 0.0  # fused into the convolutions
+
+
+def test_cut_points_are_crossed_by_one_tensor(squeezenet: OnnxModel) -> None:
+    equal = np.ones(len(squeezenet.graph))
+    points = cut_points(squeezenet, equal, 8)
+    assert points == sorted(set(points))
+    assert 4 <= len(points) <= 8
+    for k in points:
+        assert len(squeezenet.halves(frozenset(squeezenet.tasks_topological[:k])).crossing) == 1
+
+
+def test_tasks_sum_to_what_halves_take() -> None:
+    seconds, halves = np.array([1.0, 2.0, 0.0, 4.0, 3.0]), {2: 0.5, 3: 0.6}
+    first = fitted(seconds, halves, "device").cumsum()
+    assert first[[1, 2, 4]] == pytest.approx([5.0, 6.0, 10.0])
+    last = fitted(seconds, halves, "server")[::-1].cumsum()[::-1]
+    assert last[[0, 2, 3]] == pytest.approx([10.0, 5.0, 5.0])  # the shorter suffix is not slower than the longer one
+    assert (fitted(seconds, {}, "device") == seconds).all()
+
+
+@pytest.mark.parametrize("side", ["device", "server"])
+def test_a_message_costs_a_half_and_no_whole_device(squeezenet: OnnxModel, side: Side) -> None:
+    """Every cut that one tensor crosses costs at least its arithmetic; a device that does all, no more than that."""
+    order = squeezenet.tasks_topological
+    plain = dict.fromkeys(order, 1e-3)
+    priced = with_messages(squeezenet, plain, side, (2e-4, 1e-9))
+    added = 0.0 if side == "device" else 2e-4 + 1e-9 * squeezenet.input_bytes
+    assert sum(priced.values()) == pytest.approx(sum(plain.values()) + added)
+    for k in cut_points(squeezenet, np.ones(len(order))):
+        own = order[:k] if side == "device" else order[k:]
+        (crossing,) = squeezenet.halves(frozenset(order[:k])).crossing
+        cost = 2e-4 + 1e-9 * (squeezenet.types[crossing].size_bytes or 0)
+        assert sum(priced[t] for t in own) == pytest.approx(sum(plain[t] for t in own) + cost, rel=0.05)
 
 
 def test_times_survive_a_file(times: InferenceTimes) -> None:

@@ -27,6 +27,7 @@ Fitter = Callable[[Table, FloatArray], Model]
 EXPLAINABLE = ("hybrid", "skeleton", "generic", "log-linear")
 KINDS: tuple[Kind, ...] = ("skeleton", "generic")
 MOST_STRETCH = 4.0
+UNSEEN = 1.5  #: assumed where extrapolation cannot be rehearsed: one device count, or folds
 SURE = 0.05  #: the strongest regularisation within so much of the least error is taken, where held-out rows ask the question
 BLIND = 0.5  #: ... and where they cannot: one device count teaches nothing of regularising for others, so priors are trusted
 CLEARLY = (
@@ -87,7 +88,9 @@ def _beyond(
     devices = step_of(table, roles, plain.forms["skeleton"]).devices
     split = splits[0]
     if devices[split.train].max() >= devices[split.test].min():
-        return Beyond()  # nothing inside the training rows asks for more devices than others have
+        return Beyond(
+            float(devices.max()), UNSEEN
+        )  # nothing inside the training rows asks for more devices than others have
     model = fit_model("hybrid", table.take(split.train), times[split.train], roles, plain, seed=seed)
     predicted = model.predict(table.take(split.test))
     stretch = widening(np.log(times[split.test] / predicted.time), predicted.log_sd)

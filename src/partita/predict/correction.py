@@ -5,7 +5,8 @@ one kernel a column (additive Gaussian processes: Duvenaud, Nickisch, Rasmussen 
 
     k(x, y) = sum_o w_o e_o(k_1(x_1, y_1), ..., k_D(x_D, y_D)) / C(D, o),      k_d = exp(-|x_d - y_d| / l_d)
 
-e_o being the elementary symmetric polynomial. Numbers are compared by the logarithm of their ratio, kinds by being equal.
+e_o being the elementary symmetric polynomial; with more than three columns the product of all of them is added, which
+ties rows that are alike in everything. Numbers are compared by the logarithm of their ratio, kinds by being equal.
 Where rows are far from all that was measured, the correction fades to a factor of 1 and its variance grows: beyond the
 measured range the formula speaks alone. Lengths, weights and noise maximise the evidence on a seeded sample of rows.
 """
@@ -37,7 +38,7 @@ class Correction:
     points: FloatArray  #: [rows, columns] what it was fitted at; a kind is a number a level
     kinds: tuple[bool, ...]  #: [columns]
     lengths: FloatArray  #: [columns]
-    weights: FloatArray  #: [orders] variance of each order; no more orders than columns
+    weights: FloatArray  #: [orders] variance of each order, and of the product of all columns
     noise: float  #: variance
     weighted: FloatArray  #: [rows] inverse covariance times residual
 
@@ -79,7 +80,7 @@ def fit_correction(points: FloatArray, kinds: tuple[bool, ...], residual: FloatA
     """The correction of `residual` = log(measured / predicted). O(rows^3) once, and a few hundred times for ROWS rows."""
     keep = np.random.default_rng(seed).permutation(len(points))[:ROWS]
     sample, target, n = points[keep], residual[keep], points.shape[1]
-    variance, orders = float(np.var(residual)) + 1e-8, min(ORDER, n)
+    variance, orders = float(np.var(residual)) + 1e-8, n if n <= ORDER else ORDER + 1
 
     def evidence(q: FloatArray) -> float:
         covariance = _covariance(sample, sample, kinds, np.exp(q[:n]), np.exp(q[n:-1])) + np.exp(q[-1]) * np.eye(
@@ -110,11 +111,15 @@ def _covariance(
     """[a, b]. The symmetric polynomials grow column by column: e_o += e_(o-1) k_d."""
     shape = (len(a), len(b))
     e = [np.ones(shape)] + [np.zeros(shape) for _ in range(ORDER)]
+    together = np.ones(shape)
     for d, kind in enumerate(kinds):
         apart = a[:, d][:, None] - b[:, d][None]
         near = np.exp(-(UNLIKE * (apart != 0) if kind else np.abs(apart)) / lengths[d])
+        together *= near
         for o in range(ORDER, 0, -1):
             e[o] += e[o - 1] * near
     orders = range(1, min(ORDER, len(kinds)) + 1)
     total: FloatArray = sum((weights[o - 1] / comb(len(kinds), o) * e[o] for o in orders), np.zeros(shape))
+    if len(weights) > ORDER:
+        total += weights[ORDER] * together
     return total

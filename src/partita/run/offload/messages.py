@@ -19,6 +19,7 @@ from partita.run.offload.client import Client
 from partita.run.offload.execute import RunSettings, execute
 
 JOBS = 24
+APART_S = 0.02  #: so that each message wakes all threads, as it does between jobs that compute
 SMALL, LARGE = 1_000, 150_000  #: floats of a job
 
 
@@ -44,7 +45,7 @@ def _cpu_s(connect: Callable[[], Client], floats: int, jobs: int) -> np.ndarray[
     model = _nothing(floats)
     (task,) = model.tasks_topological
     job = model.offload_job({task: 1.0}, {task: 0.0})
-    rows = tuple(replace(job, name=str(k)) for k in range(jobs))
+    rows = tuple(replace(job, name=str(k), release_s=k * APART_S) for k in range(jobs))
     problem = OffloadProblem(OffloadLink(1e9, 1e9), rows)
     plan = OffloadPlan(tuple(range(jobs)), (frozenset(),) * jobs, 0.0, 0.0, "none", "server-only", 0.0)
     feed = {"x": np.ones(floats, np.float32)}
