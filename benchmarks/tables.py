@@ -87,7 +87,49 @@ def _machine(facts: Mapping[str, Any], load: Sequence[float]) -> str:
     return f"{facts['machine']}, {facts['cores']} cores, {versions}, {facts['time'][:10]}{busy}."
 
 
-TABLES: Mapping[str, Callable[[Any], str]] = {"prediction": prediction, "pipeline": pipeline, "simulator": simulator}
+def models(found: Mapping[str, Any]) -> str:
+    """benchmarks/models.py: a column a model, a row a question; then the best explainable model's intervals and the seeds."""
+    names = [m["name"] for m in found["questions"][0]["models"]]
+    body, coverage = [], []
+    for q in found["questions"]:
+        by = {m["name"]: m for m in q["models"]}
+        body.append([q["question"], *(percent(by[n]["mape"]) for n in names)])
+        coverage.append(f"{percent(by[q['best_explainable']]['coverage'])} ({q['question']})")
+    end = f"Mean absolute errors. The 90 % intervals of the best explainable model held {', '.join(coverage)} of the held-out rows."
+    if "seeds" in found:
+        end += f" Ten seeds: predictions of 1,440 rows at most {percent(found['seeds']['largest'])} from their mean."
+    return f"{markdown(['question', *names], body)}\n\n{end} {_machine(found['facts'], found['load'])}"
+
+
+def offload(found: Mapping[str, Any]) -> str:
+    """benchmarks/offload.py: the mixed jobs, a row a setting; measured seconds, and how far auto's prediction was off."""
+    settings = found["mixed"]["settings"]
+    names = list(settings[0]["methods"])
+    body, errors = [], []
+    for s in settings:
+        rows = s["methods"]
+        errors.append(rows["auto"]["error"])
+        cells = [
+            seconds(rows[n]["measured_s"]) if rows[n].get("runs") else f"({seconds(rows[n]['predicted_s'])})"
+            for n in names
+        ]
+        body.append([f"{s['device_percent']} %, {s['mbit_per_s']} Mbit/s", *cells, percent(errors[-1], signed=True)])
+    sizes = [abs(e) for e in errors]
+    end = (
+        f"30 jobs of 5 models; the device has that share of a core; measured makespans, in brackets predicted ones of plans that were not run. "
+        f"Last column: predicted over measured of auto; median error {percent(statistics.median(sizes))}, worst {percent(max(sizes))}. "
+        f"One run a cell, load {found['load'][0]:.1f} before it began, {found['time'][:10]}."
+    )
+    return f"{markdown(['setting', *names, 'error'], body)}\n\n{end}"
+
+
+TABLES: Mapping[str, Callable[[Any], str]] = {
+    "prediction": prediction,
+    "pipeline": pipeline,
+    "simulator": simulator,
+    "models": models,
+    "offload": offload,
+}
 
 
 def filled(text: str, results: Path) -> str:

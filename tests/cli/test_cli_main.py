@@ -12,7 +12,7 @@ import pytest
 from run.helpers import plan_file
 
 from partita import __version__
-from partita.cli import VERBS, main
+from partita.cli import VERBS, main, offload, testbed
 from partita.cli.settings import settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput
@@ -38,6 +38,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- help ---------------------------------------------------------------------------------------------------------------
 
 
+INNER = {name: offload.VERBS if name == "offload" else testbed.VERBS for name in ("offload", "testbed")}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_helps(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -45,8 +48,18 @@ def test_every_verb_helps(verb: str, capsys: pytest.CaptureFixture[str]) -> None
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: partita {verb}")
-    assert "--json" in out
+    assert all(word in out for word in INNER.get(verb, ["--json"]))
     assert VERBS[verb][1:].split(",")[0].split(":")[0] in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("verb", "inner"), [(v, i) for v, found in INNER.items() for i in found])
+def test_every_inner_verb_helps(verb: str, inner: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, inner, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: partita {verb} {inner}")
+    assert "--json" in out
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
