@@ -218,10 +218,13 @@ def stage(names: Sequence[str]) -> Any:
 
 
 def in_cpu_seconds(model: OnnxModel, costs: Json, side: Side, share: float = 100) -> dict[str, float]:
-    """Seconds a task on a core of which there is a share, with what a half's message costs."""
+    """Seconds a task on a core of which there is a share; on the server with what a half's message costs, which for the
+    device the link tells."""
     times = InferenceTimes.from_json(costs[side][model.hash])
     factor = times.cpu_s / times.whole.seconds
-    core = with_messages(model, {t: s * factor for t, s in times.seconds.items()}, side, costs["messages"][side])
+    core = {t: s * factor for t, s in times.seconds.items()}
+    if side == "server":
+        core = with_messages(model, core, side, costs["messages"][side])
     return {t: s * 100 / share for t, s in core.items()}
 
 
@@ -232,7 +235,8 @@ def problem_of(work: Sequence[JobSpec], costs: Json, share: int, link: Sequence[
         for w in work
     }
     jobs = [replace(w.model.offload_job(*sides[w.model.hash]), name=w.name) for w in work]
-    return OffloadProblem(OffloadLink(*link), tuple(jobs))
+    fixed_s, byte_s = (s * 100 / share for s in costs["messages"]["device"])
+    return OffloadProblem(OffloadLink(*link[:3], fixed_s, byte_s), tuple(jobs))
 
 
 def plans_of(problem: OffloadProblem, methods: Sequence[str], budget_s: float = 1.0) -> dict[str, OffloadPlan]:

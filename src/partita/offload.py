@@ -3,7 +3,7 @@
 A job is a DAG of tasks. A cut names the tasks that stay on the device; it is a downset: what the server computes never
 feeds the device again. Four machines serve the jobs in one order:
 
-    device    the tasks of the cut, without a break
+    device    the tasks of the cut, without a break; then what sending takes of it, where the link says so
     uplink    what crosses the cut, each tensor once, and the job's input if a task on the server reads it
     server    the other tasks, on one of its threads: the one that is free first
     downlink  the answers that the server made: outputs that no task reads
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ class OffloadLink:
     up_bytes_per_s: float
     down_bytes_per_s: float
     round_trip_s: float = 0.0
+    send_s: float = 0.0  #: what an upload takes of the *device*, before it: handing over the message,
+    send_s_per_byte: float = 0.0  #: and copying and sending its bytes
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class OffloadProblem:
             rate = getattr(self.link, what)
             if not rate > 0 or math.isnan(rate):
                 faults.append(f"the link has {what} = {rate}")
-        if not (math.isfinite(self.link.round_trip_s) and self.link.round_trip_s >= 0):
-            faults.append(f"the link has round_trip_s = {self.link.round_trip_s}")
+        for what in ("round_trip_s", "send_s", "send_s_per_byte"):
+            value = getattr(self.link, what)
+            if not (math.isfinite(value) and value >= 0):
+                faults.append(f"the link has {what} = {value}")
         if self.server_threads < 1:
             faults.append(f"the server has {self.server_threads} threads")
         for j in self.jobs:
@@ -86,7 +90,7 @@ class OffloadProblem:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "link": {k: getattr(self.link, k) for k in ("up_bytes_per_s", "down_bytes_per_s", "round_trip_s")},
+            "link": {k: v for k, v in asdict(self.link).items() if v or not k.startswith("send")},
             "server_threads": self.server_threads,
             "jobs": [_job_json(j) for j in self.jobs],
         }
@@ -101,6 +105,8 @@ class OffloadProblem:
                     float(link["up_bytes_per_s"]),
                     float(link["down_bytes_per_s"]),
                     float(link.get("round_trip_s", 0.0)),
+                    float(link.get("send_s", 0.0)),
+                    float(link.get("send_s_per_byte", 0.0)),
                 ),
                 tuple(_job(j) for j in value["jobs"]),
                 int(value.get("server_threads", 1)),

@@ -30,6 +30,7 @@ def parts(job: Json, cut: frozenset[str], link: Json) -> Parts:
     sent += job["input_bytes"] if any(not t["inputs"] for t in away) else 0.0
     read = {i for t in job["tasks"] for i in t["inputs"]}
     back = sum(t["output_bytes"] for t in away if t["id"] not in read)
+    device += link.get("send_s", 0.0) + link.get("send_s_per_byte", 0.0) * sent
     return device, (sent / link["up_bytes_per_s"], sum(t["server_s"] for t in away), back / link["down_bytes_per_s"])
 
 

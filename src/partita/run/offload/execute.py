@@ -21,7 +21,7 @@ from typing import Any
 from partita.capture.onnx_model import OnnxModel
 from partita.errors import PlanError, refuse
 from partita.lower_offload import part_times
-from partita.offload import OffloadJob, OffloadLink, OffloadPlan, OffloadProblem
+from partita.offload import OffloadJob, OffloadPlan, OffloadProblem
 from partita.run.offload.client import Client
 from partita.run.offload.codec import Codec
 from partita.run.offload.line import Event, Line, Parcel
@@ -428,7 +428,7 @@ class _Device:
     def _rest(self, rest: Sequence[int]) -> OffloadProblem:
         """What is left to plan: the link as it is now, releases as seconds from now."""
         now = self._now()
-        link = OffloadLink(self.rate.now, self.problem.link.down_bytes_per_s, self.round_trip_s)
+        link = replace(self.problem.link, up_bytes_per_s=self.rate.now, round_trip_s=self.round_trip_s)
 
         def left(job: OffloadJob) -> OffloadJob:
             return replace(job, release_s=max(0.0, job.release_s - now), deadline_s=max(0.0, job.deadline_s - now))

@@ -28,6 +28,8 @@ class Network:
     input_up_s: float  #: the job's input occupies the uplink
     reads: Csr  #: [n] tasks whose outputs a task reads; none: it reads the job's input
     readers: Csr  #: [n] tasks that read a task's output
+    send_s: float = 0.0  #: what an upload takes of the device,
+    send_share: float = 0.0  #: and what it takes for each second that the upload occupies the uplink
 
     def __len__(self) -> int:
         return len(self.device_s)
@@ -40,7 +42,8 @@ class Network:
         first = np.diff(self.reads.start) == 0
         asks = bool((first & ~cut).any())
         up = float(self.up_s[crosses & cut].sum()) + (self.input_up_s if asks else 0.0)
-        return np.array([self.device_s[cut].sum(), up, self.server_s[~cut].sum(), self.down_s[~cut].sum()])
+        sending = 0.0 if cut.all() else self.send_s + self.send_share * up
+        return np.array([self.device_s[cut].sum() + sending, up, self.server_s[~cut].sum(), self.down_s[~cut].sum()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +78,8 @@ def network_of(job: OffloadJob, problem: OffloadProblem) -> Network:
         job.input_bytes / problem.link.up_bytes_per_s,
         reads,
         csr(lists),
+        problem.link.send_s,
+        problem.link.send_s_per_byte * problem.link.up_bytes_per_s,
     )
 
 
