@@ -143,7 +143,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path, plans: Path) 
     workers = run.workers()
     run.process.send_signal(signal.SIGINT)
     assert run.wait(10) == 130
-    assert gone(list(workers.values()), 0)
+    assert gone(list(workers.values()), 2)  # killed, but perhaps not yet buried
     assert run.error() == "interrupted"
     assert not (run.out / "checkpoints").exists()
 

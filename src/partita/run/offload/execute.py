@@ -137,6 +137,8 @@ class _Device:
         answered = False
         while not answered and time.perf_counter() < until:
             answered = self._hear(_TICK_S) in ("up", "down", "trouble")
+        if not answered:
+            self._say(f"the server was silent for {self.settings.first_patience_s:.0f} s: the device begins alone")
 
     def close(self) -> None:
         if self.line is not None:
