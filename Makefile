@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "== partita: installing everything else"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@echo "== partita: compiling the planner's kernels"
-	@$(BIN)/python -m partita.compile_kernels
+	@$(BIN)/python -m partita.cli.compile_kernels
 	@touch $@
 	@echo "== partita: ready"
 

@@ -7,7 +7,7 @@ The job is examples/cifar_application.py: a CNN on CIFAR-10 that trains until it
     measure    one device's tasks at every size, as `partita measure` does: the plans come from it
     probe      a few steps of some batches on one worker and two: the time of a step, a judgement, start and end
     pilot      runs to the target at two batches, with other seeds: steps(B) = S_min (1 + B_noise / B)
-    time       the skeleton of a training step (partita.predict) fitted to probes and pilots; foretells all batches and workers
+    time       the skeleton of a training step (partita.models) fitted to probes and pilots; foretells all batches and workers
     predict    start + steps x step + judgements, with intervals, written to OUT/prediction.json
     run        the best with new seeds, and the best one of the other number of workers
 
@@ -33,21 +33,21 @@ from typing import Any
 
 import numpy as np
 
-from partita import loop
 from partita.cli.talk import Talk
 from partita.errors import Interrupted, PartitaError
 from partita.files import dump_json, write_whole
-from partita.measure.job import measure_job
-from partita.measure.machine import machine_facts
-from partita.plan import PlanFile
-from partita.predict.convergence import Convergence, Spread, crossing, fit_convergence
-from partita.predict.explainable import Formula, fit_formula
-from partita.predict.fitting import Penalty
-from partita.predict.model import Z
-from partita.predict.table import Table
-from partita.profile import Profile
-from partita.report.text import percent, seconds, table
-from partita.search.pipeline import plan_pipeline
+from partita.models.convergence import Convergence, Spread, crossing, fit_convergence
+from partita.models.explainable import Formula, fit_formula
+from partita.models.fitting import Penalty
+from partita.models.model import Z
+from partita.models.table import Table
+from partita.nouns.plan import PlanFile
+from partita.nouns.profile import Profile
+from partita.page.machine import machine_facts
+from partita.page.text import percent, seconds, table
+from partita.pipeline.plan.planner import plan_pipeline
+from partita.pipeline.run import loop
+from partita.training.measure.job import measure_job
 
 JOB = f"{Path(__file__).parents[1] / 'examples' / 'cifar_application.py'}:job"
 EVERY = 2048  #: images between two judgements

@@ -19,7 +19,7 @@ fi
 
 "$python" - > "$out/machine.json" <<'PY'
 import json
-from partita.measure.machine import machine_facts
+from partita.training.measure.machine import machine_facts
 print(json.dumps(machine_facts()))
 PY
 

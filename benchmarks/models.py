@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from partita.measure.machine import machine_facts
-from partita.predict.compare import fit_model, settle
-from partita.predict.opponents import threadpool_limits
-from partita.predict.study import Prepared, prepare, study
-from partita.predict.table import Table
-from partita.report.text import table
+from partita.models.compare import fit_model, settle
+from partita.models.opponents import threadpool_limits
+from partita.models.study import Prepared, prepare, study
+from partita.models.table import Table
+from partita.page.machine import machine_facts
+from partita.page.text import table
 
 HERE = Path(__file__).parent
 SEEDS = range(10)

@@ -35,24 +35,24 @@ import onnx
 import onnxruntime
 
 from partita import __version__
-from partita.capture.offload_jobs import JobSpec
-from partita.capture.onnx_inputs import random_inputs
-from partita.capture.onnx_model import OnnxModel
-from partita.capture.onnx_weights import with_random_weights
-from partita.lower_offload import part_times
-from partita.measure.inference import InferenceTimes, measure_model
-from partita.measure.inference_cuts import Side, with_messages
-from partita.measure.offload_link import measure_link
-from partita.offload import OffloadLink, OffloadPlan, OffloadProblem
-from partita.run.offload.client import Client
-from partita.run.offload.door import Key
-from partita.run.offload.execute import RunSettings, execute
-from partita.run.offload.messages import message_cost
-from partita.run.offload.record import MACHINES, busy_s
-from partita.search.offload.baselines import BASELINES
-from partita.search.offload.plan import plan_offload
-from partita.testing import testbed_cpu as processors
-from partita.testing.testbed import Testbed
+from partita.nouns.offload import OffloadLink, OffloadPlan, OffloadProblem
+from partita.offload.capture.jobs import JobSpec
+from partita.offload.capture.onnx_inputs import random_inputs
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.capture.onnx_weights import with_random_weights
+from partita.offload.measure.cuts import Side, with_messages
+from partita.offload.measure.inference import InferenceTimes, measure_model
+from partita.offload.measure.link import measure_link
+from partita.offload.plan.baselines import BASELINES
+from partita.offload.plan.lower import part_times
+from partita.offload.plan.planner import plan_offload
+from partita.offload.run.client import Client
+from partita.offload.run.credentials import Key
+from partita.offload.run.execute import RunSettings, execute
+from partita.offload.run.messages import message_cost
+from partita.offload.run.record import MACHINES, busy_s
+from partita.testbed import processors
+from partita.testbed.hosts import Testbed
 
 Json = dict[str, Any]
 

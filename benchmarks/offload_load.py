@@ -28,13 +28,13 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from partita import __version__
-from partita.capture.onnx_model import OnnxModel
-from partita.run.offload.client import Client
-from partita.run.offload.codec import encode
-from partita.run.offload.session import Session, model_inputs
-from partita.run.offload.store import cut_id
-from partita.run.offload.tally import quantile
-from partita.run.offload.wire import pack, unpack
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.run.client import Client
+from partita.offload.run.codec import encode
+from partita.offload.run.session import Session, model_inputs
+from partita.offload.run.store import cut_id
+from partita.offload.run.tally import quantile
+from partita.offload.run.wire import pack, unpack
 
 IMAGES = 4  #: different inputs of a client
 

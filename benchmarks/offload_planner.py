@@ -2,7 +2,7 @@
 
     python benchmarks/offload_planner.py [--instances 500] [--json]
 
-Random instances of tests/search/offload_brute.py (every cut, every order, no code shared with the planner) for chains,
+Random instances of tests/offload/plan/offload_brute.py (every cut, every order, no code shared with the planner) for chains,
 trees, DAGs and equal chains; then 100 jobs of 5 models as large as the usual networks (one with 428 tasks of dense
 concatenations). CPU seconds and load stand beside every wall-clock figure.
 """
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from search.offload_brute import instance, least_makespan, of_plan
+from offload.plan.offload_brute import instance, least_makespan, of_plan
 
-from partita.offload import OffloadProblem
-from partita.search.offload.plan import plan_offload
+from partita.nouns.offload import OffloadProblem
+from partita.offload.plan.planner import plan_offload
 
 Json = dict[str, Any]
 

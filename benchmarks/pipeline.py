@@ -18,11 +18,11 @@ from typing import Any
 
 from partita.cli.talk import Talk
 from partita.errors import PartitaError
-from partita.loop import compare_engines
-from partita.measure.job import measure_job
-from partita.measure.machine import machine_facts
-from partita.report.text import table
-from partita.search.pipeline import plan_pipeline
+from partita.page.machine import machine_facts
+from partita.page.text import table
+from partita.pipeline.plan.planner import plan_pipeline
+from partita.pipeline.run.loop import compare_engines
+from partita.training.measure.job import measure_job
 
 JOB = Path(__file__).parents[1] / "examples" / "cifar_resnet.py"
 

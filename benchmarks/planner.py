@@ -3,7 +3,7 @@
     python benchmarks/planner.py DIR [--placement contiguous|free|both] [--budget-s 10] [--json] [--plot out.svg]
     python benchmarks/planner.py DIR --budget-s 1,3,10 --plot quality.svg       quality against time
     python benchmarks/planner.py --synthetic 1000,10000,100000 --plot scale.svg  layered graphs on 8 and 64 devices
-    python benchmarks/planner.py --calibrate    units of work a second, for the constants in partita.search
+    python benchmarks/planner.py --calibrate    units of work a second, for the constants in partita.placement.plan
 
 DIR is searched with all its folders for dnn-partitioning graphs (.json) and PipeDream profiles (.txt); what is neither is
 left out. `partita plan` runs as a process of its own; its plan is scored by the evaluators below, which share no code with
@@ -217,11 +217,11 @@ def calibrated() -> Json:
     """Units of work in a second of one thread, least and most over layered graphs of several sizes."""
     import numpy as np
 
-    from partita.capture.dnn_partitioning import from_json
-    from partita.search.anneal import anneal
-    from partita.search.free import compile_kernels
-    from partita.search.load import load_model
-    from partita.search.min_cut import anchors, network
+    from partita.placement.capture.dnn_partitioning import from_json
+    from partita.placement.plan.anneal import anneal
+    from partita.placement.plan.free import compile_kernels
+    from partita.placement.plan.load import load_model
+    from partita.placement.plan.min_cut import anchors, network
 
     compile_kernels()
     rates: dict[str, list[float]] = {"anneal.UNITS_PER_S": [], "rounds.ARCS_PER_S": []}

@@ -19,11 +19,11 @@ from typing import Any
 
 from partita.cli.talk import Talk
 from partita.errors import PartitaError
-from partita.loop import compare_engines
-from partita.measure.job import measure_job
-from partita.plan import PipelinePlan
-from partita.report.text import table
-from partita.search.pipeline import plan_pipeline
+from partita.nouns.plan import PipelinePlan
+from partita.page.text import table
+from partita.pipeline.plan.planner import plan_pipeline
+from partita.pipeline.run.loop import compare_engines
+from partita.training.measure.job import measure_job
 
 JOBS = Path(__file__).parent / "prediction_jobs.py"
 MODELS = ("resnet", "vit", "bert", "gpt2")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from partita.job import Batch, TrainingJob
+from partita.training.job import Batch, TrainingJob
 
 BATCH = 16
 

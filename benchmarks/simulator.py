@@ -30,14 +30,14 @@ import numba
 import numpy as np
 
 from partita import __version__
-from partita.cluster import Cluster, Device, Link
-from partita.costs import CostTable
 from partita.errors import PartitaError
-from partita.graph import Task, TaskGraph
-from partita.lower import lower
-from partita.plan import PipelinePlan, PlacementPlan, Stage, Verdict
-from partita.program import Program
-from partita.simulate import Durations, Simulator, durations, times
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import Task, TaskGraph
+from partita.nouns.plan import PipelinePlan, PlacementPlan, Stage, Verdict
+from partita.nouns.program import Program
+from partita.simulate.lower import lower
+from partita.simulate.simulator import Durations, Simulator, durations, times
 
 UNJUDGED = Verdict(0.0, 0.0, "none", "benchmark", 0.0)
 

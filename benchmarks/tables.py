@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.report.text import percent, seconds, times
+from partita.page.text import percent, seconds, times
 
 HERE = Path(__file__).parent
 MARK = re.compile(r"(<!-- \w+ table: benchmarks/(\w+)\.py -->\n).*?(<!-- end -->)", re.DOTALL)

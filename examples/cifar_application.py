@@ -21,7 +21,7 @@ import torch.distributed as dist
 from cifar_resnet import images
 from torch import Tensor, nn
 
-from partita.job import Batch, TrainingJob
+from partita.training.job import Batch, TrainingJob
 
 RATE = 0.03  #: the learning rate that very large batches would take
 HALF_RATE_BATCH = 64  #: the batch that takes half of it; smaller ones take less, in proportion to their noise

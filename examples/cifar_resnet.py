@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from partita.job import Batch, TrainingJob
+from partita.training.job import Batch, TrainingJob
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""Shared by all tests: the tests folder is importable (tests/run/helpers.py is `run.helpers`)."""
+"""Shared by all tests: the tests folder is importable (tests/training/runtime/helpers.py is `run.helpers`)."""
 
 import signal
 import sys

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from hypothesis import strategies as st
 
-from partita.cluster import Cluster, Device, Link
-from partita.costs import CostTable
 from partita.errors import BadInput
-from partita.graph import SharedParameter, Task, TaskGraph
-from partita.plan import PipelinePlan, PlacementPlan, Schedule, Stage, Verdict
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import SharedParameter, Task, TaskGraph
+from partita.nouns.plan import PipelinePlan, PlacementPlan, Schedule, Stage, Verdict
 
 VERDICT = Verdict(2.0, 1.0, "critical path", "by hand", 0.5)
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from partita.cli import VERBS
-from partita.job import TrainingJob, call, load_job
+from partita.training.job import TrainingJob, call, load_job
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
@@ -191,7 +191,7 @@ def test_the_timeline_picture_stands_alone() -> None:
 
 
 def test_the_picture_has_every_span_of_both_timelines() -> None:
-    from report.sample_run import make_story
+    from pipeline.report.sample_run import make_story
 
     story = make_story(2, 6)
     root = ET.fromstring(script(ROOT / "docs" / "images" / "make_timeline.py").svg(story))

@@ -3,7 +3,7 @@
     python docs/images/make_timeline.py RUN_DIR [-o docs/images/timeline.svg]
     python docs/images/make_timeline.py predicted.json measured.json
 
-The figure is the report's own (`partita.report.timelines.figure`), taken apart and painted with colours that need no page
+The figure is the report's own (`partita.pipeline.report.timelines.figure`), taken apart and painted with colours that need no page
 around them: mid-tones, no background, no script.
 """
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.report.markup import Scale, tag, words
-from partita.report.story import Story
-from partita.report.text import seconds
-from partita.report.timelines import figure
-from partita.timeline import Timeline
+from partita.nouns.timeline import Timeline
+from partita.page.markup import Scale, tag, words
+from partita.page.text import seconds
+from partita.pipeline.report.story import Story
+from partita.pipeline.report.timelines import figure
 
 LEFT, WIDTH, BOTTOM = 88.0, 1000.0, 24.0  #: pixels: room for the names; of the picture; for the time axis
 TEXT, LANE = "#7d8590", "#7d859018"

@@ -10,7 +10,7 @@ import pytest
 
 from partita.cli import main
 from partita.cli.demo import text
-from partita.timeline import Timeline
+from partita.nouns.timeline import Timeline
 
 pytest.importorskip("sklearn")
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from run.helpers import plan_file
+from training.runtime.helpers import plan_file
 
 from partita import __version__
 from partita.cli import VERBS, main, offload, testbed
@@ -142,7 +142,7 @@ def test_what_does_not_fit_ends_with_3_and_says_what_would_do(
 ) -> None:
     """A profile of a small model, planned for devices of a kilobyte."""
     file = plan_file("long_skip", stages=2)
-    from partita.profile import Profile, Sample
+    from partita.nouns.profile import Profile, Sample
 
     profile = Profile("models.py:long_skip", 8, (Sample(2, file.graph, file.costs),), file.cluster, 1.0)
     profile.write(tmp_path / "profile.json")
@@ -238,7 +238,7 @@ def test_settings_that_are_none(pair: str) -> None:
 @pytest.mark.parametrize("verb", ["simulate", "compare", "report", "plan"])
 def test_verbs_that_only_plan_never_import_torch(verb: str, plan: Path, tmp_path: Path) -> None:
     """In a process of its own, whose modules are counted after the verb has run."""
-    from partita.profile import Profile, Sample
+    from partita.nouns.profile import Profile, Sample
 
     file = plan_file("long_skip", stages=2)
     Profile("models.py:long_skip", 8, (Sample(2, file.graph, file.costs),), file.cluster).write(tmp_path / "p.json")

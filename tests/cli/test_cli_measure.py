@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from run.helpers import MODELS
+from training.runtime.helpers import MODELS
 
 from partita.cli import main
 from partita.cli.measure import sizes_of
 from partita.errors import BadInput
-from partita.profile import Profile
+from partita.nouns.profile import Profile
 
 
 def test_a_small_job_gives_a_profile_that_can_be_planned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from search.offload_brute import instance, of_plan
+from offload.plan.offload_brute import instance, of_plan
 
 from partita.cli import main
 

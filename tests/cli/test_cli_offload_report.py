@@ -10,7 +10,7 @@ import pytest
 
 from partita.cli import main
 
-SAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "report" / "sample_offload.py"))
+SAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "offload" / "report" / "sample_offload.py"))
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from partita.cli import main
-from partita.cluster import Cluster, Device, Link
-from partita.costs import CostTable
-from partita.graph import Task, TaskGraph
-from partita.plan import PlanFile
-from partita.profile import Profile, Sample
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import Task, TaskGraph
+from partita.nouns.plan import PlanFile
+from partita.nouns.profile import Profile, Sample
 
 DATA = Path(os.environ.get("PARTITA_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 GRAPHS = DATA / "graphs"

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from predict.synthetic import runs, write_csv
+from models.synthetic import runs, write_csv
 from small_worlds import given_costs, training_chain
 
 from partita.cli import main
-from partita.cluster import Cluster, Device, Link
-from partita.profile import Profile, Sample
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.profile import Profile, Sample
 
 WORLD = runs(70, noise=0.02, seed=5)
 MODELS = ("hybrid", "skeleton", "log-linear")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from partita.cli import main
-from partita.report.story import Story
-from partita.timeline import Timeline
+from partita.nouns.timeline import Timeline
+from partita.pipeline.report.story import Story
 
-make_story = runpy.run_path(str(Path(__file__).parents[1] / "report" / "sample_run.py"))["make_story"]
+make_story = runpy.run_path(str(Path(__file__).parents[1] / "pipeline" / "report" / "sample_run.py"))["make_story"]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run.helpers import plan_file
+from training.runtime.helpers import plan_file
 
 from partita.cli import main
 

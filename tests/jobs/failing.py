@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from models import two_inputs
+from small_models import two_inputs
 from torch import Tensor, nn
 
-from partita.job import Batch, TrainingJob
+from partita.training.job import Batch, TrainingJob
 
 FEATURES = 16
 

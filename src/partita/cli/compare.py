@@ -9,10 +9,10 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.errors import TimelineError
 from partita.files import read_json
-from partita.plan import PlanFile
-from partita.report.agreement import Agreement, agreement, as_text
-from partita.report.story import simulated
-from partita.timeline import Timeline
+from partita.nouns.plan import PlanFile
+from partita.nouns.timeline import Timeline
+from partita.page.agreement import Agreement, agreement, as_text
+from partita.pipeline.report.story import simulated
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from partita.cli.talk import Talk
 
 if TYPE_CHECKING:
-    from partita.run.board import Row
+    from partita.training.runtime.worker_status import Row
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,12 +29,13 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Measure, plan, predict, train, compare, report. Raises MissingDependency without scikit-learn."""
     import os
 
-    from partita import demo_job, loop
+    from partita.cli import demo_job
     from partita.files import write_whole
-    from partita.measure.job import measure_job
-    from partita.report.page import page
-    from partita.report.text import seconds
-    from partita.search.pipeline import plan_pipeline
+    from partita.page.text import seconds
+    from partita.pipeline.plan.planner import plan_pipeline
+    from partita.pipeline.report.page import page
+    from partita.pipeline.run import loop
+    from partita.training.measure.job import measure_job
 
     loop.check_rounds(options.rounds)
     folder = Path(options.out)
@@ -92,7 +93,7 @@ def _watch(talk: Talk, total: int) -> Any:
 
 
 def text(document: dict[str, Any]) -> str:
-    from partita.report.text import table, times
+    from partita.page.text import table, times
 
     single = document["single_step_s"]
     rows: list[list[Any]] = [

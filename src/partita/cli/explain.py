@@ -10,11 +10,11 @@ from typing import Any
 
 from partita.cli.plan import bound_facts, document, load_table, stage_table
 from partita.cli.talk import Talk
-from partita.lower import lower
-from partita.plan import PlanFile
-from partita.report.text import draw, facts, percent, seconds, table
-from partita.search.what_if import Answer, answers
-from partita.simulate import durations, simulate
+from partita.cli.what_if import Answer, answers
+from partita.nouns.plan import PlanFile
+from partita.page.text import draw, facts, percent, seconds, table
+from partita.simulate.lower import lower
+from partita.simulate.simulator import durations, simulate
 
 NOTICEABLE = 0.01  #: a change that brings less is said to bring nothing
 

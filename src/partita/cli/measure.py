@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     _check(options)
-    from partita.measure.campaign import run_campaign
+    from partita.models.measure.campaign import run_campaign
 
     talk.step(f"measuring {options.campaign}")
     return run_campaign(options.campaign, options.out, progress=talk.progress, say=talk.say)
@@ -51,7 +51,7 @@ def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     sizes = sizes_of(options.micro_batch_sizes)
     _check(options)
-    from partita.measure.job import measure_job
+    from partita.training.measure.job import measure_job
 
     talk.step(f"measuring {options.job}")
     profile = measure_job(
@@ -110,7 +110,7 @@ def text(document: dict[str, Any]) -> str:
 
 
 def _campaign_text(document: dict[str, Any]) -> str:
-    from partita.report.text import Kind, count, facts, seconds, table
+    from partita.page.text import Kind, count, facts, seconds, table
 
     head = facts(
         [
@@ -134,7 +134,7 @@ def _campaign_text(document: dict[str, Any]) -> str:
 
 
 def _profile_text(document: dict[str, Any]) -> str:
-    from partita.report.text import count, facts, rate, seconds, size, table
+    from partita.page.text import count, facts, rate, seconds, size, table
 
     head = facts(
         [

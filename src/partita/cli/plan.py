@@ -8,16 +8,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from partita.capture.formats import read_problem
 from partita.cli.talk import Talk
-from partita.cluster import Cluster
 from partita.errors import BadInput
-from partita.plan import PlanFile
-from partita.profile import Profile
-from partita.report.text import Kind, facts, percent, seconds, table
-from partita.search.contiguous_plan import plan_contiguous
-from partita.search.describe import load_rows, stage_rows
-from partita.search.pipeline import plan_pipeline
+from partita.nouns.cluster import Cluster
+from partita.nouns.plan import PlanFile
+from partita.nouns.profile import Profile
+from partita.page.plan_rows import load_rows, stage_rows
+from partita.page.text import Kind, facts, percent, seconds, table
+from partita.pipeline.plan.planner import plan_pipeline
+from partita.placement.capture.formats import read_problem
+from partita.placement.plan.contiguous_plan import plan_contiguous
 
 PROFILE_MARK = b"partita-profile"  #: within the first bytes of a profile, and of no other file
 HEAD_BYTES = 512
@@ -133,7 +133,7 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
             problem.costs.column(kind)
     talk.step(f"planning {problem.graph.name}, {len(problem.graph)} tasks, on {len(problem.cluster.devices)} devices")
     if options.placement == "free":
-        from partita.search.free import plan_free  # it needs optional solvers
+        from partita.placement.plan.free import plan_free  # it needs optional solvers
 
         return plan_free(problem, objective, method=options.method, budget_s=options.budget_s, seed=options.seed)
     return plan_contiguous(

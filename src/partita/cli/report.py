@@ -8,8 +8,8 @@ from typing import Any
 
 from partita.cli.talk import Talk
 from partita.files import write_whole
-from partita.report.page import headline, page
-from partita.report.story import Story
+from partita.pipeline.report.page import headline, page
+from partita.pipeline.report.story import Story
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

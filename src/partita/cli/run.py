@@ -16,8 +16,8 @@ from partita.cli.talk import Talk
 from partita.errors import BadInput, Interrupted, PartitaError, PlanError
 
 if TYPE_CHECKING:
-    from partita.plan import PlanFile
-    from partita.run.board import Row
+    from partita.nouns.plan import PlanFile
+    from partita.training.runtime.worker_status import Row
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,9 +58,9 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     settings = settings_of(options)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _run_one_rank(options, settings, talk)
-    from partita import loop
-    from partita.report.text import seconds
-    from partita.run.checkpoint import examine
+    from partita.page.text import seconds
+    from partita.pipeline.run import loop
+    from partita.training.runtime.checkpoint import examine
 
     if options.resume:
         examine(options.resume)  # a missing or damaged checkpoint is told before anything is started
@@ -132,12 +132,12 @@ def _check(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> PlanFile:
     """The plan given, or one made now."""
-    from partita.plan import PlanFile
+    from partita.nouns.plan import PlanFile
 
     if options.plan:
         return PlanFile.read(options.plan)
-    from partita.measure.job import measure_job
-    from partita.search.pipeline import plan_pipeline
+    from partita.pipeline.plan.planner import plan_pipeline
+    from partita.training.measure.job import measure_job
 
     talk.step(f"measuring {options.job}")
     profile = measure_job(options.job, settings, devices=options.devices, progress=talk.progress)
@@ -149,9 +149,9 @@ def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> 
 
 def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> dict[str, Any]:
     """Inside torchrun: this process is one rank."""
-    from partita import loop
-    from partita.plan import PlanFile
-    from partita.run.worker import run_rank_alone
+    from partita.nouns.plan import PlanFile
+    from partita.pipeline.run import loop
+    from partita.training.runtime.worker import run_rank_alone
 
     if not options.plan:
         raise PlanError(
@@ -186,7 +186,7 @@ def _place() -> tuple[int, int]:
 
 
 def _outcome(folder: Path, predicted: float, wall_s: float, engine: str) -> dict[str, Any]:
-    from partita.run.session import read_metrics
+    from partita.training.runtime.session import read_metrics
 
     rows = read_metrics(folder / "metrics.jsonl")
     steps = [r["step_s"] for r in rows[2:]] or [r["step_s"] for r in rows]
@@ -205,7 +205,7 @@ def _outcome(folder: Path, predicted: float, wall_s: float, engine: str) -> dict
 
 
 def text(document: dict[str, Any]) -> str:
-    from partita.report.text import facts, percent, seconds
+    from partita.page.text import facts, percent, seconds
 
     if "out" not in document:
         return f"rank {document['rank']} done"

@@ -7,10 +7,10 @@ import shutil
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.lower import lower
-from partita.plan import PlanFile
-from partita.report.text import draw, facts, percent, seconds, table
-from partita.simulate import durations, simulate
+from partita.nouns.plan import PlanFile
+from partita.page.text import draw, facts, percent, seconds, table
+from partita.simulate.lower import lower
+from partita.simulate.simulator import durations, simulate
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from partita.cli.offload.plan import cut_table, document, read_plan
 from partita.cli.talk import Talk
-from partita.lower_offload import DOWNLINK, UPLINK, part_times
-from partita.offload import OffloadProblem
-from partita.report.text import facts, percent, seconds, table
-from partita.search.offload.plan import baselines, plan_offload
+from partita.nouns.offload import OffloadProblem
+from partita.offload.plan.lower import DOWNLINK, UPLINK, part_times
+from partita.offload.plan.planner import baselines, plan_offload
+from partita.page.text import facts, percent, seconds, table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

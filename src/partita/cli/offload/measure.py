@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import dump_json, write_whole
-from partita.offload import OffloadLink, OffloadProblem
-from partita.report.text import facts, percent, rate, seconds, size, table
+from partita.nouns.offload import OffloadLink, OffloadProblem
+from partita.page.text import facts, percent, rate, seconds, size, table
 
 if TYPE_CHECKING:
-    from partita.capture.offload_jobs import JobSpec
-    from partita.capture.onnx_model import OnnxModel
-    from partita.measure.inference import InferenceTimes
-    from partita.measure.offload_link import LinkTimes
+    from partita.offload.capture.jobs import JobSpec
+    from partita.offload.capture.onnx_model import OnnxModel
+    from partita.offload.measure.inference import InferenceTimes
+    from partita.offload.measure.link import LinkTimes
 
 _LINK = ("up_bytes_per_s", "down_bytes_per_s", "round_trip_s")
 
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Measure this side, then the other, then the link. Raises BadInput and its kin, and what the server's client raises."""
     given = _check(options)
-    from partita.measure.inference_cache import cached_times, default_folder, hardware
+    from partita.offload.measure.cache import cached_times, default_folder, hardware
 
     jobs = _jobs(options)
     models = {j.model.hash: j.model for j in jobs}
@@ -94,8 +94,8 @@ def _link_of(text: str) -> OffloadLink:
 
 
 def _jobs(options: argparse.Namespace) -> Sequence[JobSpec]:
-    from partita.capture.offload_jobs import JobSpec, read_jobs
-    from partita.capture.onnx_model import OnnxModel
+    from partita.offload.capture.jobs import JobSpec, read_jobs
+    from partita.offload.capture.onnx_model import OnnxModel
 
     if options.jobs:
         return read_jobs(options.jobs)
@@ -111,13 +111,13 @@ def _other_side(
     talk: Talk,
 ) -> tuple[dict[str, dict[str, float]], LinkTimes, int]:
     """Seconds by model and task, the link, and how many threads: the server's own word, or what the flags assume."""
-    from partita.measure.offload_link import LinkTimes, measure_link
+    from partita.offload.measure.link import LinkTimes, measure_link
 
     if given is not None:
         slower = {h: {t: s / options.server_speedup for t, s in x.seconds.items()} for h, x in device.items()}
         return slower, LinkTimes(given, given, given), options.server_threads
-    from partita.run.offload.client import Client
-    from partita.run.offload.door import Key, split_address
+    from partita.offload.run.client import Client
+    from partita.offload.run.credentials import Key, split_address
 
     host, _ = split_address(options.server)
     key = Key.of(host, insecure=options.insecure, ca=options.ca, token_file=options.token_file)
@@ -157,7 +157,7 @@ def _measured(
     link: LinkTimes,
 ) -> dict[str, Any]:
     """What a person wants to know of the measurement; planners do not read it."""
-    from partita.measure.inference_cache import hardware
+    from partita.offload.measure.cache import hardware
 
     rows = [
         {

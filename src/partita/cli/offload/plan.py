@@ -11,11 +11,11 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PlanError
 from partita.files import dump_json, read_json, write_whole
-from partita.lower_offload import lateness, part_times
-from partita.offload import OffloadPlan, OffloadProblem
-from partita.report.offload_text import cut_words
-from partita.report.text import Kind, facts, percent, seconds, table
-from partita.search.offload.plan import METHODS, plan_offload
+from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.offload.plan.lower import lateness, part_times
+from partita.offload.plan.planner import METHODS, plan_offload
+from partita.offload.report.text import cut_words
+from partita.page.text import Kind, facts, percent, seconds, table
 
 FORMAT = "partita-offload-plan"
 

@@ -10,9 +10,9 @@ from partita.cli.offload.plan import read_plan
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
-from partita.report.offload_page import headline, page
-from partita.report.offload_story import OffloadStory
-from partita.timeline import Timeline
+from partita.nouns.timeline import Timeline
+from partita.offload.report.page import headline, page
+from partita.offload.report.story import OffloadStory
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,17 +13,17 @@ from partita.cli.offload.plan import read_plan, write_plan
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
-from partita.lower_offload import part_times, simulate_offload
-from partita.offload import OffloadPlan, OffloadProblem
-from partita.report.text import draw, facts, percent, seconds, size, table
-from partita.search.offload.online import Policy
-from partita.search.offload.plan import METHODS, plan_offload
+from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.offload.plan.lower import part_times, simulate_offload
+from partita.offload.plan.online import Policy
+from partita.offload.plan.planner import METHODS, plan_offload
+from partita.page.text import draw, facts, percent, seconds, size, table
 
 if TYPE_CHECKING:
-    from partita.capture.offload_jobs import JobSpec
-    from partita.run.offload.client import Client
-    from partita.run.offload.codec import Codec
-    from partita.run.offload.record import OffloadRun
+    from partita.offload.capture.jobs import JobSpec
+    from partita.offload.run.client import Client
+    from partita.offload.run.codec import Codec
+    from partita.offload.run.record import OffloadRun
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,8 +69,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Measure, plan, execute. Raises BadInput and its kin for files and flags that cannot be used; a server that is away
     or says no is a sentence, and the device does the jobs."""
-    from partita.capture.offload_jobs import read_jobs
-    from partita.run.offload.execute import RunSettings, execute
+    from partita.offload.capture.jobs import read_jobs
+    from partita.offload.run.execute import RunSettings, execute
 
     _check(options)
     work = _arrivals(options, list(read_jobs(options.jobs)))
@@ -105,7 +105,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _arrivals(options: argparse.Namespace, work: list[JobSpec]) -> list[JobSpec]:
     """The jobs as they come: as the file says, or at random. Raises BadInput."""
-    from partita.run.offload.work import come_at_random
+    from partita.offload.run.work import come_at_random
 
     if options.arrivals is None:
         return work
@@ -126,8 +126,8 @@ def _arrivals(options: argparse.Namespace, work: list[JobSpec]) -> list[JobSpec]
 
 
 def _connect(options: argparse.Namespace) -> Callable[[], Client] | None:
-    from partita.run.offload.client import Client
-    from partita.run.offload.door import Key, split_address
+    from partita.offload.run.client import Client
+    from partita.offload.run.credentials import Key, split_address
 
     if options.server is None:
         return None
@@ -140,7 +140,7 @@ def _decided(
     options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
 ) -> tuple[OffloadProblem, OffloadPlan]:
     """Problem and plan: from files, or measured and planned now; the device alone where there is no server to measure."""
-    from partita.run.offload.work import check_fits, stream_plan
+    from partita.offload.run.work import check_fits, stream_plan
 
     if options.plan:
         problem, plan = read_plan(options.plan)
@@ -168,8 +168,8 @@ def _measured(
     options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
 ) -> OffloadProblem | None:
     """None, with a sentence, where there is no server to measure."""
-    from partita.run.offload.client import Refused, Unreachable
-    from partita.run.offload.work import measured_problem
+    from partita.offload.run.client import Refused, Unreachable
+    from partita.offload.run.work import measured_problem
 
     if connect is None:
         return None
@@ -183,7 +183,7 @@ def _measured(
 
 
 def _alone(work: Sequence[JobSpec]) -> tuple[OffloadProblem, OffloadPlan]:
-    from partita.run.offload.work import device_problem
+    from partita.offload.run.work import device_problem
 
     problem = device_problem(work)
     cuts = tuple(frozenset(j.index) for j in problem.jobs)
@@ -192,8 +192,8 @@ def _alone(work: Sequence[JobSpec]) -> tuple[OffloadProblem, OffloadPlan]:
 
 def _as_planned(problem: OffloadProblem, transfer: Codec, work: Sequence[JobSpec]) -> OffloadProblem:
     """The problem with the price of coded tensors, measured on one job's crossing tensors."""
-    from partita.run.offload.codec import measure_codec, priced
-    from partita.run.offload.work import sample_of
+    from partita.offload.run.codec import measure_codec, priced
+    from partita.offload.run.work import sample_of
 
     return problem if transfer == "raw" else priced(problem, measure_codec(transfer, sample_of(work[0])))
 
@@ -201,9 +201,9 @@ def _as_planned(problem: OffloadProblem, transfer: Codec, work: Sequence[JobSpec
 def _document(
     options: argparse.Namespace, problem: OffloadProblem, plan: OffloadPlan, work: Sequence[JobSpec], done: OffloadRun
 ) -> dict[str, Any]:
-    from partita.run.offload.execute import facts_of
-    from partita.run.offload.record import MACHINES, busy_s
-    from partita.run.offload.work import largest_difference
+    from partita.offload.run.execute import facts_of
+    from partita.offload.run.record import MACHINES, busy_s
+    from partita.offload.run.work import largest_difference
 
     expected = dict(zip(MACHINES, part_times(problem, plan)[0].sum(axis=0).tolist(), strict=True))
     predicted = plan.makespan_s or None

@@ -10,7 +10,7 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
-from partita.report.text import count, facts, seconds, size
+from partita.page.text import count, facts, seconds, size
 
 _KEYS = "~/.config/partita/offload"
 
@@ -41,9 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Serve until SIGTERM or Ctrl-C. Raises BadInput where the address or the keys cannot be had."""
-    from partita.run.offload.door import lock_for
-    from partita.run.offload.metrics import metrics_page
-    from partita.run.offload.server import Server, ServerSettings, serve
+    from partita.offload.run.credentials import lock_for
+    from partita.offload.run.metrics import metrics_page
+    from partita.offload.run.server import Server, ServerSettings, serve
 
     _check(options)
     folder = Path(options.keys).expanduser()

@@ -9,9 +9,9 @@ from typing import Any
 from partita.cli.offload.plan import read_plan
 from partita.cli.talk import Talk
 from partita.errors import BadInput
-from partita.lower_offload import DOWNLINK, UPLINK, part_times, simulate_offload
-from partita.report.text import Kind, draw, facts, percent, seconds, table
-from partita.search.offload.online import POLICIES, poisson, stream
+from partita.offload.plan.lower import DOWNLINK, UPLINK, part_times, simulate_offload
+from partita.offload.plan.online import POLICIES, poisson, stream
+from partita.page.text import Kind, draw, facts, percent, seconds, table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

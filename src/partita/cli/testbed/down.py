@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.testing.testbed import Testbed, sweep
+from partita.testbed.hosts import Testbed, sweep
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

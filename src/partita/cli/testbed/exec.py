@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.testing.testbed import Testbed
+from partita.testbed.hosts import Testbed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.testing.testbed import Testbed
-from partita.testing.testbed_units import parse_rate, rate_text
+from partita.testbed.hosts import Testbed
+from partita.testbed.units import parse_rate, rate_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

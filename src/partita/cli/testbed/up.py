@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.report.text import table
-from partita.testing.testbed import Testbed
-from partita.testing.testbed_units import rate_text
+from partita.page.text import table
+from partita.testbed.hosts import Testbed
+from partita.testbed.units import rate_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

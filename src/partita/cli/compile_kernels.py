@@ -1,0 +1,116 @@
+"""Compile the planners' and the simulator's kernels now, so that the first plan does not wait for it.
+
+    python -m partita.cli.compile_kernels
+
+Kernels are compiled when they are first called and then kept on disk. This plans one tiny problem of each kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from partita.cli import main
+from partita.nouns.cluster import Cluster
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import Task, TaskGraph
+from partita.nouns.profile import Profile, Sample
+
+
+def tiny_graph() -> dict[str, object]:
+    """Twelve tasks in two branches, in the dnn-partitioning format."""
+    nodes = [
+        {
+            "id": i,
+            "supportedOnFpga": 1,
+            "cpuLatency": 9.0 + i,
+            "fpgaLatency": 1.0 + i % 3,
+            "size": 10.0,
+            "isBackwardNode": 0,
+        }
+        for i in range(12)
+    ]
+    edges = [{"sourceId": i, "destId": j, "cost": 0.1} for i in range(12) for j in (i + 1, i + 2) if j < 12]
+    return {"maxSizePerFPGA": 100.0, "maxFPGAs": 2, "maxCPUs": 1, "nodes": nodes, "edges": edges}
+
+
+def tiny_layers() -> str:
+    """Six layers with a way round, in the PipeDream format."""
+    fields = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=1000.0, parameter_size=2000.0"
+    edges = [(1, 2), (2, 3), (1, 3), (3, 4), (4, 5), (5, 6)]
+    return "".join(f"node{i} -- Layer -- {fields}\n" for i in range(1, 7)) + "".join(
+        f"\tnode{a} -- node{b}\n" for a, b in edges
+    )
+
+
+def tiny_profile() -> Profile:
+    """Six layers with a way round, forward, backward and update, measured at one micro-batch size."""
+    names, edges = [f"layer{i}" for i in range(6)], [(0, 1), (1, 2), (0, 2), (2, 3), (3, 4), (4, 5)]
+    tasks = [Task(n, parameter_bytes=1e4, activation_bytes=1e4) for n in names]
+    tasks += [Task(f"{n}.backward", phase="backward", of=n) for n in reversed(names)]
+    tasks += [Task(f"{n}.update", phase="update", of=n) for n in names]
+    tensors = [(names[a], 1e3, [names[b]]) for a, b in edges]
+    tensors += [(f"{names[b]}.backward", 1e3, [f"{names[a]}.backward"]) for a, b in edges]
+    tensors += [(n, 0.0, [f"{n}.backward"]) for n in names] + [(f"{n}.backward", 0.0, [f"{n}.update"]) for n in names]
+    graph = TaskGraph.build("tiny", tasks, tensors)
+    costs = CostTable.given(("cpu",), np.full((len(graph), 1), 1e-3), np.full(len(graph.producer), np.nan))
+    return Profile("tiny.py:job", 8, (Sample(2, graph, costs),), Cluster.uniform(2, rate_bytes_per_s=1e9))
+
+
+def tiny_offload() -> dict[str, object]:
+    """Three jobs: a chain, twice, and a network with two branches too wide to list its cuts."""
+    chain = [
+        {
+            "id": f"t{i}",
+            "device_s": 1.0 + i,
+            "server_s": 0.4,
+            "output_bytes": 9.0 - i,
+            "inputs": [f"t{i - 1}"] * (i > 0),
+        }
+        for i in range(4)
+    ]
+    wide = [{"id": f"w{i}", "device_s": 0.3, "server_s": 0.1, "output_bytes": 1.0 + i % 3} for i in range(20)]
+    jobs = [{"name": name, "input_bytes": 12.0, "tasks": t} for name, t in (("a", chain), ("b", chain), ("c", wide))]
+    return {"link": {"up_bytes_per_s": 4.0, "down_bytes_per_s": 5.0, "round_trip_s": 0.1}, "jobs": jobs}
+
+
+def compile_kernels() -> None:
+    """Plan a tiny problem of each kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = ("graph.json", "layers.txt", "profile.json", "costs.json", "offload.json")
+        graph, layers, profile, costs, offload = (Path(folder) / n for n in names)
+        costs.write_text(json.dumps(tiny_offload()))
+        graph.write_text(json.dumps(tiny_graph()))
+        layers.write_text(tiny_layers())
+        tiny_profile().write(profile)
+        asked: list[tuple[Path, *tuple[str, ...]]] = [
+            (graph, "--placement", "contiguous", "--objective", "throughput"),
+            (graph, "--placement", "free", "--objective", "throughput", "--budget-s", "2"),
+            (layers, "--devices", "4"),
+            (profile,),
+        ]
+        calls = [["plan", str(path), *flags, "-o", str(Path(folder) / "plan.json")] for path, *flags in asked]
+        calls.append(["offload", "plan", "--costs", str(costs), "-o", str(offload)])
+        calls.append(["offload", "simulate", str(offload), "--arrivals", "poisson:1", "--count", "3"])
+        calls.append(["offload", "simulate", str(offload)])
+        for words in calls:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                code = main(words)
+            if code:
+                print(
+                    f"the kernels of {' '.join(words[:2])} could not be compiled now (exit code {code})",
+                    file=sys.stderr,
+                )
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    compile_kernels()
+    print(f"kernels compiled in {time.monotonic() - began:.0f} s", file=sys.stderr)

@@ -1,0 +1,48 @@
+"""Splits: which rows a model is fitted to, and which it is judged by.
+
+A random split flatters every model: for each held-out row there is a near neighbour. Where the question is "what would
+more devices bring?", the largest counts are held out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.nouns.graph import FloatArray, IntArray
+
+FOLDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Row numbers."""
+
+    train: IntArray
+    test: IntArray
+
+
+def folds(rows: int, *, seed: int, count: int = FOLDS) -> list[Split]:
+    """Every row is tested once."""
+    order = np.random.default_rng(seed).permutation(rows)
+    parts = [np.sort(order[k::count]) for k in range(count)]
+    return [Split(np.setdiff1d(np.arange(rows), p), p) for p in parts]
+
+
+def above(values: FloatArray, most: float) -> Split:
+    """Fitted to the rows up to `most`, judged by those above."""
+    return Split(np.flatnonzero(values <= most), np.flatnonzero(values > most))
+
+
+def largest_held_out(values: FloatArray) -> list[Split]:
+    """The largest value against the smaller ones, and the next largest where two smaller ones remain; none for one value."""
+    counts = np.unique(values)
+    if len(counts) < 2:
+        return []
+    found = [above(values, counts[-2])]
+    if len(counts) > 3:
+        lower = np.flatnonzero(values <= counts[-2])
+        inner = above(values[lower], counts[-3])
+        found.append(Split(lower[inner.train], lower[inner.test]))
+    return found

@@ -1,0 +1,158 @@
+"""Problem: what a placement planner is asked, whatever file it came from.
+
+A graph, the machines, what everything costs, and how those costs add up to the load of a device:
+
+    rule "sum"       load = compute + boundary              dnn-partitioning: a device computes or sends
+    rule "overlap"   load = max(compute, in, out)           PipeDream: sending hides behind computing
+
+where boundary = in + out; `in` counts once every tensor that a task on the device reads and another device makes, `out`
+once every tensor that is made on the device and read elsewhere. Devices of a kind outside `pays` have no boundary: their
+load is their compute. The objective "throughput" is the largest load; a sample leaves the pipeline every so many seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from partita.errors import CostError, Infeasible, refuse
+from partita.nouns.cluster import Cluster
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import FloatArray, IntArray, TaskGraph
+
+Rule = Literal["sum", "overlap"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Everything a planner needs; arrays are in the order of the graph's tasks and tensors."""
+
+    graph: TaskGraph
+    cluster: Cluster
+    costs: CostTable
+    memory_bytes: FloatArray  #: [tasks] what a task holds on its device
+    rule: Rule = "sum"
+    pays: frozenset[str] = frozenset()  #: kinds of device whose load includes what crosses their boundary
+    facts: Mapping[str, Any] = field(default_factory=dict)  #: for the plan file, e.g. {"bandwidth_bytes_per_s": 1e9}
+
+    @cached_property
+    def transfer_s(self) -> FloatArray:
+        """[tensors] seconds that a crossing costs; where the table leaves it open, bytes over the default link's rate."""
+        given = self.costs.transfer_s
+        over_link = self.graph.size_bytes / self.cluster.default_link.rate_bytes_per_s
+        return np.where(np.isnan(given), over_link, given)
+
+    @cached_property
+    def atom(self) -> IntArray:
+        """[tasks] number of the atom a task belongs to: tasks that must share a device, numbered by first task.
+
+        Tasks of one colocation group are one atom; a backward or update task belongs to its forward task's.
+        """
+        parent = list(range(len(self.graph)))
+
+        def root(i: int) -> int:
+            while parent[i] != i:
+                parent[i] = parent[parent[i]]
+                i = parent[i]
+            return i
+
+        first: dict[str, int] = {}
+        for i, t in enumerate(self.graph.tasks):
+            mates = [first.setdefault(t.group, i)] if t.group is not None else []
+            mates += [self.graph.index[t.of]] if t.of is not None else []
+            for j in mates:
+                a, b = sorted((root(i), root(j)))
+                parent[b] = a
+        number: dict[int, int] = {}
+        return np.array([number.setdefault(root(i), len(number)) for i in range(len(parent))], np.int64)
+
+    def check(self) -> list[str]:
+        """Every fault at once; empty when the parts fit together."""
+        faults = [*self.graph.check(), *self.cluster.check()]
+        faults = faults or self.costs.check(self.graph)
+        faults += [
+            f"no costs for devices of kind {k!r}"
+            for k in (*self.cluster.kinds, *self.pays)
+            if k not in self.costs.kinds
+        ]
+        if self.memory_bytes.shape != (len(self.graph),):
+            return [*faults, f"memory of {len(self.memory_bytes)} tasks is given; the graph has {len(self.graph)}"]
+        bad = np.flatnonzero(~(np.isfinite(self.memory_bytes) & (self.memory_bytes >= 0)))
+        return faults + [f"task {self.graph.tasks[i].id!r} holds {self.memory_bytes[i]} bytes" for i in bad]
+
+    def expect_fit(self) -> None:
+        """Raise Infeasible where some task, some colocation group, or all together cannot be placed at all.
+
+        Passing is necessary for a feasible placement, not sufficient. Raises CostError where the parts do not fit.
+        """
+        refuse(CostError, self.check(), f"problem {self.graph.name!r}")
+        atom, n = self.atom, int(self.atom.max()) + 1
+        holds = np.bincount(atom, self.memory_bytes, n).astype(np.float64)
+        takes = np.stack([np.bincount(atom, self.costs.seconds[:, k], n) for k in range(len(self.costs.kinds))], axis=1)
+        room = {k: max(d.memory_bytes for d in self.cluster.devices if d.kind == k) for k in self.cluster.kinds}
+        runs = np.stack([np.isfinite(takes[:, self.costs.column(k)]) for k in room], axis=1)
+        fits = np.stack([holds <= space for space in room.values()], axis=1)
+        homeless = np.flatnonzero(~(runs & fits).any(axis=1))
+        if len(homeless):
+            raise self._homeless(int(homeless[0]), len(homeless), holds, runs, room)
+        total, most = float(self.memory_bytes.sum()), sum(d.memory_bytes for d in self.cluster.devices)
+        if total > most:
+            raise Infeasible(
+                f"the tasks hold {_size(total)}; all {len(self.cluster.devices)} devices together have {_size(most)}",
+                constraint="memory",
+                relaxation=f"{total - most:.0f} more bytes of memory, or one more device",
+            )
+
+    def _homeless(self, a: int, more: int, holds: FloatArray, runs: Any, room: Mapping[str, float]) -> Infeasible:
+        """The error for atom a, the first of `more` that fit nowhere."""
+        members = np.flatnonzero(self.atom == a)
+        ids = [self.graph.tasks[i].id for i in members]
+        group = self.graph.tasks[members[0]].group
+        if len(ids) == 1:
+            who = f"task {ids[0]!r}"
+        else:
+            shown = ", ".join(map(repr, ids[:4])) + (", ..." if len(ids) > 4 else "")
+            who = f"colocation group {group!r} ({len(ids)} tasks: {shown})"
+        others = f" (and {more - 1} more like it)" if more > 1 else ""
+        if not runs[a].any():
+            alone = [i for i in members if not np.isfinite(self.costs.seconds[i]).any()]
+            why = (
+                "cannot run on any device"
+                if len(ids) == 1 or alone
+                else "has no kind of device on which all of it runs"
+            )
+            return Infeasible(
+                f"{who} {why}{others}; there are {_listed(self.cluster)}",
+                constraint="supported devices",
+                relaxation="add a device of a kind that runs it",
+            )
+        space = max(s for r, s in zip(runs[a], room.values(), strict=True) if r)
+        return Infeasible(
+            f"{who} holds {_size(float(holds[a]))}; the largest device that runs it has {_size(space)}{others}",
+            constraint="memory",
+            relaxation=f"a device with {holds[a]:.0f} bytes, or a smaller group",
+        )
+
+
+def _size(size_bytes: float) -> str:
+    """Bytes for a person.
+
+    >>> _size(1.5e9)
+    '1.5 GB'
+    """
+    if not math.isfinite(size_bytes):
+        return "unlimited bytes"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.4g} {unit}"
+    return f"{size_bytes:.0f} bytes"
+
+
+def _listed(cluster: Cluster) -> str:
+    counts = {k: sum(d.kind == k for d in cluster.devices) for k in cluster.kinds}
+    return " and ".join(f"{n} of kind {k!r}" for k, n in counts.items())

@@ -1,0 +1,111 @@
+"""Profile: what `partita measure` found out about one job, at every micro-batch size it tried.
+
+The numbers that a planner needs and nothing else: it imports no torch, so a profile can be planned on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partita.errors import CostError, GraphError
+from partita.files import dump_json, expect_format, read_json, write_whole
+from partita.nouns.cluster import Cluster
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import TaskGraph
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One micro-batch size: bytes in the graph, times in the table, both for one micro-batch of that size."""
+
+    micro_batch_size: int
+    graph: TaskGraph
+    costs: CostTable
+    single_step_s: float = (
+        math.nan
+    )  #: a whole step of one process with this micro-batch size, measured; nan: not measured
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A job measured. All samples have graphs of one structure (the same fingerprint)."""
+
+    job: str  #: file.py:function
+    batch_size: int
+    samples: tuple[Sample, ...]  #: by descending micro-batch size
+    cluster: Cluster
+    optimizer_bytes_per_parameter_byte: float = 0.0  #: 0 plain SGD, 1 momentum, 2 Adam
+    facts: Mapping[str, Any] = field(default_factory=dict)  #: machine, versions, load, CPU seconds, date
+
+    @property
+    def fingerprint(self) -> str:
+        return self.samples[0].graph.fingerprint
+
+    def sample(self, micro_batch_size: int) -> Sample:
+        """The sample of a size. Raises CostError where that size was not measured."""
+        for s in self.samples:
+            if s.micro_batch_size == micro_batch_size:
+                return s
+        sizes = ", ".join(str(s.micro_batch_size) for s in self.samples)
+        raise CostError(
+            f"no measurement at micro-batch size {micro_batch_size}; measured: {sizes}",
+            hint="measure again with that size",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": "partita-profile",
+            "version": 1,
+            "job": self.job,
+            "batch_size": self.batch_size,
+            "optimizer_bytes_per_parameter_byte": self.optimizer_bytes_per_parameter_byte,
+            "facts": dict(self.facts),
+            "cluster": self.cluster.to_json(),
+            "samples": [
+                {
+                    "micro_batch_size": s.micro_batch_size,
+                    "single_step_s": None if math.isnan(s.single_step_s) else s.single_step_s,
+                    "graph": s.graph.to_json(),
+                    "costs": s.costs.to_json(),
+                }
+                for s in self.samples
+            ],
+        }
+
+    def write(self, path: str | Path) -> Path:
+        return write_whole(path, dump_json(self.to_json()))
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], what: str = "profile") -> Profile:
+        """The profile in a parsed JSON object. Raises CostError, GraphError or ClusterError where it is damaged."""
+        expect_format(value, "partita-profile", CostError, what)
+        try:
+            samples = tuple(_sample(s, f"{what}: sample {i}") for i, s in enumerate(value["samples"]))
+            cluster = Cluster.from_json(value["cluster"], f"{what}: cluster")
+            profile = Profile(
+                str(value["job"]), int(value["batch_size"]), samples, cluster,
+                float(value["optimizer_bytes_per_parameter_byte"]), dict(value["facts"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise CostError(f"{what} is damaged: {type(error).__name__}: {error}", hint="measure again") from error
+        if not samples:
+            raise CostError(f"{what} has no samples", hint="measure again")
+        if len({s.graph.fingerprint for s in samples}) > 1:
+            raise GraphError(f"{what}: its samples have graphs of different structure", hint="measure again")
+        return profile
+
+    @staticmethod
+    def read(path: str | Path) -> Profile:
+        """The profile in a file."""
+        return Profile.from_json(read_json(path, CostError), str(path))
+
+
+def _sample(value: Mapping[str, Any], what: str) -> Sample:
+    graph = TaskGraph.from_json(value["graph"], what)
+    single = value["single_step_s"]
+    costs = CostTable.from_json(value["costs"], graph, what)
+    return Sample(int(value["micro_batch_size"]), graph, costs, math.nan if single is None else float(single))

@@ -1,0 +1,47 @@
+"""Inputs of a model: made up from its shapes, or from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.errors import CaptureError, refuse, sentence_of
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.capture.onnx_types import Value
+
+
+def random_inputs(model: OnnxModel, seed: int = 0) -> dict[str, Any]:
+    """An input of the model's shapes: normal numbers, zeros where it wants integers. Raises CaptureError."""
+    chance = np.random.default_rng(seed)
+    return {v.name: _random_input(model.name, v, chance) for v in model.inputs}
+
+
+def _random_input(model: str, value: Value, chance: np.random.Generator) -> Any:
+    if value.shape is None or value.dtype is None:
+        raise CaptureError(
+            f"{model}: the shape of its input {value.name!r} is not known",
+            hint="fix it with python -m onnxruntime.tools.make_dynamic_shape_fixed",
+        )
+    if value.dtype.startswith("float"):
+        return chance.standard_normal(value.shape).astype(value.dtype)
+    return np.zeros(value.shape, value.dtype)
+
+
+def read_inputs(model: OnnxModel, path: str | Path) -> dict[str, Any]:
+    """Arrays by name from an .npz file, never pickles. Raises CaptureError with every array that does not fit."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:  # OSError, ValueError, zipfile.BadZipFile and AttributeError, by how it is damaged
+        raise CaptureError(f"{path} cannot be read: {sentence_of(error)}", hint="write it with numpy.savez") from error
+    faults = [f"it lacks {v.name!r}" for v in model.inputs if v.name not in arrays]
+    faults += [
+        f"{v.name!r} is {x.dtype} {list(x.shape)}, {model.name} wants {v.dtype} {list(v.shape or ())}"
+        for v in model.inputs
+        if (x := arrays.get(v.name)) is not None
+        and ((v.shape is not None and x.shape != v.shape) or (v.dtype is not None and x.dtype != v.dtype))
+    ]
+    refuse(CaptureError, faults, str(path))
+    return {v.name: arrays[v.name] for v in model.inputs}

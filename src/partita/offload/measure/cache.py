@@ -1,0 +1,78 @@
+"""Measurements kept by model and hardware, so that a model is measured once a machine.
+
+The key says all that a time depends on: the model's hash, the processor, its quota, the version of ONNX Runtime. A file that is
+damaged or not this model's is measured again and replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import onnxruntime
+
+from partita.errors import BadInput, CostError
+from partita.files import dump_json, read_json, write_whole
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.measure.inference import InferenceTimes, measure_model
+
+
+def cached_times(model: OnnxModel, folder: Path, budget_s: float = 4.0) -> tuple[InferenceTimes, bool]:
+    """The model's times on this machine, and whether they were measured now. Raises what `measure_model` raises."""
+    path = folder / f"{model.hash[:32]}-{_digest(hardware())}.json"
+    try:
+        found = InferenceTimes.from_json(read_json(path, CostError), str(path))
+        if found.model == model.hash and set(found.tasks) == set(model.graph.index):
+            return found, False
+    except CostError:  # not there yet, or damaged
+        pass
+    times = measure_model(model, budget_s)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, dump_json(times.to_json()))
+    except (OSError, BadInput):  # a cache that cannot be written costs time, no result
+        pass
+    return times, True
+
+
+def default_folder() -> Path:
+    """$XDG_CACHE_HOME/partita, or ~/.cache/partita."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partita"
+
+
+def hardware() -> str:
+    """Processor, quota and ONNX Runtime, in words."""
+    return f"{_processor()}; {_quota()}; onnxruntime {onnxruntime.__version__}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _quota() -> str:
+    """The quota of this process's control group, v2 or v1; its group's name where its files cannot be seen."""
+    try:
+        rows = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return "no quota known"
+    group = next((r[2] for r in rows if "cpu" in r[1].split(",")), next((r[2] for r in rows if r[1] == ""), "/"))
+    files = (
+        (f"/sys/fs/cgroup{group}/cpu.max",),
+        (f"/sys/fs/cgroup/cpu{group}/cpu.cfs_quota_us", f"/sys/fs/cgroup/cpu{group}/cpu.cfs_period_us"),
+    )
+    for names in files:
+        try:
+            return "quota " + " ".join(Path(name).read_text().strip() for name in names)
+        except OSError:
+            continue
+    return f"group {group}"

@@ -1,0 +1,213 @@
+"""Calls to a server, each with a deadline and each failure a sentence."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from partita.errors import PartitaError
+from partita.nouns.offload import OffloadLink
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.measure.inference import InferenceTimes
+from partita.offload.run.credentials import Key
+from partita.offload.run.wire import CHUNK_BYTES, MOST_MESSAGE_BYTES, PROTOCOL, SERVICE, Head, pack, unpack
+
+_CALL_S = 10.0  #: for a small call
+_MODEL_S = 600.0  #: for a model on its way up, or measured
+_ECHOES = 10
+_SINK_SHARE = 0.25  #: of a measurement's first chunks left out: a shaped link lets a burst through
+_CHANNEL: tuple[tuple[str, int | str], ...] = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 20_000),  # a ping waits behind what is already on a slow link
+    ("grpc.use_local_subchannel_pool", 1),  # a channel of one's own: closing it closes the connection
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.enable_retries", 0),
+)
+
+
+class Unreachable(PartitaError):
+    """No server answers, or the connection broke: worth trying again."""
+
+
+class Refused(PartitaError):
+    """The server answers, and says no: trying again will not help."""
+
+
+class NoMemory(Refused):
+    """The server has no room, for a model or for another client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a server says of itself, and how far its clock is ahead of ours."""
+
+    threads: int
+    message_bytes: int
+    memory_bytes: float
+    clock_ahead_s: float
+    round_trip_s: float
+
+
+class Client:
+    """A connection to one server. Close it; closing is bounded in time. Safe to use from several threads."""
+
+    def __init__(self, target: str, key: Key | None = None) -> None:
+        self.target = target
+        self._key = key or Key()
+        self._channel = self._key.channel(
+            target,
+            (
+                *_CHANNEL,
+                ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", -1),
+            ),
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def hello(self, timeout_s: float = _CALL_S) -> Welcome:
+        """Raises Unreachable; Refused where the server speaks another protocol or does not know the token."""
+        said = self._unary("Hello", {"protocol": PROTOCOL}, timeout_s)
+        if said.get("protocol") != PROTOCOL:
+            raise Refused(
+                f"{self.target} runs Partita {said.get('partita')} with protocol {said.get('protocol')}; "
+                f"this one speaks protocol {PROTOCOL}",
+                hint="install the same Partita on both sides",
+            )
+        if said.get("draining"):
+            raise Unreachable(f"{self.target} is about to stop")
+        ahead, round_trip = self._clock(timeout_s)
+        return Welcome(int(said["threads"]), int(said["message_bytes"]), float(said["memory_bytes"]), ahead, round_trip)
+
+    def _clock(self, timeout_s: float) -> tuple[float, float]:
+        """(server's clock - ours, round trip): of several echoes the fastest; off by half its round trip at most."""
+        trips = []
+        for _ in range(_ECHOES):
+            before = time.perf_counter()
+            there = float(self._unary("Echo", {}, timeout_s)["at"])
+            after = time.perf_counter()
+            trips.append((after - before, there - (before + after) / 2))
+        round_trip, ahead = min(trips)
+        return ahead, round_trip
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the server's process has used."""
+        return float(self._unary("Echo", {})["cpu_s"])
+
+    def have(self, model: OnnxModel) -> bool:
+        return bool(self._unary("Have", {"model": model.hash})["have"])
+
+    def put(self, model: OnnxModel) -> bool:
+        """Make the server have a model; returns whether it had to go up. Raises NoMemory, Refused, Unreachable."""
+        if self.have(model):
+            return False
+        call = self._channel.stream_unary(f"/{SERVICE}/Put")
+        self._called(lambda: call(_model_chunks(model), timeout=_MODEL_S, metadata=self._key.metadata()))
+        return True
+
+    def prepare(self, model: OnnxModel, device_tasks: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Have the server build and warm its half; returns the names it reads and makes. The model must be there."""
+        said = self._unary("Prepare", {"model": model.hash, "tasks": sorted(device_tasks)}, _MODEL_S)
+        return tuple(said["inputs"]), tuple(said["outputs"])
+
+    def measure(self, model: OnnxModel, budget_s: float = 4.0) -> InferenceTimes:
+        """The tasks' times on the server, which measures itself once a model."""
+        self.put(model)
+        said = self._unary("Measure", {"model": model.hash, "budget_s": budget_s}, _MODEL_S)
+        return InferenceTimes.from_json(said, f"what {self.target} measured")
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        return str(self._unary("Metrics", {})["text"])
+
+    def link(self, seconds: float = 1.0) -> OffloadLink:
+        """Rates and round trip, measured with about `seconds` of traffic each way; medians over parts of it."""
+        welcome = self.hello()
+        call = self._channel.stream_unary(f"/{SERVICE}/Sink")
+        raw = self._called(lambda: call(_chunks_for(seconds), timeout=_MODEL_S, metadata=self._key.metadata()))
+        up = _rate(unpack(raw)[0]["stamps"])
+        source = self._channel.unary_stream(f"/{SERVICE}/Source")
+
+        def fetch() -> list[tuple[int, float]]:
+            answers = source(pack({"seconds": seconds}), timeout=_MODEL_S, metadata=self._key.metadata())
+            return [(len(chunk), time.perf_counter()) for chunk in answers]
+
+        return OffloadLink(up, _rate(self._called(fetch)), welcome.round_trip_s)
+
+    def work(self, messages: Iterator[bytes]) -> Any:
+        """The stream of jobs: an iterator over replies that can be cancelled."""
+        return self._channel.stream_stream(f"/{SERVICE}/Work")(messages, metadata=self._key.metadata())
+
+    def _unary(self, method: str, head: Head, timeout_s: float = _CALL_S) -> dict[str, Any]:
+        call = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        raw = self._called(lambda: call(pack(head), timeout=timeout_s, metadata=self._key.metadata()))
+        return unpack(raw)[0]
+
+    def _called(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            raise sentence(error, self.target) from error
+        except ValueError as error:  # the channel was closed meanwhile
+            raise Unreachable(f"{self.target}: {error}") from error
+
+
+def sentence(error: grpc.RpcError, target: str) -> PartitaError:
+    """What a failed call means."""
+    code, said = error.code(), str(error.details() or "")
+    fact, _, hint = said.partition(" hint: ")
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return Refused(f"{target}: {fact}", hint="give --token-file with the token that the server wrote")
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return NoMemory(f"{target}: {fact}", hint=hint)
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return Refused(f"{target} is no Partita server of this version", hint="install the same Partita on both sides")
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
+        return Refused(f"{target}: {fact}", hint=hint)
+    fact = fact.rpartition("last error: ")[2].rpartition(": ")[2] or code.name
+    return Unreachable(f"{target} cannot be reached: {fact}", hint="start partita offload serve there")
+
+
+def _model_chunks(model: OnnxModel) -> Iterator[bytes]:
+    data = model.data
+    yield pack({"model": model.hash, "bytes": len(data), "name": model.name})
+    for at in range(0, len(data), CHUNK_BYTES):
+        yield data[at : at + CHUNK_BYTES]
+
+
+def _chunks_for(seconds: float) -> Iterator[bytes]:
+    """Zeros for about so long; at most 48 MB."""
+    until, chunk = time.perf_counter() + seconds, bytes(CHUNK_BYTES)
+    for _ in range(48_000_000 // CHUNK_BYTES):
+        yield chunk
+        if time.perf_counter() > until:
+            return
+
+
+def _rate(stamps: Sequence[Sequence[float]]) -> float:
+    """Bytes a second: the median over eighths of the later stamps of the bytes that came in each."""
+    later = stamps[int(len(stamps) * _SINK_SHARE) :] if len(stamps) > 8 else stamps
+    step = max(1, len(later) // 8)
+    rates = []
+    for a in range(0, len(later) - step, step):
+        part = later[a : a + step + 1]
+        spent = part[-1][1] - part[0][1]
+        if spent > 0:
+            rates.append(sum(n for n, _ in part[1:]) / spent)
+    if not rates:
+        raise Unreachable("the link carried too little to measure its rate", hint="check the link")
+    return statistics.median(rates)

@@ -1,0 +1,124 @@
+"""How the crossing tensors travel.
+
+    raw        as they are
+    lossless   bytes of equal significance together (a byte shuffle), then zlib level 1: exact
+    int8       one byte a number, an affine map for each tensor: the answers then differ
+
+Only float32 tensors are coded; others, and those that would not get smaller, travel raw.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from partita.nouns.offload import OffloadJob, OffloadProblem, OffloadTask
+from partita.offload.run.wire import Array, WireError
+
+Codec = Literal["raw", "lossless", "int8"]
+CODECS: tuple[Codec, ...] = get_args(Codec)
+
+
+def encode(tensors: Mapping[str, Array], codec: Codec) -> tuple[dict[str, Any], dict[str, Array]]:
+    """(what `decode` needs to know of each coded tensor, tensors to send). O(bytes)."""
+    coding: dict[str, Any] = {}
+    sent: dict[str, Array] = {}
+    for name, t in tensors.items():
+        how, sent[name] = _encoded(t, codec) if t.dtype == np.float32 and t.size else (None, t)
+        if how:
+            coding[name] = {**how, "shape": list(t.shape)}
+    return coding, sent
+
+
+def _encoded(t: Array, codec: Codec) -> tuple[dict[str, Any] | None, Array]:
+    if codec == "lossless":
+        shuffled = np.ascontiguousarray(np.ascontiguousarray(t).view(np.uint8).reshape(-1, 4).T)
+        packed = np.frombuffer(zlib.compress(shuffled.tobytes(), 1), np.uint8)
+        return ({"codec": codec}, packed) if packed.nbytes < t.nbytes else (None, t)
+    if codec == "int8":
+        low, high = float(t.min()), float(t.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return None, t
+        step = (high - low) / 255 or 1.0
+        return {"codec": codec, "low": low, "step": step}, np.rint((t - low) / step).astype(np.uint8)
+    return None, t
+
+
+def decode(coding: Mapping[str, Any], tensors: Mapping[str, Array], most_bytes: int) -> dict[str, Array]:
+    """The tensors as they were (int8: within half a step). Raises WireError where sizes do not fit; never makes more
+    than `most_bytes` of one tensor. O(bytes)."""
+    out = dict(tensors)
+    for name, how in coding.items():
+        try:
+            shape = tuple(int(n) for n in how["shape"])
+            out[name] = _decoded(how, shape, tensors[name], most_bytes)
+        except (KeyError, TypeError, ValueError, zlib.error, OverflowError) as error:
+            raise WireError(f"tensor {name!r} cannot be decoded: {type(error).__name__}: {error}") from error
+    return out
+
+
+def _decoded(how: Mapping[str, Any], shape: tuple[int, ...], sent: Array, most_bytes: int) -> Array:
+    count = int(np.prod(shape, dtype=object))
+    if min(shape, default=0) < 0 or 4 * count > most_bytes:
+        raise ValueError(f"shape {shape} is above {most_bytes} bytes")
+    if how["codec"] == "lossless":
+        machine = zlib.decompressobj()
+        raw = machine.decompress(sent.tobytes(), 4 * count)
+        if len(raw) != 4 * count or machine.unconsumed_tail:
+            raise ValueError(f"{len(raw)} bytes for shape {shape}")
+        return np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(4, -1).T).view(np.float32).reshape(shape)
+    if how["codec"] == "int8":
+        if sent.dtype != np.uint8 or sent.size != count:
+            raise ValueError(f"{sent.size} numbers for shape {shape}")
+        return (sent.astype(np.float32) * np.float32(how["step"]) + np.float32(how["low"])).reshape(shape)
+    raise ValueError(f"unknown codec {how['codec']!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class CodecCost:
+    """What a codec does to a byte on this machine."""
+
+    ratio: float  #: bytes sent for one byte of the tensor
+    encode_s_per_byte: float
+    decode_s_per_byte: float
+
+
+def measure_codec(codec: Codec, sample: Mapping[str, Array], repeats: int = 3) -> CodecCost:
+    """Ratio and times of coding a sample of crossing tensors here; the least of `repeats` runs each."""
+    total = sum(t.nbytes for t in sample.values()) or 1
+    there, back, sent_bytes = [], [], 0
+    for _ in range(repeats):
+        began = time.perf_counter()
+        coding, sent = encode(sample, codec)
+        there.append(time.perf_counter() - began)
+        sent_bytes = sum(t.nbytes for t in sent.values())
+        began = time.perf_counter()
+        decode(coding, sent, 1 << 62)
+        back.append(time.perf_counter() - began)
+    return CodecCost(sent_bytes / total, min(there) / total, min(back) / total)
+
+
+def priced(problem: OffloadProblem, cost: CodecCost, server_share: float = 1.0) -> OffloadProblem:
+    """The problem as a planner should see it when crossing tensors travel coded.
+
+    Fewer bytes cross; the seconds of coding and decoding (the server's times `server_share`) lengthen the transfer,
+    because the sender codes while the device computes the next job: bytes' = bytes (ratio + rate (encode + decode)).
+    Answers (outputs that no task reads) travel raw. On a device with less than one free core the coding also slows
+    the computing; that is not in the model.
+    """
+    factor = cost.ratio + problem.link.up_bytes_per_s * (cost.encode_s_per_byte + server_share * cost.decode_s_per_byte)
+    return replace(problem, jobs=tuple(_scaled(j, factor) for j in problem.jobs))
+
+
+def _scaled(job: OffloadJob, factor: float) -> OffloadJob:
+    read = {i for t in job.tasks for i in t.inputs}
+
+    def task(t: OffloadTask) -> OffloadTask:
+        return replace(t, output_bytes=t.output_bytes * factor) if t.id in read else t
+
+    return replace(job, input_bytes=job.input_bytes * factor, tasks=tuple(task(t) for t in job.tasks))

@@ -1,0 +1,219 @@
+"""A line to the server that comes back by itself: parcels in, events out.
+
+A thread of its own keeps the line: it connects, makes sure that the server has the models and the halves, listens, and
+after a loss tries again with growing pauses. Everything that happens becomes an event in one queue, which the device
+reads between jobs; nothing is shared but that queue and the parcels under way.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from partita.errors import PartitaError
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.run.client import Client, NoMemory, Refused, Unreachable, Welcome, sentence
+from partita.offload.run.codec import Codec, encode
+from partita.offload.run.store import cut_id
+from partita.offload.run.wire import Array, WireError, message_bytes, pack, unpack
+
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.05, 2.0
+_CLOSE_S = 5.0
+_HELLO_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened on the line: "up", "down", "sent", "received", "answer", "refused" or "trouble".
+
+    Times are of this host's clock, also those that the server stamped.
+    """
+
+    kind: str
+    epoch: int  #: number of the connection
+    at_s: float
+    head: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    welcome: Welcome | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The server's part of a job on its way up."""
+
+    job: int
+    attempt: int
+    model: str  #: hash
+    cut: frozenset[str]  #: tasks on the device
+    tensors: Mapping[str, Array]
+
+
+class Line:
+    """Open it with a function that makes a client; read `events`; close it (bounded in time)."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Client],
+        models: Sequence[OnnxModel],
+        halves: Sequence[tuple[OnnxModel, frozenset[str]]],
+        codec: Codec = "raw",
+    ) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.unwelcome: frozenset[str] = frozenset()  #: hashes of models that the server does not take
+        self._connect, self._models, self._halves, self._codec = connect, models, halves, codec
+        self._outbox: queue.Queue[Parcel | None] | None = None
+        self._welcome: Welcome | None = None
+        self._epoch = 0
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._client: Client | None = None
+        self._thread = threading.Thread(target=self._keep, name="partita-line", daemon=True)
+        self._thread.start()
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The server's words while the line is up, None while it is down."""
+        with self._lock:
+            return self._welcome
+
+    def fits(self, tensors: Mapping[str, Array]) -> bool:
+        """Whether a parcel is small enough for the server."""
+        welcome = self.welcome
+        return welcome is not None and message_bytes(tensors) <= welcome.message_bytes
+
+    def send(self, parcel: Parcel) -> int | None:
+        """Hand over a parcel; returns the connection it goes by, None where the line is down."""
+        with self._lock:
+            if self._outbox is None:
+                return None
+            self._outbox.put(parcel)
+            return self._epoch
+
+    def hang_up(self) -> None:
+        """Give this connection up, e.g. because the server has gone silent; the line then tries again."""
+        client = self._client
+        if client is not None:
+            client.close()
+
+    def close(self) -> None:
+        """Ends the thread within a few seconds."""
+        self._closing.set()
+        self._put_down()
+        self.hang_up()
+        self._thread.join(_CLOSE_S)
+
+    # ---- the thread ---------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while not self._closing.is_set():
+            self._epoch += 1
+            try:
+                self._client = self._connect()
+                welcome = self._ready(self._client)
+                pause = _FIRST_PAUSE_S
+                self._listen(self._client, welcome)
+            except Unreachable as error:
+                self._tell("down", why=str(error))
+            except PartitaError as error:
+                if not isinstance(error, NoMemory):
+                    self._tell("trouble", why=str(error))
+                    return
+                self._tell("down", why=str(error))
+            finally:
+                self._put_down()
+                if self._client is not None:
+                    self._client.close()
+            self._closing.wait(pause)
+            pause = min(2 * pause, _MOST_PAUSE_S)
+
+    def _ready(self, client: Client) -> Welcome:
+        """Models up, halves built. A model that the server refuses stays on the device; the others are used."""
+        client.hello(_HELLO_S)
+        refused: dict[str, str] = {}
+        for model in self._models:
+            try:
+                client.put(model)
+            except Refused as error:
+                refused[model.hash] = str(error)
+        for model, cut in self._halves:
+            if model.hash not in refused:
+                try:
+                    client.prepare(model, cut)
+                except Refused as error:
+                    refused[model.hash] = str(error)
+        for why in refused.values():
+            self._tell("refused-model", why=why)
+        self.unwelcome = frozenset(refused)
+        return client.hello(_HELLO_S)  # the clocks compared again, now that the way is warm
+
+    def _listen(self, client: Client, welcome: Welcome) -> None:
+        outbox: queue.Queue[Parcel | None] = queue.Queue()
+        replies = client.work(self._messages(outbox, self._epoch))
+        with self._lock:
+            if self._closing.is_set():
+                outbox.put(None)
+                return
+            self._outbox, self._welcome = outbox, welcome
+        self._tell("up", welcome=welcome)
+        try:
+            for raw in replies:
+                self._reply(raw, welcome)
+            raise Unreachable("the server has ended the connection")
+        except grpc.RpcError as error:
+            raise sentence(error, client.target) from error
+        except WireError as error:
+            raise Unreachable(str(error)) from error
+        finally:
+            outbox.put(None)
+            replies.cancel()
+
+    def _reply(self, raw: bytes, welcome: Welcome) -> None:
+        at = time.perf_counter()
+        head, tensors = unpack(raw)
+        for stamp in ("received", "start", "end", "sent"):
+            if stamp in head:
+                head[stamp] = float(head[stamp]) - welcome.clock_ahead_s
+        self.events.put(Event(str(head.get("kind")), self._epoch, at, head, tensors))
+
+    def _messages(self, outbox: queue.Queue[Parcel | None], epoch: int) -> Iterator[bytes]:
+        """Parcels as messages, one at a time: gRPC asks for the next when it has passed on the last."""
+        while (parcel := outbox.get()) is not None:
+            coding, tensors = encode(parcel.tensors, self._codec)
+            raw = pack(
+                {
+                    "kind": "job",
+                    "job": parcel.job,
+                    "attempt": parcel.attempt,
+                    "model": parcel.model,
+                    "coding": coding,
+                    **self._cut(parcel),
+                },
+                tensors,
+            )
+            now = time.perf_counter()
+            self.events.put(
+                Event("sent", epoch, now, {"job": parcel.job, "attempt": parcel.attempt, "bytes": len(raw)})
+            )
+            yield raw
+
+    def _cut(self, parcel: Parcel) -> dict[str, Any]:
+        """A cut that the server was told of by its id, another by its tasks."""
+        known = any(m.hash == parcel.model and c == parcel.cut for m, c in self._halves)
+        return {"cut": cut_id(parcel.cut)} if known else {"tasks": sorted(parcel.cut)}
+
+    def _put_down(self) -> None:
+        with self._lock:
+            if self._outbox is not None:
+                self._outbox.put(None)
+            self._outbox = self._welcome = None
+
+    def _tell(self, kind: str, *, welcome: Welcome | None = None, why: str = "") -> None:
+        self.events.put(Event(kind, self._epoch, time.perf_counter(), welcome=welcome, why=why))

@@ -1,0 +1,462 @@
+"""The device: job after job by a plan, over a line to the server.
+
+One thread computes and decides; the line's threads send and receive meanwhile. All state is this one thread's: what the
+others see comes as events, between jobs. A job is done when its first answer is there, from wherever; later ones are
+dropped, so that no job is answered twice. When the line is lost, the jobs under way go back in front and the device
+computes them whole, until the line is up again.
+
+Sessions of all planned halves are built and run once before the clock starts, here and on the server.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from partita.errors import PlanError, refuse
+from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.plan.lower import part_times
+from partita.offload.plan.online import Decision, State, Waiting
+from partita.offload.run.client import Client
+from partita.offload.run.codec import Codec
+from partita.offload.run.connection import Event, Line, Parcel
+from partita.offload.run.rate import RateEstimate
+from partita.offload.run.record import Interval, JobTimes, OffloadRun, timeline_of
+from partita.offload.run.session import Session, model_inputs
+from partita.offload.run.wire import Array
+
+Replan = Callable[[OffloadProblem], OffloadPlan]
+
+_TICK_S = 0.25  #: how often the device looks up while it waits
+_MOMENT_S = 5e-3
+_SPARE = 3.0  #: times its expected duration that a transfer may take on top of the patience
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How a run behaves."""
+
+    codec: Codec = "raw"
+    replan: Replan | None = None  #: None: the plan stays as it is
+    decide: Callable[[State], Decision | None] | None = None  #: which job is next and its cut; None: as the plan says
+    replan_share: float = 0.25  #: the rate's distance from the plan's that makes a new plan worth while
+    patience_s: float = 30.0  #: without a word from the server while it has jobs
+    first_patience_s: float = 120.0  #: for the server to get ready at first
+    say: Callable[[str], None] = field(default=lambda line: None)
+    begin: Callable[[], None] = field(default=lambda: None)  #: called when all is ready, before the clock starts
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A job that the server has."""
+
+    epoch: int
+    attempt: int
+    bytes: int = 0
+    left_s: float | None = None  #: when its transfer began
+    received: bool = False
+
+
+def execute(
+    problem: OffloadProblem,
+    plan: OffloadPlan,
+    models: Sequence[OnnxModel],
+    inputs: Sequence[Mapping[str, Array]],
+    connect: Callable[[], Client] | None,
+    settings: RunSettings | None = None,
+) -> OffloadRun:
+    """Do all jobs; models and inputs are those of problem.jobs, one each. `connect` makes a client; None: no server.
+
+    Raises PlanError where the plan is not for these jobs. Whatever happens to the server, every job is answered.
+    """
+    refuse(PlanError, plan.check(problem), "the plan", hint="plan again for these jobs")
+    device = _Device(problem, plan, models, inputs, settings or RunSettings())
+    try:
+        device.get_ready(connect)
+        device.settings.begin()
+        return device.run()
+    finally:
+        device.close()
+
+
+class _Device:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        problem: OffloadProblem,
+        plan: OffloadPlan,
+        models: Sequence[OnnxModel],
+        inputs: Sequence[Mapping[str, Array]],
+        settings: RunSettings,
+    ) -> None:
+        n = len(problem.jobs)
+        self.problem, self.plan, self.models, self.inputs, self.settings = problem, plan, models, inputs, settings
+        self.todo = deque(plan.order)
+        self.place = {j: k for k, j in enumerate(plan.order)}
+        self.cuts = list(plan.cuts)
+        self.whole = [frozenset(job.index) for job in problem.jobs]
+        self.wanted = [tuple(o.name for o in m.outputs) for m in models]
+        self.sessions: dict[tuple[str, frozenset[str]], tuple[Session | None, tuple[str, ...]]] = {}
+        self.crossing: dict[int, dict[str, Array]] = {}  #: made by the device, kept until the job is answered
+        self.made: dict[int, dict[str, Array]] = {}  #: outputs of the model that the device's half made
+        self.sent: dict[int, _Sent] = {}
+        self.outputs: dict[int, dict[str, Array]] = {}
+        self.times = [JobTimes() for _ in range(n)]
+        self.served: list[int] = []
+        self.rate = RateEstimate(problem.link.up_bytes_per_s)
+        self.round_trip_s = 0.0
+        self.uplink_free_s = self.downlink_free_s = 0.0
+        self.heard_s = 0.0
+        self.start_s = 0.0
+        self.line: Line | None = None
+        self.was_up = False
+        self.said: set[str] = set()
+        self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
+
+    # ---- before and after ---------------------------------------------------------------------------------------------
+
+    def get_ready(self, connect: Callable[[], Client] | None) -> None:
+        """Sessions here, the line up and the server ready, or known to be out of reach."""
+        for j, cut in enumerate(self.cuts):
+            self._warm(j, cut)
+        halves = {
+            (m.hash, c): (m, c) for m, c, all_ in zip(self.models, self.cuts, self.whole, strict=True) if c != all_
+        }
+        if connect is None or not (halves or self.settings.replan):
+            return
+        several = {m.hash: m for m, _ in halves.values()} or {m.hash: m for m in self.models}
+        self.line = Line(connect, list(several.values()), list(halves.values()), self.settings.codec)
+        until = time.perf_counter() + self.settings.first_patience_s
+        answered = False
+        while not answered and time.perf_counter() < until:
+            answered = self._hear(_TICK_S) in ("up", "down", "trouble")
+        if not answered:
+            self._say(f"the server was silent for {self.settings.first_patience_s:.0f} s: the device begins alone")
+
+    def close(self) -> None:
+        if self.line is not None:
+            self.line.close()
+
+    def run(self) -> OffloadRun:
+        cpu_s, load = time.process_time(), os.getloadavg()[0]
+        self.start_s = self.heard_s = time.perf_counter()
+        while len(self.outputs) < len(self.cuts):
+            self._hear_all()
+            self._replan_if_drifted()
+            j = self._next()
+            if j is not None:
+                self._do(j)
+            else:
+                self._hear(self._idle_s())
+                self._watch()
+        return self._result(time.process_time() - cpu_s, load)
+
+    def _result(self, cpu_s: float, load: float) -> OffloadRun:
+        jobs, order = self.problem.jobs, tuple(dict.fromkeys(self.served))
+        facts = {**self.counts, "cpu_s": cpu_s, "load": load, "up_bytes_per_s": self.rate.now}
+        facts["round_trip_s"] = self.round_trip_s
+        away = [t.server is not None for t in self.times]
+        cuts = tuple(c if a else w for c, a, w in zip(self.cuts, away, self.whole, strict=True))
+        plan = replace(self.plan, order=order, cuts=cuts)
+        return OffloadRun(
+            plan,
+            timeline_of(self.problem, plan, self.times, facts),
+            tuple(self.outputs[j] for j in range(len(jobs))),
+            tuple(self.times),
+            max(t.answered_s for t in self.times),
+            tuple(t.answered_s - job.release_s for t, job in zip(self.times, jobs, strict=True)),
+            cpu_s,
+            facts,
+        )
+
+    # ---- computing ----------------------------------------------------------------------------------------------------
+
+    def _warm(self, j: int, cut: frozenset[str]) -> None:
+        session, _ = self._half(j, cut)
+        if session is not None:
+            session.run(self.inputs[j])
+
+    def _half(self, j: int, cut: frozenset[str]) -> tuple[Session | None, tuple[str, ...]]:
+        """The device's session for a cut (None where it computes nothing), and the names that cross."""
+        model = self.models[j]
+        key = (model.hash, cut)
+        if key not in self.sessions:
+            halves = model.halves(cut)
+            session = Session(halves.device, f"the device's half of {model.name}") if halves.device else None
+            self.sessions[key] = session, model_inputs(halves.server) if halves.server else ()
+        return self.sessions[key]
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.start_s
+
+    def _next(self) -> int | None:
+        """The job to do now, taken from those to do; None while none has come, or the policy waits for the uplink."""
+        come = [j for j in self.todo if self.problem.jobs[j].release_s <= self._now()]
+        if not come or (self.settings.decide is None and come[0] != self.todo[0]):
+            return None
+        j = come[0]
+        if self.settings.decide is not None and self.line is not None and self.line.welcome is not None:
+            begun = [k for k in come if k in self.crossing]
+            if begun:
+                j = begun[0]
+            else:
+                decision = self.settings.decide(self._state(come))
+                if decision is None:
+                    return None
+                j = come[decision.position]
+                self.cuts[j] = decision.cut
+        self.todo.remove(j)
+        return j
+
+    def _state(self, come: Sequence[int]) -> State:
+        """What an online policy wants to know. The server's backlog is what it was sent and has not answered."""
+        now, link = self._now(), self.problem.link
+        rate = self.rate.now if self.rate.drifted(self.settings.replan_share) else self.rate.planned
+        away = {j: self._asked(j) for j in self.sent}
+        backlog_s = sum(server_s for _, server_s in away.values()) / self.problem.server_threads
+        queued_s = sum(up_s for j, (up_s, _) in away.items() if not self.sent[j].received)
+        return State(
+            now,
+            tuple(Waiting(j, self.problem.jobs[j].release_s) for j in come),
+            now,
+            now + queued_s * self.problem.link.up_bytes_per_s / rate,
+            (now + backlog_s,) * self.problem.server_threads,
+            now,
+            replace(link, up_bytes_per_s=rate),
+        )
+
+    def _asked(self, j: int) -> tuple[float, float]:
+        """What a job asks of uplink and server: seconds, as the problem has them."""
+        one = replace(self.problem, jobs=(self.problem.jobs[j],))
+        times, _ = part_times(one, replace(self.plan, order=(0,), cuts=(self.cuts[j],)))
+        return float(times[0, 1]), float(times[0, 2])
+
+    def _idle_s(self) -> float:
+        """How long to wait for an event: until the next job comes, a moment where a policy waits for the uplink."""
+        if not self.todo:
+            return _TICK_S
+        jobs = self.todo if self.settings.decide else [self.todo[0]]
+        left_s = min(self.problem.jobs[j].release_s for j in jobs) - self._now()
+        return min(_TICK_S, left_s) if left_s > 0 else _MOMENT_S
+
+    def _do(self, j: int) -> None:
+        """The device's part of one job; the rest goes to the server where there is one."""
+        self.served.append(j)
+        line, cut = self.line, self.cuts[j]
+        if line is None or cut == self.whole[j] or line.welcome is None or self.models[j].hash in line.unwelcome:
+            self._do_whole(j)
+            return
+        if j not in self.crossing:
+            self._do_half(j, cut)
+        if line.welcome is not None and not line.fits(self.crossing[j]):
+            size = sum(t.nbytes for t in self.crossing[j].values())
+            self._say(
+                f"job {self.problem.jobs[j].name!r} would send {size} bytes, more than the server takes: the device does it"
+            )
+            self._do_whole(j)
+            return
+        self._send(line, j, cut)
+
+    def _do_half(self, j: int, cut: frozenset[str]) -> None:
+        session, names = self._half(j, cut)
+        start = self._now()
+        made = session.run(self.inputs[j]) if session is not None else {}
+        if session is not None:
+            self.times[j].device = start, self._now()
+        there = {**self.inputs[j], **made}
+        self.crossing[j] = {name: there[name] for name in names}
+        self.made[j] = {name: made[name] for name in self.wanted[j] if name in made}
+
+    def _do_whole(self, j: int) -> None:
+        session, _ = self._half(j, self.whole[j])
+        if session is None:
+            raise PlanError(f"job {self.problem.jobs[j].name!r} has nothing to compute")
+        start = self._now()
+        made = session.run(self.inputs[j])
+        end = self._now()
+        self.times[j] = JobTimes(device=(start, end), attempts=self.times[j].attempts)
+        self._answered(j, {name: made[name] for name in self.wanted[j]}, end)
+
+    def _send(self, line: Line, j: int, cut: frozenset[str]) -> None:
+        attempt = self.times[j].attempts + 1
+        epoch = line.send(Parcel(j, attempt, self.models[j].hash, cut, self.crossing[j]))
+        if epoch is None:  # it broke this moment: the next round decides anew
+            self.todo.appendleft(j)
+            return
+        self.times[j].attempts = attempt
+        if not self.sent:
+            self.heard_s = time.perf_counter()
+        self.sent[j] = _Sent(epoch, attempt)
+
+    def _answered(self, j: int, outputs: dict[str, Array], at_s: float) -> None:
+        self.outputs[j] = outputs
+        self.times[j].answered_s = at_s
+        for kept in (self.crossing, self.made, self.sent):
+            kept.pop(j, None)
+
+    # ---- hearing ------------------------------------------------------------------------------------------------------
+
+    def _hear_all(self) -> None:
+        while self._hear(0.0):
+            pass
+
+    def _hear(self, timeout_s: float) -> str:
+        """Take one event; returns its kind, "" where there was none in time."""
+        if self.line is None:
+            time.sleep(max(0.0, timeout_s))
+            return ""
+        try:
+            event = self.line.events.get(timeout=timeout_s) if timeout_s > 0 else self.line.events.get_nowait()
+        except queue.Empty:
+            return ""
+        self._take(event)
+        return event.kind
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "up" and event.welcome is not None:
+            self.counts["connections"] += 1
+            self.was_up, self.round_trip_s = True, event.welcome.round_trip_s
+            if self.counts["connections"] > 1:
+                self._say("the server is back")
+        elif event.kind in ("down", "trouble"):
+            self._lost(event)
+        elif event.kind == "refused-model":
+            self._say(f"{event.why}: the device does those jobs")
+        else:
+            self.heard_s = max(self.heard_s, event.at_s)
+            self._take_reply(event)
+
+    def _lost(self, event: Event) -> None:
+        """Jobs under way go back in front, in the plan's order."""
+        back = [j for j, s in self.sent.items() if s.epoch <= event.epoch]
+        for j in back:
+            del self.sent[j]
+        self.counts["lost"] += len(back)
+        self.todo = deque([*sorted(back, key=lambda j: self.place[j]), *self.todo])
+        self.uplink_free_s = 0.0
+        if self.was_up or self.counts["connections"] == 0:
+            self._say(f"{event.why}; the device goes on alone", once=self.counts["connections"] == 0)
+        self.was_up = False
+
+    def _take_reply(self, event: Event) -> None:
+        head = event.head
+        j, sent = int(head["job"]), self.sent.get(int(head["job"]))
+        if sent is None or sent.attempt != head["attempt"] or sent.epoch != event.epoch:
+            self.counts["late"] += event.kind == "answer"
+        elif event.kind == "sent":
+            sent.bytes, sent.left_s = int(head["bytes"]), event.at_s
+        elif event.kind == "received":
+            self._uploaded(j, sent, float(head["received"]))
+        elif event.kind == "answer":
+            self._take_answer(j, event)
+        elif event.kind == "refused":
+            self._refused(j, str(head.get("code")), str(head.get("why")))
+
+    def _refused(self, j: int, code: str, why: str) -> None:
+        """The device does the job. A server that has dropped a model gets it again, over a new connection."""
+        self.counts["refused"] += 1
+        self._say(f"the server refuses a job: {why}; the device does it")
+        del self.sent[j]
+        if code == "unknown" and self.line is not None:
+            self.line.hang_up()
+        self._do_whole(j)
+
+    def _uploaded(self, j: int, sent: _Sent, at_s: float) -> None:
+        """The transfer left the device half a round trip before it was there, and began when the last had left."""
+        start = max(sent.left_s or at_s, self.uplink_free_s)
+        end = max(start, at_s - self.round_trip_s / 2)
+        self.uplink_free_s, sent.received = end, True
+        self.times[j].uplink, self.times[j].sent_bytes = self._since(start, end), sent.bytes
+        self.rate.saw(sent.bytes, end - start)
+
+    def _take_answer(self, j: int, event: Event) -> None:
+        head = event.head
+        start = max(float(head["sent"]), self.downlink_free_s)
+        end = max(start, event.at_s - self.round_trip_s / 2)
+        self.downlink_free_s = end
+        self.times[j].server = self._since(float(head["start"]), float(head["end"]))
+        self.times[j].downlink = self._since(start, end)
+        outputs = {**self.made.get(j, {}), **event.tensors}
+        self._answered(j, {name: outputs[name] for name in self.wanted[j]}, event.at_s - self.start_s)
+
+    def _since(self, start: float, end: float) -> Interval:
+        """An interval of this host's clock as seconds since the run began."""
+        return start - self.start_s, max(start, end) - self.start_s
+
+    # ---- judging ------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Give a silent server up."""
+        if self.line is None or not self.sent:
+            return
+        under_way = sum(s.bytes for s in self.sent.values() if not s.received)
+        patience_s = self.settings.patience_s + _SPARE * under_way / self.rate.now
+        if time.perf_counter() - self.heard_s > patience_s:
+            self.heard_s = time.perf_counter()
+            self._say(f"the server was silent for {patience_s:.0f} s")
+            self.line.hang_up()
+
+    def _replan_if_drifted(self) -> None:
+        """Between jobs: a new plan for those not begun, where the link is not what the plan took it for."""
+        first = min((s for s in self.sent.values() if s.left_s and not s.received), key=_left, default=None)
+        if first is not None:
+            began = max(_left(first), self.uplink_free_s)
+            self.rate.still_waiting(first.bytes, time.perf_counter() - began)
+        rest = [j for j in self.todo if j not in self.crossing]
+        replan = self.settings.replan
+        if replan is None or len(rest) < 2 or not self.rate.drifted(self.settings.replan_share):
+            return
+        old, self.rate.planned = self.rate.planned, self.rate.now
+        self._say(
+            f"the uplink carries {self.rate.now / 1e6:.3g} MB/s, not {old / 1e6:.3g}: planning the rest anew",
+            once=False,
+        )
+        plan = replan(self._rest(rest))
+        self.counts["replans"] += 1
+        begun = [j for j in self.todo if j in self.crossing]
+        self.todo = deque([*begun, *(rest[k] for k in plan.order)])
+        for k, j in enumerate(rest):
+            self.cuts[j] = plan.cuts[k]
+        behind = max(self.place.values()) + 1
+        self.place.update({j: behind + k for k, j in enumerate(self.todo)})
+
+    def _rest(self, rest: Sequence[int]) -> OffloadProblem:
+        """What is left to plan: the link as it is now, releases as seconds from now."""
+        now = self._now()
+        link = replace(self.problem.link, up_bytes_per_s=self.rate.now, round_trip_s=self.round_trip_s)
+
+        def left(job: OffloadJob) -> OffloadJob:
+            return replace(job, release_s=max(0.0, job.release_s - now), deadline_s=max(0.0, job.deadline_s - now))
+
+        return replace(self.problem, link=link, jobs=tuple(left(self.problem.jobs[j]) for j in rest))
+
+    def _say(self, line: str, once: bool = True) -> None:
+        if not (once and line in self.said):
+            self.said.add(line)
+            self.settings.say(line)
+
+
+def _left(sent: _Sent) -> float:
+    return sent.left_s or 0.0
+
+
+def facts_of(run: OffloadRun) -> dict[str, Any]:
+    """The run's figures for a document."""
+    ascending = sorted(run.latency_s)
+    return {
+        "makespan_s": run.makespan_s,
+        "latency_median_s": ascending[len(ascending) // 2],
+        "latency_worst_s": ascending[-1],
+        "cpu_s": run.cpu_s,
+        "load": run.facts["load"],
+        "bytes_up": sum(t.sent_bytes for t in run.times),
+        "made_on_device": sum(t.where == "device" for t in run.times),
+        **{k: run.facts[k] for k in ("lost", "refused", "late", "replans", "connections")},
+    }

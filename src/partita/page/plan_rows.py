@@ -1,0 +1,170 @@
+"""What a plan looks like, in numbers: a row a stage or a device. From the plan file alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile, Stage
+from partita.nouns.problem import Problem, Rule
+from partita.simulate.schedules import in_flight_of
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """One stage of a pipeline plan."""
+
+    stage: int
+    first: str  #: where it begins: the name of its first task
+    last: str
+    tasks: int
+    devices: tuple[str, ...]
+    forward_s: float  #: of one micro-batch on one of its devices
+    backward_s: float
+    share: float  #: of the work, per device
+    need_bytes: float  #: of memory on each device
+    memory_bytes: float  #: that the smallest of its devices has
+    recompute: bool
+
+
+def stage_rows(file: PlanFile) -> list[StageRow]:
+    """A row for each stage of a pipeline plan."""
+    plan = file.plan
+    if not isinstance(plan, PipelinePlan):
+        return []
+    held = in_flight_of(plan.schedule, [s.replicas for s in plan.stages], plan.micro_batches, plan.in_flight)
+    rows = [_row(file, k, s, -(-h // s.replicas)) for k, (s, h) in enumerate(zip(plan.stages, held, strict=True))]
+    total = sum(r.forward_s + r.backward_s for r in rows) or 1.0
+    return [replace(r, share=(r.forward_s + r.backward_s) / len(r.devices) / total) for r in rows]
+
+
+def _row(file: PlanFile, k: int, stage: Stage, held: int) -> StageRow:
+    graph, device = file.graph, file.cluster.by_name[stage.devices[0]]
+    seconds = file.costs.seconds[:, file.costs.column(device.kind)] / device.speed
+    forward, backward = phase_seconds(file, stage, seconds)
+    names = [graph.tasks[graph.index[t]].name or t for t in (stage.tasks[0], stage.tasks[-1])]
+    return StageRow(
+        k, names[0], names[1], len(stage.tasks), stage.devices, forward, backward + (forward if stage.recompute else 0.0),
+        math.nan, stage_bytes(file, stage, held), min(file.cluster.by_name[d].memory_bytes for d in stage.devices),
+        stage.recompute,
+    )  # fmt: skip
+
+
+def phase_seconds(file: PlanFile, stage: Stage, seconds: FloatArray) -> tuple[float, float]:
+    """Forward and backward seconds of a stage, given those of every task."""
+    mine = set(stage.tasks)
+    forward = sum(float(seconds[file.graph.index[t]]) for t in stage.tasks)
+    backward = sum(
+        float(seconds[i]) for i, t in enumerate(file.graph.tasks) if t.phase == "backward" and (t.of or t.id) in mine
+    )
+    return forward, backward
+
+
+def stage_bytes(file: PlanFile, stage: Stage, held: int) -> float:
+    """Memory of each device of a stage: weights, gradients, optimizer state, activations of what is in flight."""
+    graph, mine = file.graph, set(stage.tasks)
+    tasks = [graph.tasks[graph.index[t]] for t in stage.tasks]
+    weights = sum(t.parameter_bytes for t in tasks)
+    weights -= sum(s.size_bytes * max(0, sum(t in mine for t in s.tasks) - 1) for s in graph.shared)
+    training = any(t.phase == "backward" for t in graph.tasks)
+    state = 2.0 + float(file.facts.get("optimizer_bytes_per_parameter_byte", 0.0)) if training else 1.0
+    kept = sum(t.activation_bytes for t in tasks)
+    if not stage.recompute:
+        return weights * state + held * kept
+    index = np.array([t.id in mine for t in graph.tasks])
+    comes = [
+        float(graph.size_bytes[k])
+        for k, u in enumerate(graph.producer.tolist())
+        if not index[u] and index[graph.readers.row(k)].any()
+    ]
+    return weights * state + held * sum(comes) + kept
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRow:
+    """One device of a placement, or one stage with replicas: what it does in the time of one sample."""
+
+    devices: tuple[str, ...]
+    first: str  #: the name of its first task in topological order
+    last: str
+    tasks: int
+    compute_s: float  #: per device
+    in_s: float  #: what it receives
+    out_s: float  #: what it sends
+    sync_s: float  #: summing gradients over replicas
+    load_s: float  #: what these come to by the problem's rule
+    memory_bytes: float  #: held
+    room_bytes: float
+
+
+def problem_of(file: PlanFile) -> Problem:
+    """The placement problem that a plan file of given costs holds."""
+    held = np.array([t.parameter_bytes + t.activation_bytes for t in file.graph.tasks], np.float64)
+    known = {"rule", "pays", "virtual_stages", "quotient"}
+    facts = {k: v for k, v in file.facts.items() if k not in known}
+    rule: Rule = "overlap" if file.facts.get("rule") == "overlap" else "sum"
+    pays = frozenset(file.facts.get("pays", ()))
+    return Problem(file.graph, file.cluster, file.costs, held, rule, pays, facts)
+
+
+def load_rows(file: PlanFile) -> list[LoadRow]:
+    """A row for each device that has tasks, or for each stage with replicas; in pipeline order."""
+    problem, plan, graph = problem_of(file), file.plan, file.graph
+    order = graph.order.tolist()
+    groups: list[tuple[tuple[str, ...], set[int]]]
+    if isinstance(plan, PlacementPlan):
+        names = list(dict.fromkeys(plan.placement[graph.tasks[i].id] for i in order))
+        groups = [((d,), {i for i in order if plan.placement[graph.tasks[i].id] == d}) for d in names]
+    else:
+        groups = [(s.devices, {graph.index[t] for t in s.tasks}) for s in plan.stages]
+    stages = isinstance(plan, PipelinePlan)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    at = np.empty(len(order), np.int64)
+    for k, (_, tasks) in enumerate(groups):
+        at[list(tasks)] = k
+    return [_load_row(problem, devices, tasks, k, at, place, stages) for k, (devices, tasks) in enumerate(groups)]
+
+
+def _load_row(
+    problem: Problem, devices: tuple[str, ...], tasks: set[int], k: int, at: IntArray, place: IntArray, stages: bool
+) -> LoadRow:
+    graph, m = problem.graph, len(devices)
+    device = problem.cluster.by_name[devices[0]]
+    mine = sorted(tasks, key=place.__getitem__)
+    compute = float(problem.costs.seconds[mine, problem.costs.column(device.kind)].sum()) / device.speed / m
+    rate = problem.cluster.default_link.rate_bytes_per_s
+    sync = 4 * (m - 1) * sum(graph.tasks[i].parameter_bytes for i in mine) / (rate * m) / m if m > 1 else 0.0
+    comes, goes = (x / m for x in _crossing_s(problem, k, at, stages))
+    if device.kind not in problem.pays:
+        load = compute
+    elif problem.rule == "overlap":
+        load = max(compute + sync, comes, goes)
+    else:
+        load = compute + comes + goes
+    names = [graph.tasks[i].name or graph.tasks[i].id for i in (mine[0], mine[-1])]
+    held = float(problem.memory_bytes[mine].sum())
+    return LoadRow(devices, names[0], names[1], len(mine), compute, comes, goes, sync, load, held, device.memory_bytes)
+
+
+def _crossing_s(problem: Problem, k: int, at: IntArray, stages: bool) -> tuple[float, float]:
+    """Seconds in and out of part k. Between pipeline stages, what passes by on its way to a later stage counts as well."""
+    graph = problem.graph
+    if not len(graph.producer):
+        return 0.0, 0.0
+    made = at[graph.producer]
+    owner = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
+    read = at[graph.readers.items]
+    if stages:
+        last = made.copy()
+        np.maximum.at(last, owner, read)
+        comes, goes = (made < k) & (last >= k), (made <= k) & (last > k)
+    else:
+        reads, elsewhere = np.zeros(len(made), np.bool_), np.zeros(len(made), np.bool_)
+        reads[owner[read == k]] = True
+        elsewhere[owner[read != k]] = True
+        comes, goes = (made != k) & reads, (made == k) & elsewhere
+    return float(problem.transfer_s[comes].sum()), float(problem.transfer_s[goes].sum())

@@ -1,0 +1,37 @@
+"""Pipelines cut along one topological order, for the simple methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+
+import numpy as np
+
+from partita.nouns.graph import IntArray
+from partita.pipeline.plan.step_time import Bench, Candidate
+from partita.pipeline.plan.task import PipelineTask
+from partita.solve.chain_dp import Link
+from partita.solve.downsets import StateSequence
+from partita.solve.units import Units
+
+
+def prefixes(states: StateSequence, units: Units) -> IntArray:
+    """The states that are a prefix of the topological order, shortest first."""
+    size = np.bitwise_count(states.members).sum(axis=1, dtype=np.int64)
+    numbers = states.totals(np.arange(len(units), dtype=np.float64))[:, 0]
+    return np.flatnonzero(numbers == size * (size - 1) / 2)
+
+
+def through(task: PipelineTask, cuts: IntArray, benches: Sequence[Bench] | None = None) -> Iterator[Candidate]:
+    """Candidates with these cuts, one device a stage in the cluster's order."""
+    ends = [0, *dict.fromkeys(cuts.tolist()), len(task.states) - 1]
+    if len(set(ends)) < len(ends) or len(ends) - 1 > len(task.cluster.devices):
+        return
+    if task.wish.stages and len(ends) - 1 != task.wish.stages:
+        return
+    kind = {name: t for t, group in enumerate(task.types) for name in group.names}
+    order = [kind[d.name] for d in task.cluster.devices]
+    for bench, recompute in product(task.benches if benches is None else benches, task.modes):
+        chain = tuple(Link(i, j, t, 1, recompute) for (i, j), t in zip(pairwise(ends), order, strict=False))
+        for in_flight in task.in_flight(chain, bench.costs.micro_batches):
+            yield Candidate(bench.number, chain, in_flight, task.schedule)

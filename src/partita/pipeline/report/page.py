@@ -1,0 +1,261 @@
+"""The report: one HTML file that needs nothing else. Style and script are inlined; a policy forbids it the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from partita import __version__
+from partita.errors import TimelineError
+from partita.nouns.plan import PipelinePlan
+from partita.page import bars
+from partita.page.agreement import Agreement, agreement, events, is_computation
+from partita.page.markup import tag, words
+from partita.page.sheet import columns, document, many, section
+from partita.page.text import count, percent, rate, seconds, size
+from partita.pipeline.report import charts, timelines
+from partita.pipeline.report.stages import StageRow, stage_rows
+from partita.pipeline.report.story import NAMES, PIPELINE, SINGLE, TORCH, Story, devices_used
+
+
+def page(story: Story) -> str:
+    """The whole report as HTML. What is missing from the story is left out, and named at the end. O(spans)."""
+    picture, data = timelines.figure(story)
+    agreed = _agreement(story)
+    rows = stage_rows(story.plan, story.predicted, story.measured) if story.plan else ()
+    body = [
+        _header(story),
+        section("Step time", _engines_note(story), charts.engines(story)),
+        section(
+            "One step, predicted and measured" if agreed else "One step",
+            _timeline_note(story),
+            _legend(story) + picture if picture else "",
+        ),
+        section("Where the cuts fall", _cuts_note(rows), charts.cuts(rows) + charts.stages(rows)),
+        columns(
+            section("How busy each device is", _busy_note(story), bars.busy(_shares(story)))
+            + section("How good the plan is", _bound_note(story), _alternatives(story)),
+            section("How well each event was predicted", _agreement_note(agreed), _errors(story, agreed))
+            + section("Loss", _loss_note(story), charts.losses(story)),
+        ),
+        _facts(story),
+    ]
+    return document(story.title, "".join(body), data)
+
+
+# ------------------------------------------------------------------------------------------------------- headline
+
+
+def headline(story: Story) -> tuple[str, str]:
+    """The result in a sentence, and how well it was predicted in another; both plain text."""
+    measured, predicted = story.measured_step_s, story.predicted_step_s
+    single = story.engine(SINGLE).measured_s
+    if measured is not None and single is not None and devices_used(story) != 1:
+        result = versus(single / measured, "one process")
+    elif measured is not None:
+        result = f"{seconds(measured)} a step"
+    elif predicted is not None:
+        result = f"{seconds(predicted)} a step, predicted"
+    else:
+        result = "Not run yet"
+    if measured is None or predicted is None:
+        return result + ".", ""
+    off = abs(predicted / measured - 1) if measured else math.inf
+    return result + ".", f"Predicted {seconds(predicted)} a step, measured {seconds(measured)}: {percent(off)} off."
+
+
+def versus(ratio: float, what: str) -> str:
+    """How a speed-up reads.
+
+    >>> versus(1.843, "one process"), versus(0.5, "one process"), versus(1.001, "one process")
+    ('1.84× faster than one process', '2.00× slower than one process', 'As fast as one process')
+    """
+    if abs(ratio - 1) < 0.005:
+        return f"As fast as {what}"
+    return f"{ratio:.2f}× faster than {what}" if ratio > 1 else f"{1 / ratio:.2f}× slower than {what}"
+
+
+def _header(story: Story) -> str:
+    result, agreement_ = headline(story)
+    return tag(
+        "header",
+        tag("p", tag("b", "Partita"), " ", words(story.title), class_="brand"),
+        tag("h1", words(result)),
+        tag("p", words(agreement_), class_="lede") if agreement_ else "",
+        tag("p", words(_plan_line(story)), class_="quiet") if story.plan else "",
+    )
+
+
+def _plan_line(story: Story) -> str:
+    plan = story.plan.plan if story.plan else None
+    if not isinstance(plan, PipelinePlan):
+        used = devices_used(story)
+        return f"{count(len(plan.placement))} tasks placed on {many(used, 'device')}, by {plan.verdict.method}." if plan else ""  # fmt: skip
+    name = {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule]
+    return (
+        f"{many(len(plan.stages), 'stage')} on {many(len(plan.devices), 'device')}, "
+        f"{many(plan.micro_batches, 'micro-batch', 'micro-batches')}, at most {plan.in_flight} in flight, {name}."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- notes
+
+
+def _engines_note(story: Story) -> str:
+    torch, mine = story.engine(TORCH).measured_s, story.measured_step_s
+    return "" if torch is None or mine is None else words(versus(torch / mine, NAMES[TORCH])) + "."
+
+
+def _timeline_note(story: Story) -> str:
+    if story.predicted is None and story.measured is None:
+        return ""
+    use = '<span class="screen">Drag to zoom; click, then use the wheel; double-click to see everything again.</span>'
+    return f"{_fill_limit(story)} {use}".strip()
+
+
+def _legend(story: Story) -> str:
+    """What the colours of the timelines mean, each word beside its colour."""
+    numbered = story.plan is None or isinstance(story.plan.plan, PipelinePlan)
+    keys = (
+        ("forward", "forward, numbered by micro-batch" if numbered else "forward"),
+        ("backward", "backward"),
+        ("update", "optimizer's step"),
+        ("transfer", "message, below the device that sends it; in a device's own lane, waiting for one"),
+    )
+    return tag(
+        "p", *(tag("span", tag("i", class_=f"swatch {k}"), words(w), class_="key") for k, w in keys), class_="legend"
+    )
+
+
+def _fill_limit(story: Story) -> str:
+    """What filling and draining alone allow: K stages, M micro-batches, K M / (M + K - 1)."""
+    plan = story.plan.plan if story.plan else None
+    if not isinstance(plan, PipelinePlan) or len(plan.stages) < 2 or any(s.replicas > 1 for s in plan.stages):
+        return ""
+    k, m = len(plan.stages), plan.micro_batches
+    return f"{many(k, 'equal stage')} would fill and drain with {many(m, 'micro-batch', 'micro-batches')} at {k * m / (m + k - 1):.2f}×."
+
+
+def _cuts_note(rows: tuple[StageRow, ...]) -> str:
+    if not rows:
+        return ""
+    start = "Times are of one micro-batch: predicted, then measured in bold." if any(r.forward[1] for r in rows) else "Times are of one micro-batch, predicted."  # fmt: skip
+    if len(rows) < 2:
+        return start
+    times = [sum(r.task_s) for r in rows]
+    longest = max(range(len(rows)), key=lambda k: times[k])
+    mean = sum(times) / len(times)
+    over = f"; stage {longest} takes {percent(times[longest] / mean - 1)} more than the mean" if mean > 0 else ""
+    return f"Each task is as wide as its predicted time; above a cut stands what crosses it{over}. {start}"
+
+
+def _shares(story: Story) -> list[tuple[str, float | None, float | None]]:
+    predicted = story.predicted.busy_share() if story.predicted else {}
+    measured = story.measured.busy_share() if story.measured else {}
+    names = list(dict.fromkeys([*predicted, *measured]))
+    return [(n, predicted.get(n), measured.get(n)) for n in names if predicted.get(n) or measured.get(n)]
+
+
+def _busy_note(story: Story) -> str:
+    shares = [(n, m if m is not None else p) for n, p, m in _shares(story)]
+    if len(shares) < 2:
+        return ""
+    name, share = max(shares, key=lambda s: s[1] or 0.0)
+    return f"Share of the step in which a device computes. The bottleneck is {words(name)}, idle {percent(1 - (share or 0.0))} of the time."
+
+
+def _agreement(story: Story) -> Agreement | None:
+    """None where a timeline is missing or the two are of different programs."""
+    if story.predicted is None or story.measured is None:
+        return None
+    try:
+        return agreement(story.predicted, story.measured)
+    except TimelineError:
+        return None
+
+
+def _agreement_note(agreed: Agreement | None) -> str:
+    if agreed is None or not agreed.events:
+        return ""
+    return (
+        f"Half of {many(agreed.events, 'computation')} were predicted within {percent(agreed.median_error)}, "
+        f"nine in ten within {percent(agreed.high_error)}. Shaded: within 10 %."
+    )
+
+
+def _errors(story: Story, agreed: Agreement | None) -> str:
+    if agreed is None or story.predicted is None or story.measured is None:
+        return ""
+    both = [e for e in events(story.predicted, story.measured) if is_computation(e, story.predicted)]
+    return charts.errors(both, timelines.instruction_rows(story), timelines.looks_of(story))
+
+
+def _bound_note(story: Story) -> str:
+    if story.plan is None:
+        return ""
+    v = story.plan.plan.verdict
+    what = {"step": "a step", "throughput": "a sample", "latency": "from input to output"}[v.objective]
+    found = f"Found by {words(v.method)} in {seconds(v.seconds_spent)}."
+    start = f"Predicted {seconds(v.value_s)} {what}; no plan of this kind can take less"
+    if v.gap <= 5e-4:
+        return f"{start} (bound: {words(v.bound)}). {found}"
+    return f"{start} than {seconds(v.lower_bound_s)} (bound: {words(v.bound)}), so this one is at most {percent(v.gap)} from the best. {found}"
+
+
+def _alternatives(story: Story) -> str:
+    return charts.alternatives(story.alternatives, story.plan.plan.verdict if story.plan else None)
+
+
+def _loss_note(story: Story) -> str:
+    known = {e.key: e for e in story.engines if len(e.losses) > 1}
+    if not known:
+        return ""
+    mine, single = known.get(PIPELINE), known.get(SINGLE)
+    if mine is None or single is None:
+        return ""
+    off = charts.loss_difference(single, mine)
+    if off == 0.0:
+        return (
+            f"On {many(len(mine.losses), 'step')} in turn, the pipeline's losses are bit for bit those of one process."
+        )
+    if not math.isfinite(off):
+        return ""
+    return f"On {many(len(mine.losses), 'step')} in turn, the pipeline's losses are those of one process within {off:.1g} (relative)."
+
+
+# ---------------------------------------------------------------------------------------------------------- facts
+
+
+def _facts(story: Story) -> str:
+    pairs = [(_fact_name(k), _fact(k, v)) for k, v in _flat(story.facts) if v not in (None, "", [], ())]
+    there = tag("dl", *(tag("div", tag("dt", words(k)), tag("dd", words(v))) for k, v in pairs)) if pairs else ""
+    gaps = story.missing()
+    missing = tag("div", tag("h3", "Not in this report"), tag("ul", *(tag("li", words(g)) for g in gaps)), class_="missing") if gaps else ""  # fmt: skip
+    made = tag("p", f"Made by Partita {__version__}. An error is (predicted − measured) / measured.", class_="quiet")
+    return tag("footer", there, missing, made)
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for k, v in facts.items():
+        if isinstance(v, Mapping):
+            yield from _flat(v, f"{prefix}{k} ")
+        else:
+            yield prefix + str(k), v
+
+
+_UNITS = {"_bytes_per_s": rate, "_s": seconds, "_bytes": size, "_share": percent}
+
+
+def _fact_name(key: str) -> str:
+    stem = next((key.removesuffix(u) for u in _UNITS if key.endswith(u)), key)
+    return stem.replace("_", " ")
+
+
+def _fact(key: str, value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        write = next((f for u, f in _UNITS.items() if key.endswith(u)), None)
+        return write(float(value)) if write else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_fact("", v) for v in value)
+    return str(value)

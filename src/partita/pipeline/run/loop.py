@@ -1,0 +1,174 @@
+"""The loop: measure -> plan -> predict -> run -> compare. The only module that closes it; every step is a value or a file.
+
+A run's folder (`out`) ends up with plan.json, predicted.json, measured.json, metrics.jsonl and, after a comparison,
+summary.json; `partita report` makes one page of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partita.errors import BadInput, PlanError
+from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.profile import Profile
+from partita.nouns.program import Program
+from partita.nouns.timeline import Timeline
+from partita.page.machine import machine_facts
+from partita.pipeline.plan.planner import plan_pipeline
+from partita.pipeline.report.story import Engine, Story
+from partita.simulate.lower import lower
+from partita.simulate.simulator import durations, simulate
+from partita.training.runtime.launch import Ended, Watch, launch
+from partita.training.runtime.spec import Spec
+
+
+def program_of(file: PlanFile) -> Program:
+    """The program that a plan file stands for."""
+    return lower(file.graph, file.cluster, file.plan)
+
+
+def predict(file: PlanFile) -> Timeline:
+    """The timeline of one step that the plan's own costs predict."""
+    program = program_of(file)
+    return simulate(program, durations(program, file.graph, file.costs, file.cluster))
+
+
+def alternatives(profile: Profile, **wishes: Any) -> dict[str, float]:
+    """Method -> predicted seconds of a step, of the simple methods that find a plan at all."""
+    found = {}
+    for method in ("single", "even", "blocks"):
+        try:
+            found[method] = plan_pipeline(profile, method=method, **wishes).plan.verdict.value_s
+        except BadInput:  # e.g. fewer tasks than stages
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every engine's steps, taken in turn on the same batches."""
+
+    step_s: Mapping[str, list[float]]  #: engine -> seconds of each counted step
+    cpu_s: Mapping[str, list[float]]  #: engine -> CPU seconds of all ranks of each counted step
+    losses: Mapping[str, list[float]]  #: engine -> loss of each step from the first
+    gradient_errors: Mapping[str, float]  #: engine -> largest relative difference from the single process's gradients
+    load: float  #: load average of the machine before it began
+
+    def median_s(self, engine: str) -> float:
+        return statistics.median(self.step_s[engine])
+
+    @property
+    def largest_loss_error(self) -> float:
+        """Largest relative difference of the pipeline's losses from the single process's."""
+        pairs = zip(self.losses["pipeline"], self.losses["single"], strict=True)
+        return max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs)
+
+
+def check_rounds(rounds: int, warmup: int = 2) -> None:
+    """Raise BadInput where a comparison would have no step to count."""
+    if rounds <= warmup:
+        raise BadInput(
+            f"{rounds} rounds of which {warmup} only warm up leave nothing to count",
+            hint=f"ask for at least {warmup + 1} rounds",
+        )
+
+
+def compare_engines(
+    file: PlanFile,
+    job: str,
+    settings: Mapping[str, str],
+    out: str | Path,
+    *,
+    engines: Sequence[str] = ("single", "pipeline", "torch"),
+    rounds: int = 14,
+    warmup: int = 2,
+    threads: int = 1,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Let the engines take the same steps in turn, `rounds` times. Raises what a worker failed with."""
+    check_rounds(rounds, warmup)
+    folder = prepared(out, file)
+    load = os.getloadavg()[0]
+    spec = Spec(
+        job, dict(settings), str(folder / "plan.json"), str(folder), task="compare", engine=",".join(engines), steps=rounds,
+        warmup=warmup, threads=threads, facts=machine_facts(),
+    )  # fmt: skip
+    launch(spec, file, program_of(file), watch)
+    value = json.loads((folder / "compare.json").read_text())
+    return Comparison(value["step_s"], value["cpu_s"], value["losses"], value["gradient_errors"], load)
+
+
+def train(
+    file: PlanFile,
+    job: str,
+    settings: Mapping[str, str],
+    out: str | Path,
+    *,
+    engine: str = "pipeline",
+    steps: int | None = None,
+    epochs: int = 1,
+    checkpoint_every: int = 0,
+    resume: str = "",
+    threads: int = 1,
+    timeout_s: float = 300.0,
+    watch: Watch | None = None,
+) -> Ended:
+    """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with."""
+    folder = prepared(out, file)
+    if not resume:
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
+    spec = training_spec(
+        folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
+        resume=resume, threads=threads, timeout_s=timeout_s,
+    )  # fmt: skip
+    return launch(spec, file, program_of(file), watch)
+
+
+def training_spec(folder: Path, job: str, settings: Mapping[str, str], **options: Any) -> Spec:
+    """What the workers of a training run are told."""
+    checkpoints = str(folder / "checkpoints") if options.get("engine") == "pipeline" else ""
+    return Spec(
+        job,
+        dict(settings),
+        str(folder / "plan.json"),
+        str(folder),
+        checkpoints=checkpoints,
+        facts=machine_facts(),
+        **options,
+    )
+
+
+def prepared(out: str | Path, file: PlanFile) -> Path:
+    """The run's folder with plan.json and predicted.json in it. Raises PlanError where the plan cannot be trained."""
+    if not isinstance(file.plan, PipelinePlan):
+        raise PlanError(
+            "this plan places tasks; it does not say how to train a job",
+            hint="plan from a profile that `partita measure` wrote",
+        )
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write(folder / "plan.json")
+    predict(file).write(folder / "predicted.json")
+    return folder
+
+
+def story_of(title: str, file: PlanFile, out: str | Path, comparison: Comparison, others: Mapping[str, float]) -> Story:
+    """Everything about a comparison as one story, written into its folder."""
+    folder = Path(out)
+    predicted = predict(file)
+    engines = []
+    for name, steps in comparison.step_s.items():
+        engine = Engine.of(name, steps, tuple(enumerate(comparison.losses[name], 1)))
+        known = predicted.duration_s if name == "pipeline" else others.get("single") if name == "single" else None
+        engines.append(replace(engine, predicted_s=known))
+    measured = Timeline.read(folder / "measured.json") if (folder / "measured.json").exists() else None
+    cpu = {f"{n} CPU s a step": round(statistics.median(c), 4) for n, c in comparison.cpu_s.items()}
+    facts = {**machine_facts(), **cpu, "load before": comparison.load}
+    Story(title, file, predicted, measured, tuple(engines), others, facts).write(folder)
+    return Story.read(folder)

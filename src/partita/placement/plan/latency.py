@@ -1,0 +1,85 @@
+"""Chains for the makespan of one sample: as few messages as memory allows, and a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from partita.nouns.graph import IntArray
+from partita.placement.plan.linear_cut import Line, best_cut, orders, spread
+from partita.placement.plan.throughput import Part, Work, fits, vectors
+
+MOST_POSITIONS = 600  #: cuts looked at along an order
+
+
+def quickest_chains(work: Work) -> Iterator[tuple[str, list[Part]]]:
+    """(name, parts) of chains worth a simulation: one device, the least compute and sending in sum, the least load."""
+    everything = np.arange(len(work.units), dtype=np.int64)
+    for t in range(len(work.types)):
+        if fits(work, part := Part(t, everything)):
+            yield "single", [part]
+    for order in orders(work.units):
+        parts = least_sum(work, order)
+        if parts:
+            yield "least sum", parts
+        balanced = best_cut(work, order)
+        if balanced:
+            yield "linear orders", balanced[1]
+
+
+def least_sum(work: Work, order: IntArray) -> list[Part] | None:
+    """The chain along an order with the least sum of compute and of what its cuts send; None: none fits.
+
+    A sample that visits one device after the other takes no longer than that. O(vectors x types x positions^2).
+    """
+    line = Line.of(work, order)
+    positions = spread(line, MOST_POSITIONS) if len(order) >= MOST_POSITIONS else np.arange(len(order) + 1)
+    sends = line.cut_weights()[positions]
+    vs, n = vectors(work.counts), len(positions)
+    memory, seconds, cannot = line.memory[positions], line.seconds[positions], line.cannot[positions]
+    value = np.full((len(vs.used), n), np.inf)
+    value[0, 0] = 0.0
+    came = np.zeros((len(vs.used), n, 2), np.int64)
+    later = np.triu(np.ones((n, n), np.bool_), 1)
+    costs = []
+    for t in range(len(work.types)):
+        able = later & (memory[None, :] - memory[:, None] <= work.room[t]) & (cannot[None, :, t] == cannot[:, None, t])
+        costs.append(np.where(able, seconds[None, :, t] - seconds[:, None, t] + sends[None, :], np.inf))
+    for v in range(len(vs.used)):
+        for t in range(len(work.types)):
+            w = int(vs.after[v, t])
+            if w < 0:
+                continue
+            cost = value[v][:, None] + costs[t]
+            best = cost.argmin(axis=0)
+            least = cost[best, np.arange(n)]
+            better = least < value[w]
+            value[w] = np.where(better, least, value[w])
+            came[w][better] = np.column_stack([best, np.full(n, t)])[better]
+    v = int(value[:, -1].argmin())
+    if not np.isfinite(value[v, -1]):
+        return None
+    before = {(int(vs.after[u, t]), t): u for u in range(len(vs.used)) for t in range(len(work.types))}
+    parts, at = [], n - 1
+    while at > 0:
+        i, t = int(came[v, at, 0]), int(came[v, at, 1])
+        parts.append(Part(t, order[positions[i] : positions[at]]))
+        at, v = i, before[v, t]
+    return parts[::-1]
+
+
+def latency_bound(work: Work) -> tuple[float, str]:
+    """No placement finishes one sample sooner: its longest chain of tasks, each where it is fastest, without messages;
+    and the share of a device of all work."""
+    graph, costs = work.problem.graph, work.problem.costs
+    fastest = np.stack([costs.seconds[:, costs.column(t.kind)] / t.speed for t in work.types], axis=1).min(axis=1)
+    ends = fastest.copy()
+    start, items = graph.successors.start.tolist(), graph.successors.items.tolist()
+    own, end = fastest.tolist(), ends.tolist()
+    for u in graph.order.tolist():
+        for v in items[start[u] : start[u + 1]]:
+            end[v] = max(end[v], end[u] + own[v])
+    share = float(work.least_s.sum()) / len(work.problem.cluster.devices)
+    longest = max(end)
+    return (longest, "critical path") if longest >= share else (share, "equal shares of the work")

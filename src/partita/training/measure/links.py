@@ -1,0 +1,178 @@
+"""Measure the link between two local ranks: rate, latency, what a message costs the devices at its ends, and what
+summing gradients over it takes.
+
+Two processes, pinned like workers, exchange messages of several sizes over torch.distributed. A line through the times
+of one way gives latency and rate; the CPU time that both processes spend on a message is what it takes of the devices.
+What a sum of gradients takes longer than its messages should is copying and adding.
+
+    python -m partita.training.measure.links SPEC.json       (started by `link_between`)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from partita.errors import ClusterError
+from partita.nouns.cluster import Device, Link
+from partita.simulate.exchange import ring_s
+
+TYPICAL_BYTES = 1 << 17  #: the size of message that `message_s` is given for: an activation of a small micro-batch
+SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
+GRADIENT_BYTES = (1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
+GRADIENTS = 32
+
+
+def link_between(a: Device, b: Device, *, repeats: int = 40, timeout_s: float = 60.0) -> Link:
+    """The link a -> b of this machine, measured. Raises ClusterError where the two processes cannot talk."""
+    with tempfile.TemporaryDirectory(prefix="partita-links-") as folder:
+        out = Path(folder) / "out.json"
+        spec = {"rendezvous": f"file://{folder}/rendezvous", "out": str(out), "repeats": repeats}
+        told = Path(folder) / "spec.json"
+        told.write_text(json.dumps(spec))
+        workers = [_start(told, rank, device) for rank, device in enumerate((a, b))]
+        try:
+            codes = [w.wait(timeout_s) for w in workers]
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(
+                f"the link {a.name} -> {b.name} could not be measured in {timeout_s:.0f} s",
+                hint="give its rate in a cluster file",
+            ) from error
+        finally:
+            for w in workers:
+                w.kill()
+                w.wait()
+        if any(codes):
+            raise ClusterError(
+                f"the link {a.name} -> {b.name} could not be measured (exit codes {codes})",
+                hint="give its rate in a cluster file",
+            )
+        found = json.loads(out.read_text())
+        return with_sums(link_from(a.name, b.name, found["messages"]), found["sums"])
+
+
+def _start(told: Path, rank: int, device: Device) -> subprocess.Popen[bytes]:
+    env = {
+        **os.environ,
+        "RANK": str(rank),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PARTITA_CORES": ",".join(map(str, device.cores)),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "partita.training.measure.links", str(told)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def link_from(source: str, target: str, rows: list[dict[str, float]]) -> Link:
+    """A line through (bytes, seconds of one way), weighted to fit small and large messages alike.
+
+    >>> rows = [{"bytes": b, "way_s": 1e-4 + b / 1e9, "device_s": 2e-5} for b in (1e3, 1e5, 1e6)]
+    >>> link = link_from("a", "b", rows); round(link.latency_s * 1e6), round(link.rate_bytes_per_s / 1e6)
+    (100, 1000)
+    """
+    size, way = np.array([r["bytes"] for r in rows]), np.array([r["way_s"] for r in rows])
+    slope, latency = np.polyfit(size, way, 1, w=1 / way)
+    rate = 1 / slope if slope > 0 else float(size[-1] / way[-1])
+    return Link(
+        source, target, float(rate), float(max(latency, 0.0)), message_s=float(np.median([r["device_s"] for r in rows]))
+    )
+
+
+def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
+    """The link with what summing gradients over two devices takes per byte, beyond its messages.
+
+    >>> link = Link("a", "b", 1e9, 1e-4)
+    >>> round(with_sums(link, [{"bytes": 1e6, "sum_s": 2 * 1e-4 + 3e-3}]).sum_s_per_byte * 1e9, 6)
+    2.0
+    """
+    beyond = [(r["sum_s"] - ring_s(2, r["bytes"], link.rate_bytes_per_s, link.latency_s)) / r["bytes"] for r in rows]
+    return replace(link, sum_s_per_byte=float(max(np.median(beyond), 0.0)))
+
+
+def _measure(spec: dict[str, object]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=str(spec["rendezvous"]), rank=rank, world_size=2)
+    rows = []
+    for size in SIZES:
+        buffer, way = torch.zeros(size, dtype=torch.uint8), []
+        for _ in range(int(str(spec["repeats"]))):
+            incoming = torch.empty(size, dtype=torch.uint8)
+            work = dist.irecv(incoming, 1 - rank)
+            assert work is not None
+            began = time.perf_counter()
+            if rank == 0:
+                dist.send(buffer, 1)
+                work.wait()
+            else:
+                work.wait()
+                dist.send(buffer, 0)
+            way.append((time.perf_counter() - began) / 2)
+        rows.append({"bytes": float(size), "way_s": statistics.median(way), "device_s": _device_time(size, rank)})
+    sums = [{"bytes": float(size), "sum_s": _sum_time(size)} for size in GRADIENT_BYTES]
+    if rank == 0:
+        Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums}))
+    dist.barrier()
+
+
+def _device_time(size: int, rank: int, count: int = 50) -> float:
+    """CPU seconds that one message takes of the device at either end, averaged over both; receives are posted ahead."""
+    import torch
+    import torch.distributed as dist
+
+    buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
+    for _ in range(2):  # once to touch the memory
+        works = [dist.irecv(b, 0, tag=i) for i, b in enumerate(buffers)] if rank else []
+        dist.barrier()
+        began = time.process_time()
+        works = works or [dist.isend(b, 1, tag=i) for i, b in enumerate(buffers)]
+        for w in works:
+            if w is not None:
+                w.wait()
+        spent = torch.tensor([(time.process_time() - began) / count], dtype=torch.float64)
+        dist.all_reduce(spent)
+    return float(spent) / 2
+
+
+def _sum_time(size: int, repeats: int = 9) -> float:
+    """Seconds in which gradients are summed over both ranks, as a training step does; the median, after two to warm up."""
+    import torch
+    import torch.distributed as dist
+
+    from partita.memory import keep_freed_memory
+    from partita.training.runtime.interpreter import reduce_gradients
+
+    keep_freed_memory()
+    parameters = [torch.zeros(size // 4 // GRADIENTS) for _ in range(GRADIENTS)]
+    took = []
+    for _ in range(repeats + 2):
+        dist.barrier()
+        began = time.perf_counter()
+        reduce_gradients(parameters, None)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took[2:])
+
+
+if __name__ == "__main__":
+    cores = {int(c) for c in os.environ.get("PARTITA_CORES", "").split(",") if c}
+    if cores & os.sched_getaffinity(0):
+        os.sched_setaffinity(0, cores & os.sched_getaffinity(0))
+    _measure(json.loads(Path(sys.argv[1]).read_text()))
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,213 @@
+"""Time every task of a captured model, forward and backward, inside whole forwards and backwards of the model.
+
+Forward, the code's calls are timed one by one. Backward, autograd is called once, and a hook on every task's output marks
+the moment at which that task's backward begins; it lasts until the next mark. So caches and allocations are those of a
+real step. Marks cost time of their own: the model is also timed whole, without them, and the surplus is taken off every
+mark alike, what is left of the difference in proportion. Gradients are added to those of the passes before, as those of
+a batch's micro-batches are: that traffic is part of a backward. And the forward of the next micro-batch runs before the
+backward of this one, as in a pipeline, where a backward finds its activations colder than in a lone process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from partita.nouns.costs import Estimate
+from partita.nouns.graph import FloatArray
+from partita.training.capture.model import Captured, bound_values
+from partita.training.job import Batch
+from partita.training.runtime.stage import Stage, batch_leaves, stage_code
+
+Result = TypeVar("Result")
+MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class TaskTimes:
+    """Seconds of each forward task (columns, in graph order) in each pass (rows), and of the whole model."""
+
+    forward: FloatArray  #: [passes, tasks]
+    backward: FloatArray  #: [passes, tasks]; 0 where a task has no backward
+    calls: FloatArray  #: [tasks] calls timed in the forward of each
+    marks: FloatArray  #: [tasks] marks in the backward of each
+    whole_forward: FloatArray  #: [passes] with another micro-batch in flight
+    whole_backward: FloatArray  #: [passes] likewise
+    alone: FloatArray  #: [passes] forward and backward of one micro-batch, nothing else in flight
+    update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
+    optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
+
+
+def time_tasks(
+    captured: Captured,
+    model: nn.Module,
+    make_optimizer: MakeOptimizer,
+    batch: Batch,
+    device: torch.device,
+    *,
+    budget_s: float,
+    least: int = 3,
+    most: int = 40,
+) -> TaskTimes:
+    """Passes over all tasks until the budget is spent, at least `least` and at most `most`. The model stays as it was."""
+    runner = _Runner(captured, model, make_optimizer, batch, device)
+    runner.one_pass()  # warm up: allocations, first-call caches, the optimizer's state
+    runner.whole_pass()
+    passes: list[tuple[FloatArray, FloatArray]] = []
+    wholes: list[tuple[float, float, float, float]] = []
+    began = time.perf_counter()
+    while len(passes) < least or (len(passes) < most and time.perf_counter() - began < budget_s):
+        passes.append(runner.one_pass())
+        wholes.append(runner.whole_pass())
+    forward, backward, alone, update = np.array(wholes).T
+    by_task = [np.array(times) for times in zip(*passes, strict=True)]
+    return TaskTimes(
+        by_task[0],
+        by_task[1],
+        runner.calls,
+        runner.marks,
+        forward,
+        backward,
+        alone,
+        update,
+        runner.optimizer_bytes_per_parameter_byte,
+    )
+
+
+def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
+    """(forward, backward) estimate of every task: the median over passes, its quartiles as the interval, set right by the whole."""
+    return _set_right(times.forward, times.whole_forward, times.calls), _set_right(
+        times.backward, times.whole_backward, times.marks
+    )
+
+
+def _set_right(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> list[Estimate]:
+    """Medians whose sum is the median of the whole: a constant per mark is taken off first, the rest in proportion."""
+    medians, target = np.median(tasks, axis=0), float(np.median(whole))
+    kept = _without_marks(medians, marks, _surplus_per_mark(medians, marks, target))
+    scale = target / kept.sum() if kept.sum() > 0 else 1.0
+    factor = np.divide(kept * scale, medians, out=np.zeros_like(medians), where=medians > 0)
+    low, high = np.quantile(tasks, 0.25, axis=0) * factor, np.quantile(tasks, 0.75, axis=0) * factor
+    return [Estimate(float(m), float(a), float(b), "measured") for m, a, b in zip(kept * scale, low, high, strict=True)]
+
+
+def _without_marks(medians: FloatArray, marks: FloatArray, surplus: float) -> FloatArray:
+    """What is left of each task when its marks' cost is taken off; a tenth of it at least."""
+    return np.maximum(medians - surplus * marks, 0.1 * medians)
+
+
+def _surplus_per_mark(medians: FloatArray, marks: FloatArray, target: float) -> float:
+    """The seconds a mark costs, at which the tasks' sum is the target; 0 where it is below anyway, 20 us at most. By bisection."""
+    low, high = 0.0, 20e-6
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _without_marks(medians, marks, middle).sum() > target else (low, middle)
+    return low
+
+
+class _Runner:
+    """Runs a captured model with marks, and without."""
+
+    def __init__(
+        self, captured: Captured, model: nn.Module, make_optimizer: MakeOptimizer, batch: Batch, device: torch.device
+    ) -> None:
+        tensors: dict[str, Tensor] = {
+            n: nn.Parameter(p.detach().to(device).clone(), p.requires_grad) for n, p in model.named_parameters()
+        }
+        tensors |= {n: b.detach().clone().to(device) for n, b in model.named_buffers()}
+        self._device = device
+        self._parameters = [(n, t) for n, t in tensors.items() if isinstance(t, nn.Parameter)]
+        self._optimizer = make_optimizer(self._parameters)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0  # the same arithmetic, and the weights stay
+        self._code, self._loss = captured.code, captured.loss
+        self._leaves = batch_leaves(batch, device)
+        self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, batch).items()}
+        tasks = [t.id for t in captured.graph.tasks if t.phase == "forward"]
+        self._task_of = {node: i for i, t in enumerate(tasks) for node in captured.task_nodes[t]}
+        self._whole = Stage(stage_code(captured, tasks, ()), captured.bindings, tensors, device=device)
+        self.calls, self.marks = np.zeros(len(tasks)), np.zeros(len(tasks))
+
+    def one_pass(self) -> tuple[FloatArray, FloatArray]:
+        """[tasks] seconds of every task's forward and backward."""
+        forward, stamps = np.zeros_like(self.calls), list[tuple[int, float]]()
+        values: dict[str, Any] = dict(self._bound)
+        self.calls[:] = 0
+        for node in self._code.graph.nodes:
+            if node.op == "get_attr":
+                values[node.name] = getattr(self._code, str(node.target))
+            elif node.op == "call_function":
+                task = self._task_of.get(node.name)
+                arguments = fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
+                spent, value = self._timed(node.target, *arguments[0], **arguments[1])
+                values[node.name] = value
+                if task is not None:
+                    forward[task] += spent
+                    self.calls[task] += 1
+                    if isinstance(value, Tensor) and value.grad_fn is not None:
+                        value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
+        loss = values[self._loss]
+        values.clear()
+        return forward, self._backward(loss, stamps)
+
+    def _mark(self, stamps: list[tuple[int, float]], task: int) -> Callable[[Tensor], None]:
+        def mark(_: Tensor) -> None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+            stamps.append((task, time.perf_counter()))
+
+        return mark
+
+    def _backward(self, loss: Tensor, stamps: list[tuple[int, float]]) -> FloatArray:
+        """[tasks] seconds of every task's backward: from a mark of it until the next mark of any."""
+        seconds = np.zeros_like(self.marks)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        ends = [t for _, t in stamps[1:]] + [time.perf_counter()]
+        self.marks[:] = 0
+        for (task, start), end in zip(stamps, ends, strict=True):
+            seconds[task] += end - start
+            self.marks[task] += 1
+        return seconds
+
+    def whole_pass(self) -> tuple[float, float, float, float]:
+        """Seconds of the whole model's forward and backward with another micro-batch in flight, of both without, and of
+        the optimizer's step."""
+        whole, leaves = self._whole, self._leaves
+        whole.forward(0, leaves, {}, 0)
+        forward, _ = self._timed(whole.forward, 1, leaves, {}, 0)
+        backward, _ = self._timed(whole.backward, 0, [], 1.0)
+        whole.backward(1, [], 1.0)
+        update, _ = self._timed(self._optimizer.step)
+        first, _ = self._timed(whole.forward, 0, leaves, {}, 0)
+        last, _ = self._timed(whole.backward, 0, [], 1.0)
+        return forward, backward, first + last, update
+
+    @property
+    def optimizer_bytes_per_parameter_byte(self) -> float:
+        """0 for plain SGD, 1 with momentum, 2 for Adam."""
+        state = self._optimizer.state.values()
+        held = sum(v.numel() * v.element_size() for s in state for v in s.values() if isinstance(v, Tensor) and v.dim())
+        total = sum(p.numel() * p.element_size() for _, p in self._parameters if p.requires_grad)
+        return held / total if total else 0.0
+
+    def _timed(self, function: Callable[..., Result], *arguments: Any, **named: Any) -> tuple[float, Result]:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        result = function(*arguments, **named)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began, result
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A batch's leaf or a constant on the device; parameters are there already."""
+    return value.to(device) if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else value

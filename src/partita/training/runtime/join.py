@@ -1,0 +1,156 @@
+"""How the ranks of a run find each other: the process group, listening nowhere that it need not.
+
+The launcher's workers meet through a file and listen on loopback only. Ranks that were started by hand meet at
+MASTER_ADDR:MASTER_PORT, and rank 0 listens at that very address, not at all of the machine's. Under torchrun its agent
+keeps the meeting point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from partita.errors import BadInput, JobError, WorkerFailed, sentence_of
+from partita.nouns.plan import PlanFile
+from partita.training.runtime.spec import Spec
+
+_PATIENCE_S = 300.0  #: for the launcher's own workers to begin
+
+
+@contextlib.contextmanager
+def process_group(spec: Spec, file: PlanFile, rank: int, ranks: int) -> Iterator[None]:
+    """The process group of all ranks, for as long as the block runs.
+
+    Raises BadInput where the meeting point cannot be used, WorkerFailed where the others do not come.
+    """
+    import torch.distributed as dist
+
+    how: dict[str, Any] = {"init_method": spec.rendezvous}
+    if spec.rendezvous != "env://" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        how = {"store": _meeting_point(spec, rank, ranks)}
+    patience = timedelta(seconds=spec.timeout_s)
+    try:
+        dist.init_process_group(backend_for(file), rank=rank, world_size=ranks, timeout=patience, **how)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise _absent(rank, ranks, spec.timeout_s, error) from error
+    try:
+        yield
+    finally:
+        if sys.exc_info()[0] is None:
+            dist.destroy_process_group()
+
+
+def _absent(rank: int, ranks: int, patience_s: float, error: Exception) -> WorkerFailed:
+    return WorkerFailed(
+        f"rank {rank} of {ranks} could not join the others within {patience_s:.0f} s: {sentence_of(error)}",
+        rank=rank,
+        doing="joining the others",
+        hint="look at the other ranks' errors; see that all use the same address and port",
+    )
+
+
+def _meeting_point(spec: Spec, rank: int, ranks: int) -> Any:
+    """The store where the ranks meet, once all of them are there.
+
+    Beginning takes some longer than others, so this has a patience of its own: the launcher sees it when one has died.
+    """
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    patience_s = max(spec.timeout_s, _PATIENCE_S) if spec.board else spec.timeout_s
+    if spec.rendezvous == "env://":
+        store = _store(rank, ranks, timedelta(seconds=patience_s))
+    else:
+        store = FileStore(spec.rendezvous.removeprefix("file://"), ranks)
+    try:
+        store.set(f"here {rank}", "")
+        store.wait([f"here {r}" for r in range(ranks)], timedelta(seconds=patience_s))
+    except RuntimeError as error:
+        raise _absent(rank, ranks, patience_s, error) from error
+    return store
+
+
+def _store(rank: int, ranks: int, patience: timedelta) -> Any:
+    """The meeting point at MASTER_ADDR:MASTER_PORT; rank 0 opens it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, port = _address()
+    try:
+        if rank > 0:
+            return TCPStore(host, port, ranks, False, timeout=patience, wait_for_workers=False)
+        listener = _listener(host, port)
+        return TCPStore(
+            host, port, ranks, True, timeout=patience, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    except RuntimeError as error:
+        raise WorkerFailed(
+            f"rank {rank} of {ranks} does not reach {host}:{port} within {patience.total_seconds():.0f} s: {sentence_of(error)}",
+            rank=0,
+            doing="joining the others",
+            hint="start rank 0 too, with the same MASTER_ADDR and MASTER_PORT",
+        ) from error
+
+
+def _address() -> tuple[str, int]:
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise BadInput(
+            f"RANK is set, but MASTER_ADDR is {host!r} and MASTER_PORT {port!r}",
+            hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
+        )
+    return host, int(port)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens at one address."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        raise BadInput(
+            f"rank 0 cannot listen at {host}:{port}: {os.strerror(error.errno or 0) if (error.errno or 0) > 0 else error}",
+            hint="choose another MASTER_PORT that is free, or this machine's address as MASTER_ADDR",
+        ) from error
+
+
+def backend_for(file: PlanFile) -> str:
+    """gloo; with CUDA devices, NCCL beside it."""
+    kinds = {d.kind for d in file.cluster.devices if d.name in getattr(file.plan, "devices", ())}
+    return "cpu:gloo,cuda:nccl" if "cuda" in kinds else "gloo"
+
+
+def stay_on_loopback(spec: Spec) -> None:
+    """Let gloo listen on loopback only, where all ranks are on this machine."""
+    if spec.board or _is_loopback(os.environ.get("MASTER_ADDR", "")):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if spec.board:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+
+def _is_loopback(host: str) -> bool:
+    """
+    >>> [_is_loopback(h) for h in ("localhost", "127.0.0.1", "::1", "10.0.0.1", "", "node7")]
+    [True, True, True, False, False, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_ranks(file: PlanFile, ranks: int) -> None:
+    """Raise JobError unless the plan trains, on exactly this many ranks."""
+    from partita.nouns.plan import PipelinePlan
+
+    if not isinstance(file.plan, PipelinePlan):
+        raise JobError("this plan places tasks; it does not say how to train", hint="plan from a profile")
+    wanted = len(file.plan.devices)
+    if wanted != ranks:
+        raise JobError(f"the plan uses {wanted} devices, {ranks} workers were started", hint=f"start {wanted} workers")

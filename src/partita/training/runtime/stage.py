@@ -1,0 +1,195 @@
+"""The code of one stage: what it takes, what it gives, and how it runs forward and backward on a micro-batch.
+
+takes: parameters, buffers, constants, leaves of the batch, and values that earlier stages send
+gives: values that later stages read, and the loss where it is made here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from partita.training.capture.model import Binding, Captured, operator_name, written_buffers
+from partita.training.job import Batch
+
+_RANDOM = frozenset(("dropout", "scaled_dot_product_attention", "native_dropout", "feature_dropout", "alpha_dropout", "bernoulli", "rand", "randn", "rand_like", "randn_like", "rrelu", "normal", "multinomial", "randint", "randperm", "uniform"))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StageCode:
+    """A stage's part of the captured code, as one function of its placeholders."""
+
+    function: fx.GraphModule
+    takes: tuple[str, ...]  #: placeholders in order: names in the captured bindings, or values from other stages
+    received: tuple[str, ...]  #: those of them that other stages send
+    gives: tuple[str, ...]  #: values returned, in order; the loss last where it is made here
+    has_loss: bool
+    parameters: tuple[str, ...]  #: names of the model's parameters it reads
+    buffers: tuple[str, ...]  #: names of the model's buffers it reads or writes
+    written: tuple[str, ...]  #: buffers that its forward changes
+    random: bool  #: its forward draws random numbers
+
+
+def stage_code(captured: Captured, tasks: Iterable[str], wanted: Sequence[str]) -> StageCode:
+    """The code that runs `tasks` and returns the `wanted` values (and the loss, where one of the tasks makes it).
+
+    Nodes that belong to no task (masks, positions) are copied in wherever they are needed.
+    """
+    own = {n for t in tasks for n in captured.task_nodes[t]}
+    taken = {n for ns in captured.nodes for n in ns}
+    has_loss = captured.loss in own
+    needed = _needed(captured, own, taken)
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    takes: list[str] = []
+    outside = _outside(captured, needed)
+    for node in captured.code.graph.nodes:
+        if node.name in outside:
+            copies[node] = graph.placeholder(node.name)
+            takes.append(node.name)
+    for node in captured.code.graph.nodes:
+        if node.name in needed:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    gives = (*wanted, *([captured.loss] if has_loss else []))
+    by_name = {n.name: c for n, c in copies.items()}
+    graph.output(tuple(by_name[g] for g in gives))
+    function = fx.GraphModule(captured.code, graph)
+    named = {
+        k: [captured.bindings[t].name for t in takes if t in captured.bindings and captured.bindings[t].kind == k]
+        for k in ("parameter", "buffer")
+    }
+    nodes = [n for n in captured.code.graph.nodes if n.name in needed]
+    return StageCode(
+        function,
+        tuple(takes),
+        tuple(t for t in takes if t not in captured.bindings),
+        gives,
+        has_loss,
+        tuple(dict.fromkeys(named["parameter"])),
+        tuple(dict.fromkeys(named["buffer"])),
+        written_buffers(nodes, captured.bindings),
+        any(operator_name(n) in _RANDOM for n in nodes),
+    )
+
+
+def _needed(captured: Captured, own: set[str], taken: set[str]) -> set[str]:
+    """The tasks' nodes and every node of no task that they depend on."""
+    needed = set(own)
+    for node in reversed(list(captured.code.graph.nodes)):
+        free = node.op in ("call_function", "get_attr") and node.name not in taken
+        if free and any(u.name in needed for u in node.users):
+            needed.add(node.name)
+    return needed
+
+
+def _outside(captured: Captured, needed: set[str]) -> set[str]:
+    """Names of the values that the needed nodes read and that are not among them."""
+    read = {a.name for n in captured.code.graph.nodes if n.name in needed for a in n.all_input_nodes}
+    return read - needed
+
+
+class Stage:
+    """A stage that runs: its code with the tensors it is bound to.
+
+    forward() keeps what backward() needs under the micro-batch's number; backward() frees it.
+    """
+
+    def __init__(
+        self,
+        code: StageCode,
+        bindings: Mapping[str, Binding],
+        tensors: Mapping[str, Tensor],
+        *,
+        device: torch.device,
+        recompute: bool = False,
+    ) -> None:
+        """`tensors` holds this stage's parameters (leaves) and buffers by name."""
+        self.code = code
+        self._run = code.function.forward
+        self._recompute = recompute
+        self._fixed: list[Any] = []  # a placeholder's value where it never changes
+        self._leaves: list[tuple[int, int]] = []  # (placeholder, leaf of the batch)
+        self._received: list[tuple[int, str]] = []  # (placeholder, value)
+        self._kept: dict[int, _Kept] = {}
+        self._written = [
+            i
+            for i, t in enumerate(code.takes)
+            if t in bindings and bindings[t].kind == "buffer" and bindings[t].name in code.written
+        ]
+        for i, name in enumerate(code.takes):
+            binding = bindings.get(name)
+            value = None
+            if binding is None:
+                self._received.append((i, name))
+            elif binding.kind == "input":
+                self._leaves.append((i, int(binding.name)))
+            elif binding.kind == "constant":
+                value = binding.constant.to(device) if isinstance(binding.constant, Tensor) else binding.constant
+            else:
+                value = tensors[binding.name]
+            self._fixed.append(value)
+
+    def forward(
+        self, micro_batch: int, batch_leaves: Sequence[Any], received: Mapping[str, Tensor], seed: int
+    ) -> tuple[Tensor, ...]:
+        """Run on one micro-batch; returns the values it gives, in the order of `code.gives`."""
+        arguments = list(self._fixed)
+        for i, leaf in self._leaves:
+            arguments[i] = batch_leaves[leaf]
+        for i, name in self._received:
+            arguments[i] = received[name]
+        if self.code.random:
+            torch.manual_seed(seed)
+        if not self._recompute:
+            outputs = self._run(*arguments)
+            self._kept[micro_batch] = _Kept(outputs, received, (), seed)
+            return outputs  # type: ignore[no-any-return]
+        with torch.no_grad():
+            outputs = self._run(*arguments)
+        self._kept[micro_batch] = _Kept((), received, tuple(arguments), seed)
+        return outputs  # type: ignore[no-any-return]
+
+    def backward(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
+        """Add to the parameters' gradients; returns the gradient of each received value that has one.
+
+        `gradients` fits `code.gives` (without the loss); None: nobody reads that value differentiably.
+        `weight` is the micro-batch's share of the batch: the loss is scaled by it.
+        """
+        kept = self._kept.pop(micro_batch)
+        outputs = kept.outputs or self._again(kept)
+        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=False) if g is not None and o.requires_grad]
+        if self.code.has_loss:
+            pairs.append((outputs[-1], torch.full_like(outputs[-1], weight)))
+        torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+
+    def _again(self, kept: _Kept) -> tuple[Tensor, ...]:
+        """The forward once more, now differentiably; what it writes to buffers is thrown away."""
+        arguments = list(kept.arguments)
+        for i in self._written:
+            arguments[i] = arguments[i].clone()
+        if self.code.random:
+            torch.manual_seed(kept.seed)
+        return self._run(*arguments)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a forward leaves for its backward."""
+
+    outputs: tuple[Tensor, ...]
+    received: Mapping[str, Tensor]
+    arguments: tuple[Any, ...]
+    seed: int
+
+
+def batch_leaves(batch: Batch, device: torch.device) -> list[Any]:
+    """The batch's leaves in the order of the captured inputs, on the device."""
+    return [
+        leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(batch)
+    ]

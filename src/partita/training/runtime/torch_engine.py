@@ -1,0 +1,169 @@
+"""The same plan on torch.distributed.pipelining: the peer in benchmarks (`--engine torch`).
+
+Its stages can only send to the next one, so values that skip stages are handed through; weights shared by stages get
+wrong gradients there without an error, and replicas of a stage are not known to it: both are refused here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from partita.errors import PlanError
+from partita.nouns.plan import PipelinePlan
+from partita.simulate.lower import shared_over_stages
+from partita.training.capture.model import Captured, capture
+from partita.training.job import Batch, TrainingJob, batch_size, micro_batches
+from partita.training.runtime.interpreter import StepResult
+from partita.training.runtime.pipeline import Assignment
+from partita.training.runtime.stage import StageCode, batch_leaves, stage_code
+
+
+class TorchPipelining:
+    """One rank of torch's own pipeline engine under one of our plans."""
+
+    name = "torch"
+
+    def __init__(self, job: TrainingJob, assignment: Assignment, device: torch.device) -> None:
+        """Raises PlanError where the plan is beyond what that engine can do."""
+        plan, self._job, self._device = assignment.plan, job, device
+        model = job.build()
+        part = next(micro_batches(job.example(), assignment.micro_batch_size))
+        captured = capture(model, job.loss, part)
+        _refuse_beyond(captured, plan)
+        self._micro_batch_size = assignment.micro_batch_size
+        self._stage_number, self._stages = assignment.stage, len(plan.stages)
+        incoming, outgoing = _handed_over(captured, plan, assignment.stage)
+        made_here = {v for t in plan.stages[assignment.stage].tasks for v in captured.task_nodes[t]}
+        code = stage_code(captured, plan.stages[assignment.stage].tasks, tuple(v for v in outgoing if v in made_here))
+        module = _Module(code, captured, model, incoming, outgoing, device)
+        self.parameters = [(n, module.own[n]) for n in code.parameters]
+        self.optimizer = job.optimizer(self.parameters) if self.parameters else None
+        self.scheduler = job.scheduler(self.optimizer) if job.scheduler and self.optimizer else None
+        stage = PipelineStage(module, assignment.stage, self._stages, device)
+        make = Schedule1F1B if plan.schedule == "1f1b" else ScheduleGPipe
+        self._schedule = make(stage, plan.micro_batches, loss_fn=lambda output, _: output)
+        self._whole = plan.micro_batches * assignment.micro_batch_size
+
+    def step(self, batch: Batch, step: int) -> StepResult:
+        """One optimizer step. Raises PlanError for a batch that does not fall into equal micro-batches."""
+        began = time.perf_counter()
+        if batch_size(batch) != self._whole:
+            raise PlanError(
+                f"torch's engine needs batches of {self._whole}; this one has {batch_size(batch)}",
+                hint="drop the last smaller batch, or use Partita's own engine",
+            )
+        if self.optimizer:
+            self.optimizer.zero_grad(set_to_none=True)
+        leaves: dict[str, Any] = {f"leaf{i}": t for i, t in enumerate(batch_leaves(batch, self._device))}
+        losses: list[Tensor] = []
+        last = self._stage_number == self._stages - 1
+        dummy = torch.zeros(self._whole)
+        extra: dict[str, Any] = {"target": dummy, "losses": losses} if last else {}
+        self._schedule.step(return_outputs=False, **leaves, **extra)
+        if self.optimizer:
+            self.optimizer.step()
+        if self.scheduler:
+            self.scheduler.step()
+        loss = float(sum(float(v.detach()) for v in losses) / len(losses)) if losses else float("nan")
+        return StepResult(loss, time.perf_counter() - began)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The last step's gradients of this rank's parameters, by name."""
+        return {n: p.grad for n, p in self.parameters if p.grad is not None}
+
+
+class _Module(nn.Module):
+    """A stage as that engine wants it: positional values from the stage before, the batch's leaves as keywords."""
+
+    def __init__(
+        self,
+        code: StageCode,
+        captured: Captured,
+        model: nn.Module,
+        incoming: list[str],
+        outgoing: list[str],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        tensors: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.own = {n: nn.Parameter(tensors[n].detach().to(device), tensors[n].requires_grad) for n in code.parameters}
+        self._list = nn.ParameterList(self.own.values())
+        buffers = {n: tensors[n].detach().to(device) for n in code.buffers}
+        self._code, self._incoming, self._outgoing, self._loss = code, incoming, outgoing, captured.loss
+        self._fixed: dict[str, Any] = {}
+        self._leaf: dict[str, str] = {}
+        for name in code.takes:
+            binding = captured.bindings.get(name)
+            if binding is None:
+                continue
+            if binding.kind == "input":
+                self._leaf[name] = f"leaf{binding.name}"
+            else:
+                self._fixed[name] = {
+                    "parameter": self.own,
+                    "buffer": buffers,
+                    "constant": {binding.name: binding.constant},
+                }[binding.kind][binding.name]
+
+    def forward(self, *received: Tensor, **leaves: Any) -> Any:
+        values = dict(self._fixed)
+        values |= {name: leaves[leaf] for name, leaf in self._leaf.items()}
+        values |= {v: _contiguous(t) for v, t in zip(self._incoming, received, strict=True)}
+        outputs = self._code.function(*(values[t] for t in self._code.takes))
+        values |= dict(zip(self._code.gives, outputs, strict=True))
+        if self._code.has_loss:
+            return values[self._loss]
+        return tuple(_contiguous(values[v]) for v in self._outgoing)
+
+
+class _Contiguous(torch.autograd.Function):
+    """The value and its gradient in plain layout: that engine sends nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.contiguous() if not value.is_contiguous() else value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
+def _contiguous(value: Tensor) -> Tensor:
+    result: Tensor = _Contiguous.apply(value)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _handed_over(captured: Captured, plan: PipelinePlan, stage: int) -> tuple[list[str], list[str]]:
+    """(values that come in from the stage before, values that go out to the next), those only passing through among them."""
+    ids = [t.id for t in captured.graph.tasks]
+
+    def crossing(boundary: int) -> list[str]:
+        found = []
+        for k, value in enumerate(captured.values):
+            made = plan.stage_of.get(ids[int(captured.graph.producer[k])], -1)
+            read = max((plan.stage_of.get(ids[r], -1) for r in captured.graph.readers.row(k).tolist()), default=-1)
+            if value and 0 <= made <= boundary < read:
+                found.append(value)
+        return found
+
+    return crossing(stage - 1) if stage else [], crossing(stage) if stage < len(plan.stages) - 1 else []
+
+
+def _refuse_beyond(captured: Captured, plan: PipelinePlan) -> None:
+    torn = [
+        s.name
+        for s, ks in zip(captured.graph.shared, shared_over_stages(captured.graph, plan), strict=True)
+        if len(ks) > 1
+    ]
+    if torn:
+        raise PlanError(
+            f"torch's engine would give wrong gradients for {torn[0]!r}, which several stages share",
+            hint="use Partita's own engine",
+        )
+    if any(s.replicas > 1 or s.recompute for s in plan.stages):
+        raise PlanError("torch's engine runs no replicated and no recomputing stages", hint="use Partita's own engine")

@@ -1,0 +1,134 @@
+"""The board: a small file in shared memory where every worker writes what it is doing, for whoever has to tell of its death.
+
+One row of sixteen 64-bit words a rank, so that no two ranks write to one cache line. Writing a word costs about 0.1 us, so
+a worker marks every instruction.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.nouns.program import Program
+
+STATES = ("starting", "joining the others", "building its stage", "running", "saving a checkpoint", "done")
+_PID, _STATE, _STEP, _INSTRUCTION, _LOSS, _STEP_S, _BEAT, _STOP, _SAMPLES, _BOOT, _STARTED = range(11)
+_WORDS = 16
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one rank said last."""
+
+    pid: int  #: 0: it has not begun
+    state: str
+    step: int  #: 0: before the first
+    instruction: int  #: -1: between instructions
+    loss: float
+    step_s: float
+    beat_s: float  #: time.monotonic() of its last state or step
+    samples: int  #: in the batch of this step: another number of micro-batches is another program
+    stop_after: int | None  #: the step after which all ranks are to stop, where that was asked for
+    boot: int  #: of which start of which machine its process is one
+    started_s: float  #: time.monotonic() of its start
+
+
+class Board:
+    """Rows of all ranks. `stop_after` is the launcher's word to them: end with this step."""
+
+    def __init__(self, words: npt.NDArray[np.int64]) -> None:
+        self._words = words
+        self._floats = words.view(np.float64)
+
+    @staticmethod
+    def create(path: str | Path, ranks: int) -> Board:
+        words = np.memmap(path, np.int64, "w+", shape=(ranks, _WORDS))
+        words[:] = 0
+        words[:, _STOP] = _NEVER
+        words[:, _INSTRUCTION] = -1
+        return Board(words)
+
+    @staticmethod
+    def open(path: str | Path, ranks: int) -> Board:
+        return Board(np.memmap(path, np.int64, "r+", shape=(ranks, _WORDS)))
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def row(self, rank: int) -> Row:
+        w, f = self._words[rank], self._floats[rank]
+        stop = self.stop_after
+        return Row(
+            int(w[_PID]),
+            STATES[int(w[_STATE])],
+            int(w[_STEP]),
+            int(w[_INSTRUCTION]),
+            float(f[_LOSS]),
+            float(f[_STEP_S]),
+            float(f[_BEAT]),
+            int(w[_SAMPLES]),
+            None if stop == _NEVER else stop,
+            int(w[_BOOT]),
+            float(f[_STARTED]),
+        )
+
+    def rows(self) -> list[Row]:
+        return [self.row(r) for r in range(len(self))]
+
+    def enter(self, rank: int, state: str, pid: int = 0) -> None:
+        self._words[rank, _STATE] = STATES.index(state)
+        self._words[rank, _INSTRUCTION] = -1
+        self._floats[rank, _BEAT] = time.monotonic()
+        if pid:
+            self._words[rank, _PID], self._words[rank, _BOOT] = pid, this_boot()
+            self._floats[rank, _STARTED] = time.monotonic()
+
+    def begin_step(self, rank: int, step: int, samples: int = 0) -> None:
+        self._words[rank, _SAMPLES] = samples
+        self._words[rank, _STEP] = step
+        self._floats[rank, _BEAT] = time.monotonic()
+
+    def end_step(self, rank: int, loss: float, step_s: float) -> None:
+        self._words[rank, _INSTRUCTION] = -1
+        self._floats[rank, _LOSS] = loss
+        self._floats[rank, _STEP_S] = step_s
+
+    def instruction_cell(self, rank: int) -> npt.NDArray[np.int64]:
+        """A one-element view: assign to [0] to say which instruction runs."""
+        return self._words[rank, _INSTRUCTION : _INSTRUCTION + 1]
+
+    @property
+    def stop_after(self) -> int:
+        """The last step that anybody should run."""
+        return int(self._words[0, _STOP])
+
+    def ask_to_stop(self) -> int:
+        """Let all ranks end with the step after the foremost one, and return it.
+
+        To be called while no rank runs: each looks at the end of a step, so all of them still come by that one.
+        """
+        step = int(self._words[:, _STEP].max()) + 1
+        self._words[0, _STOP] = step
+        return step
+
+
+def this_boot() -> int:
+    """A number for this start of this machine: processes with the same one share clock and process numbers."""
+    return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+
+
+def doing(row: Row, program_of: Callable[[int], Program | None]) -> str:
+    """What a rank was doing: 'step 12, compute F0 micro-batch 3'. `program_of` gives the program for so many samples."""
+    if row.state != "running":
+        return f"{row.state} after step {row.step}" if row.step and row.state != "done" else row.state
+    program = program_of(row.samples) if row.instruction >= 0 else None
+    if program is None or row.instruction >= len(program):
+        return f"step {row.step}, between instructions" if row.step else "its first preparations"
+    return f"step {row.step}, {program[row.instruction]}"

@@ -1,0 +1,222 @@
+"""The study: what is refused before a fit, what is compared, and how close the models come to measured data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from models.synthetic import VTRAIN, needs_vtrain, runs
+
+from partita.models.compare import EXPLAINABLE, fit_model, inner_splits, judge, settle
+from partita.models.opponents import threadpool_limits
+from partita.models.study import Study, learning_curve, prepare, study
+from partita.models.table import Table, TableError
+
+ITERATION = "iteration time (ms)"
+WORLD = runs(90, noise=0.02, seed=2)
+
+
+def changed(**columns: Any) -> Table:
+    return Table({**WORLD.full().columns, **columns})
+
+
+def bad_row(column: str, value: float) -> Table:
+    cells = WORLD.full().numbers(column).copy()
+    cells[4] = value
+    return changed(**{column: cells})
+
+
+def some(rows: int) -> Table:
+    return WORLD.full().take(np.arange(rows))
+
+
+def elements(factor: float) -> Table:
+    """Two columns of one quantity, one row in another unit."""
+    bytes_ = WORLD.table.numbers("hidden") * 4.0
+    return changed(bytes=np.where(np.arange(90) == 7, bytes_ * factor, bytes_))
+
+
+one_count = WORLD.full().take(np.flatnonzero(WORLD.table.numbers("devices") == 2))
+
+
+@pytest.mark.parametrize(
+    ("table", "asked", "said"),
+    [
+        (bad_row("step_s", 0.0), {}, "1 values that are no times \\(line 6: 0\\)"),
+        (bad_row("step_s", -2.0), {}, "line 6: -2"),
+        (one_count, {"split_by": "devices", "up_to": 2.0}, "cannot split by 'devices': the same in all rows \\(2\\)"),
+        (WORLD.full(), {"split_by": "devices", "up_to": 1.0}, "training rows have 'devices' = 1: nothing tells"),
+        (WORLD.full(), {"split_by": "devices", "up_to": 8.0}, "no row has 'devices' above 8"),
+        (WORLD.full(), {"split_by": "devices", "up_to": 0.5}, "no row has 'devices' up to 0.5"),
+        (WORLD.full(), {"split_by": "devices"}, "needs --train-up-to"),
+        (WORLD.full(), {"split_by": "optimizer", "up_to": 1.0}, "column 'optimizer' is text"),
+        (WORLD.full(), {"split_by": "gpus", "up_to": 1.0}, "no column named 'gpus'"),
+        (WORLD.full(), {"drop": ["nothing"]}, "no column named 'nothing'"),
+        (Table({"a": np.ones(20), "t": np.ones(20)}), {"target": "t"}, "no column besides 't' varies"),
+        (elements(1000.0), {}, "'hidden' over 'bytes' is 0.25 in most rows, a thousand times off in line 9"),
+        (elements(1e-3), {}, "a thousand times off in line 9"),
+        (some(9), {}, "7 training rows for 5 inputs, which need at least 8"),
+        (some(3), {}, "training rows for"),
+        (changed(step_s=np.array(["1"] * 89 + ["fast"])), {}, "row 90 is 'fast'"),
+    ],
+)  # fmt: skip
+def test_what_gives_no_honest_fit_is_refused_in_a_sentence(table: Table, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(TableError, match=said) as caught:
+        prepare(table, **{"target": "step_s", **asked})
+    assert "hint:" in str(caught.value)
+
+
+@pytest.mark.parametrize("factor", [1000.0, 1e-3])
+def test_times_in_another_unit_are_found_by_the_fit(factor: float) -> None:
+    times = WORLD.times.copy()
+    times[[5, 50]] *= factor
+    with pytest.raises(TableError, match=r"2 times of 'step_s' are a thousand times off.*line 7.*line 52"):
+        study(prepare(changed(step_s=times), "step_s"), models=("skeleton",))
+
+
+def test_columns_that_can_be_no_inputs_are_left_out_and_named() -> None:
+    table = changed(
+        same=np.full(90, 3.0),
+        host=np.array([f"h{i}" for i in range(90)]),
+        seed=np.arange(90.0) % 4,
+        speed=WORLD.times * 2,
+    )
+    p = prepare(Table(table.columns, ("load", "speed")), "step_s", drop=["layers"])
+    why = dict(p.left_out)
+    assert set(why) == {"same", "host", "seed", "speed", "layers"}
+    assert "3" in why["same"]
+    assert "identifier" in why["host"]
+    assert why["layers"] == "dropped on request"
+    assert why["speed"] == "known only after a run"
+    assert set(p.roles) == set(p.table.names) == {"devices", "batch", "hidden", "optimizer"}
+
+
+def test_a_column_that_gives_the_time_away_is_pointed_at() -> None:
+    p = prepare(changed(energy=WORLD.times * 300), "step_s")
+    assert [n for n in p.notes if "'energy' follows the time" in n]
+    assert prepare(WORLD.full(), "step_s").notes == ()
+
+
+def test_texts_are_categories() -> None:
+    """A kind with three levels of known factors: left-out rows are predicted as well as the noise lets."""
+    t, chance = runs(100, seed=4), np.random.default_rng(0)
+    activation = chance.choice(["relu", "gelu", "tanh"], 100)
+    factor = np.select([activation == "gelu", activation == "tanh"], [1.5, 2.0], 1.0)
+    found = study(
+        prepare(Table({**t.table.columns, "activation": activation, "t": t.truth * factor}), "t"), models=("hybrid",)
+    )
+    assert found.prepared.roles["activation"] == "kind"
+    assert found.scores[0].mape < 0.02
+    if found.best == "hybrid":
+        two = [
+            found.model.predict(Table({**found.prepared.table.columns, "activation": np.array([a] * 100)})).time
+            for a in ("tanh", "relu")
+        ]
+        assert np.median(two[0] / two[1]) == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def found() -> Study:
+    with threadpool_limits(1):
+        return study(prepare(WORLD.full(), "step_s"), models=("hybrid", "log-linear"))
+
+
+def test_every_model_is_judged_by_rows_it_has_not_seen(found: Study) -> None:
+    assert [s.name for s in found.scores] == ["hybrid", "log-linear"]
+    for score in found.scores:
+        assert sorted(score.rows.astype(int)) == list(range(90))
+        np.testing.assert_allclose(score.predicted / WORLD.times[score.rows.astype(int)] - 1, score.errors)
+    assert found.best in EXPLAINABLE
+    assert found.model.name == found.best
+    assert found.scores[0].mape < 0.05
+
+
+def test_the_learning_curve_ends_at_the_score_of_all_rows(found: Study) -> None:
+    curve = learning_curve(found)
+    rows = [n for n, _ in curve]
+    assert rows == sorted(rows)
+    assert rows[-1] == len(found.prepared.splits[0].train)
+    assert curve[-1][1] < 2 * curve[0][1]
+
+
+def test_tested_rows_do_not_influence_what_is_chosen() -> None:
+    """Nonsense in the rows above the split changes neither settings, nor the chosen model, nor what is predicted."""
+    few = WORLD.table.numbers("devices") <= 4
+    honest, spoiled = (
+        prepare(changed(step_s=t), "step_s", split_by="devices", up_to=4)
+        for t in (WORLD.times, np.where(few, WORLD.times, WORLD.times * np.linspace(2, 5, 90)))
+    )
+    a, b = (
+        settle(p.table.take(p.training.train), p.times[p.training.train], p.roles, seed=0, split_by="devices")
+        for p in (honest, spoiled)
+    )
+    assert a == b
+    fitter = partial(named, "skeleton", honest.roles, a)
+    one, other = (judge(fitter, p.table, p.times, p.splits) for p in (honest, spoiled))
+    np.testing.assert_array_equal(one.predicted, other.predicted)
+
+
+def named(name: str, roles: Any, settings: Any, table: Table, times: Any) -> Any:
+    return fit_model(name, table, times, roles, settings, seed=0)
+
+
+def test_what_is_chosen_is_chosen_by_the_question_that_will_be_asked() -> None:
+    """Inside the training rows the largest counts are held out, as far as the others teach anything; folds otherwise."""
+    devices = WORLD.table.numbers("devices")
+    last, before = inner_splits(WORLD.table, WORLD.roles, "devices")
+    assert set(devices[last.test]) == {8.0}
+    assert set(devices[before.test]) == {4.0}
+    assert len(inner_splits(WORLD.table, WORLD.roles, None)) == 3
+    few = WORLD.table.take(devices <= 2)  # holding out 2 would leave one count
+    assert [len(s.test) for s in inner_splits(few, WORLD.roles, "devices")] == [
+        len(few) // 3 + (k < len(few) % 3) for k in range(3)
+    ]
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    say: Callable[[str, int, int], None] = lambda what, done, total: told.append((what, done, total))  # noqa: E731
+    study(prepare(some(40), "step_s"), models=("skeleton",), progress=say)
+    assert [d for _, d, _ in told] == [0, 1]
+    assert all(t == 2 for _, _, t in told)
+
+
+# ---- measured data ----------------------------------------------------------------------------------------------------------
+
+
+def hybrid_on_vtrain(up_to: float) -> tuple[float, float]:
+    """(mean error, coverage) of the hybrid fitted up to a number of GPUs, on those above."""
+    p = prepare(Table.read(VTRAIN), ITERATION, split_by="# GPUs", up_to=up_to)
+    train = p.training.train
+    with threadpool_limits(1):
+        settings = settle(p.table.take(train), p.times[train], p.roles, seed=0, split_by="# GPUs")
+        score = judge(partial(named, "hybrid", p.roles, settings), p.table, p.times, p.splits)
+    return score.mape, float(score.inside.mean())
+
+
+@needs_vtrain
+def test_vtrain_from_two_devices_to_four_and_eight() -> None:
+    mape, _ = hybrid_on_vtrain(2)
+    assert mape <= 0.12
+
+
+@pytest.mark.slow
+@needs_vtrain
+def test_vtrain_from_two_and_four_devices_to_eight() -> None:
+    mape, _ = hybrid_on_vtrain(4)
+    assert mape <= 0.08
+
+
+@pytest.mark.slow
+@needs_vtrain
+def test_vtrain_in_five_folds() -> None:
+    with threadpool_limits(1):
+        found = study(prepare(Table.read(VTRAIN), ITERATION), models=("hybrid",))
+    (score,) = found.scores
+    assert found.best == "hybrid"
+    assert score.mape <= 0.035
+    assert 0.85 <= score.inside.mean() <= 0.95
+    assert score.fit_s <= 30

@@ -1,0 +1,286 @@
+"""ONNX models: tasks, cuts, halves that together equal the whole, and files that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from partita.errors import CaptureError
+from partita.offload.capture.cut import NEVER_S, crossing_bytes
+from partita.offload.capture.onnx_inputs import random_inputs
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.capture.onnx_weights import with_random_weights
+from partita.offload.measure.inference import open_session
+
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
+TASKS = {
+    "bvlc_alexnet": (24, "chain"),
+    "densenet121": (668, "dag"),
+    "inception_v1": (143, "dag"),
+    "inception_v2": (371, "dag"),
+    "resnet50": (176, "dag"),
+    "shufflenet": (203, "dag"),
+    "squeezenet": (66, "dag"),
+    "vgg19": (46, "chain"),
+    "zfnet512": (22, "chain"),
+}
+LARGE = {"bvlc_alexnet", "vgg19", "zfnet512"}
+
+
+def light(name: str) -> OnnxModel:
+    return OnnxModel.read(LIGHT / f"light_{name}.onnx")
+
+
+def answers(data: bytes, feeds: dict[str, Any]) -> dict[str, Any]:
+    session = open_session(data, "test")
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()}), strict=True))
+
+
+def in_two(model: OnnxModel, device: frozenset[str], feeds: dict[str, Any]) -> dict[str, Any]:
+    """The answers of both halves, checking that what crosses is what was announced."""
+    halves = model.halves(device)
+    made = answers(halves.device, feeds) if halves.device else {}
+    assert set(halves.crossing) <= set(made)
+    assert sum(made[t].nbytes for t in halves.crossing) == crossing_bytes(model.graph, device)
+    brought = {**feeds, **{t: made[t] for t in halves.crossing}}
+    return {**made, **(answers(halves.server, brought) if halves.server else {})}
+
+
+def assert_equal_split(model: OnnxModel, device: frozenset[str], feeds: dict[str, Any], whole: dict[str, Any]) -> None:
+    found = in_two(model, device, feeds)
+    for name, value in whole.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-5, rtol=0)
+
+
+def random_downset(model: OnnxModel, chance: np.random.Generator) -> frozenset[str]:
+    """A downset drawn by closing some random tasks under predecessors."""
+    graph = model.graph
+    stack = chance.integers(0, len(graph), chance.integers(1, 4)).tolist()
+    found: set[int] = set()
+    while stack:
+        t = stack.pop()
+        if t not in found:
+            found.add(t)
+            stack += graph.predecessors.row(t).tolist()
+    return frozenset(graph.tasks[t].id for t in found)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_nine_graphs_are_captured_with_every_size(name: str) -> None:
+    model = light(name)
+    assert (len(model.graph), model.shape) == TASKS[name]
+    assert model.layout.pinned == frozenset()
+    assert model.input_bytes == 4 * 3 * 224 * 224
+    assert [o.shape[1] for o in model.outputs if o.shape] == [1000]
+    assert (model.graph.size_bytes > 0).all()
+    ran = [n for nodes in model.layout.nodes for n in nodes]
+    assert sorted([*ran, *model.layout.constants]) == list(range(len(model.proto.graph.node)))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_canonical_form_is_its_own(name: str) -> None:
+    model = light(name)
+    again = OnnxModel.from_bytes(model.data, name)
+    assert again.data == model.data
+    assert again.hash == model.hash
+    assert again.graph.fingerprint == model.graph.fingerprint
+
+
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - LARGE))
+def test_halves_equal_the_whole(name: str) -> None:
+    model = with_random_weights(light(name))
+    feeds = random_inputs(model, seed=1)
+    whole = answers(model.data, feeds)
+    value = whole[model.outputs[0].name].ravel()
+    assert np.isfinite(value).all()
+    assert (np.abs(value) > 1e-5).sum() > 20, "answers that differ by class"
+    order, chance = model.tasks_topological, np.random.default_rng(2)
+    for k in [0, *chance.integers(1, len(order), 3).tolist(), len(order)]:
+        assert_equal_split(model, frozenset(order[:k]), feeds, whole)
+    for _ in range(3):
+        assert_equal_split(model, random_downset(model, chance), feeds, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_halves_equal_the_whole_at_many_cuts(name: str) -> None:
+    model = with_random_weights(light(name))
+    feeds = random_inputs(model, seed=3)
+    whole = answers(model.data, feeds)
+    order, chance = model.tasks_topological, np.random.default_rng(4)
+    cuts = range(len(order) + 1) if name == "squeezenet" else chance.integers(1, len(order), 6).tolist()
+    for k in cuts:
+        assert_equal_split(model, frozenset(order[:k]), feeds, whole)
+
+
+def test_random_weights_depend_on_the_seed_alone() -> None:
+    model = light("squeezenet")
+    assert with_random_weights(model, 5).hash == with_random_weights(model, 5).hash
+    assert with_random_weights(model, 5).hash != with_random_weights(model, 6).hash
+
+
+def test_a_job_has_the_graphs_tasks_in_order_and_its_bytes() -> None:
+    model = light("squeezenet")
+    times = {t: float(k) for k, t in enumerate(model.tasks_topological)}
+    job = model.offload_job(times, dict.fromkeys(times, 0.5))
+    assert [t.id for t in job.tasks] == list(model.tasks_topological)
+    assert [t.device_s for t in job.tasks] == list(times.values())
+    sizes = {t.id: t.output_bytes for t in job.tasks}
+    assert sum(sizes.values()) == model.graph.size_bytes.sum()
+    with pytest.raises(CaptureError, match="66 of 66 have none"):
+        model.offload_job({}, {})
+
+
+# ---- small models, made here -------------------------------------------------------------------------------------------
+
+
+def made(
+    nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any] | None = None, opset: int = 17
+) -> bytes:
+    """A model of these nodes; inputs and outputs are (name, shape)."""
+    value = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in side] for side in (inputs, outputs)]
+    graph = helper.make_graph(
+        nodes, "small", *value, [numpy_helper.from_array(w, n) for n, w in (weights or {}).items()]
+    )
+    domains = {n.domain for n in nodes} - {""}
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+    data: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    return data
+
+
+def test_inputs_and_outputs_on_both_sides_of_a_cut() -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["early"], name="first"),
+        helper.make_node("Split", ["early"], ["p", "q"], name="split", axis=1),
+        helper.make_node("Mul", ["p", "y"], ["m"], name="mul"),
+        helper.make_node("Add", ["m", "q"], ["late"], name="add"),
+    ]
+    model = OnnxModel.from_bytes(
+        made(nodes, [("x", [1, 4]), ("y", [1, 2])], [("early", [1, 4]), ("late", [1, 2])], opset=13), "two"
+    )
+    feeds = random_inputs(model)
+    whole = answers(model.data, feeds)
+    for device in ((), ("first",), ("first", "split"), ("first", "split", "mul"), ("first", "split", "mul", "add")):
+        assert_equal_split(model, frozenset(device), feeds, whole)
+    with pytest.raises(CaptureError, match="'mul' on the device reads 'split' on the server"):
+        model.halves(frozenset({"first", "mul"}))
+    with pytest.raises(CaptureError, match="unknown task 'nobody'"):
+        model.halves(frozenset({"nobody"}))
+
+
+def test_constants_are_no_tasks_and_lie_on_both_sides() -> None:
+    nodes = [
+        helper.make_node("Identity", ["w"], ["same"]),
+        helper.make_node("Add", ["x", "same"], ["a"]),
+        helper.make_node("Mul", ["a", "same"], ["b"]),
+        helper.make_node("Exp", ["x"], ["nobody wants it"]),
+    ]
+    weights = {"w": np.array([1.0, 2.0], np.float32)}
+    model = OnnxModel.from_bytes(made(nodes, [("x", [1, 2])], [("b", [1, 2])], weights), "constants")
+    assert model.tasks_topological == ("Add_0", "Mul_1")
+    assert [t.parameter_bytes for t in model.graph.tasks] == [8.0, 8.0]
+    feeds = random_inputs(model)
+    assert_equal_split(model, frozenset({"Add_0"}), feeds, answers(model.data, feeds))
+
+
+def dynamic(unknown_output: bool) -> bytes:
+    """x -> relu -> nonzero (unknown) -> cast -> reduce -> add; a shortcut relu -> reduced -> add."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("NonZero", ["r"], ["where"], name="nonzero"),
+        helper.make_node("Cast", ["where"], ["f"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["f"], ["s"], name="sum", keepdims=0),
+        helper.make_node("Add", ["s", "r"], ["y"], name="add"),
+    ]
+    return made(nodes, [("x", [1, 4])], [("f", [2, None])] if unknown_output else [("y", [1, 4])])
+
+
+def test_no_cut_goes_through_a_tensor_of_unknown_size() -> None:
+    model = OnnxModel.from_bytes(dynamic(False), "dynamic")
+    assert model.tasks_topological == ("relu", "nonzero", "add")  # nonzero, cast and sum are one
+    feeds = random_inputs(model)
+    for k in range(4):
+        assert_equal_split(model, frozenset(model.tasks_topological[:k]), feeds, answers(model.data, feeds))
+
+
+def test_an_answer_of_unknown_size_is_made_on_the_device() -> None:
+    model = OnnxModel.from_bytes(dynamic(True), "dynamic")
+    assert model.layout.pinned == {"nonzero"}
+    times = dict.fromkeys(model.tasks_topological, 1.0)
+    assert [t.server_s for t in model.offload_job(times, times).tasks] == [1.0, NEVER_S]
+
+
+def test_where_nothing_is_known_there_is_one_task_for_the_device() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Exp", ["a"], ["y"])]
+    model = OnnxModel.from_bytes(made(nodes, [("x", [1, "length"])], [("y", [1, "length"])]), "unknown")
+    assert len(model.graph) == 1
+    assert model.layout.pinned == set(model.tasks_topological)
+    with pytest.raises(CaptureError, match="the shape of its input 'x' is not known"):
+        random_inputs(model)
+
+
+def test_a_named_batch_is_one_inference() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Exp", ["a"], ["y"])]
+    model = OnnxModel.from_bytes(made(nodes, [("x", ["batch", 3])], [("y", ["batch", 3])]), "batch")
+    assert model.inputs[0].shape == (1, 3)
+    assert len(model.graph) == 2
+    assert model.graph.size_bytes.tolist() == [12.0, 12.0]
+
+
+def test_a_way_around_a_joined_part_joins_it() -> None:
+    """a -(unknown)-> c and a -> b -> c: without b the joined task would read what it feeds."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["where"], name="a"),
+        helper.make_node("Shape", ["where"], ["n"], name="b"),
+        helper.make_node("Expand", ["zero", "n"], ["e"], name="c"),
+        helper.make_node("ReduceSum", ["e"], ["y"], name="d", keepdims=0),
+    ]
+    weights = {"zero": np.ones(1, np.float32)}
+    model = OnnxModel.from_bytes(made(nodes, [("x", [1, 4])], [("y", [])], weights), "around")
+    model.graph.order  # noqa: B018 - raises where there is a circle
+    feeds = random_inputs(model)
+    for k in range(len(model.graph) + 1):
+        assert_equal_split(model, frozenset(model.tasks_topological[:k]), feeds, answers(model.data, feeds))
+
+
+# ---- files that cannot be used -----------------------------------------------------------------------------------------
+
+
+def test_damaged_files_are_a_sentence(tmp_path: Path) -> None:
+    whole = (LIGHT / "light_squeezenet.onnx").read_bytes()
+    for data in (b"", b"no model at all", whole[: len(whole) // 2]):
+        path = tmp_path / "damaged.onnx"
+        path.write_bytes(data)
+        with pytest.raises(CaptureError, match=r"damaged\.onnx (is no ONNX model|is damaged)"):
+            OnnxModel.read(path)
+    with pytest.raises(CaptureError, match="cannot be read"):
+        OnnxModel.read(tmp_path / "missing.onnx")
+
+
+def test_custom_operators_are_named() -> None:
+    data = made([helper.make_node("Fancy", ["x"], ["y"], domain="my.ops")], [("x", [1])], [("y", [1])])
+    with pytest.raises(CaptureError, match=r"operators that ONNX does not define: my\.ops\.Fancy"):
+        OnnxModel.from_bytes(data, "custom")
+
+
+def test_weights_beside_the_file(tmp_path: Path) -> None:
+    weights = {"w": np.arange(2000, dtype=np.float32)}
+    data = made([helper.make_node("Add", ["x", "w"], ["y"])], [("x", [1, 2000])], [("y", [1, 2000])], weights)
+    path = tmp_path / "model.onnx"
+    onnx.save_model(onnx.load_model_from_string(data), path, save_as_external_data=True, location="weights.bin")
+    assert OnnxModel.read(path).hash == OnnxModel.from_bytes(data, "model").hash
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(CaptureError, match=r"the weights 'w' should lie in 'weights\.bin' beside it"):
+        OnnxModel.read(path)
+
+
+def test_an_output_that_nothing_computes_is_named() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    with pytest.raises(CaptureError, match="no node computes the output 'x'"):
+        OnnxModel.from_bytes(made(nodes, [("x", [1])], [("y", [1]), ("x", [1])]), "through").graph  # noqa: B018

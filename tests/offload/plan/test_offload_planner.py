@@ -1,0 +1,148 @@
+"""The offload planner against every cut and every order, by the contract alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from offload.plan.offload_brute import Json, instance, least_makespan, of_plan
+
+from partita.errors import BadInput
+from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.offload.plan.baselines import BASELINES
+from partita.offload.plan.lower import simulate_offload
+from partita.offload.plan.online import POLICIES, poisson, stream
+from partita.offload.plan.planner import METHODS, plan_offload
+
+NEAR = 1e-9
+FAST, ALL = 40, 500
+
+
+def judged(problem: Json, method: str = "auto") -> tuple[OffloadPlan, float]:
+    """A plan and its makespan by the independent evaluator; both must agree, and with the generic simulator."""
+    read = OffloadProblem.from_json(problem)
+    plan = plan_offload(read, method, budget_s=0.5)
+    value = of_plan(problem, plan.order, plan.to_json(read)["cuts"])
+    assert plan.makespan_s == pytest.approx(value, rel=NEAR, abs=1e-12)
+    assert simulate_offload(read, plan).duration_s == pytest.approx(value, rel=NEAR, abs=1e-12)
+    return plan, value
+
+
+def gaps(shape: str, seeds: range, *, equal: bool = False) -> list[float]:
+    found = []
+    for seed in seeds:
+        problem = instance(shape, seed, equal=equal)
+        plan, value = judged(problem)
+        best = least_makespan(problem)
+        assert plan.lower_bound_s <= best * (1 + NEAR) <= value * (1 + 2 * NEAR), (shape, seed)
+        found.append(value / best - 1 if best > 0 else 0.0)
+    return found
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree", "dag"])
+def test_what_sending_takes_of_the_device_is_planned_for(shape: str) -> None:
+    for seed in range(FAST // 2):
+        problem = instance(shape, seed)
+        problem["link"] |= {"send_s": 0.3 * (seed % 3), "send_s_per_byte": 0.2 * (seed % 2)}
+        plan, value = judged(problem)
+        best = least_makespan(problem)
+        assert plan.lower_bound_s <= best * (1 + NEAR)
+        assert value <= best * (1 + NEAR)
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree", "dag"])
+def test_small_problems_are_planned_best(shape: str) -> None:
+    assert max(gaps(shape, range(FAST))) < NEAR
+
+
+def test_equal_chains_are_planned_best() -> None:
+    assert max(gaps("chain", range(12), equal=True)) < NEAR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["chain", "tree", "dag"])
+def test_many_small_problems_are_planned_best(shape: str) -> None:
+    found = gaps(shape, range(ALL))
+    assert np.mean(found) < 0.01
+    assert max(found) < 0.03
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree", "dag"])
+def test_no_method_is_above_a_baseline_or_below_the_bound(shape: str) -> None:
+    for seed in range(8):
+        problem = instance(shape, 1000 + seed)
+        best, value = judged(problem)
+        for name in BASELINES:
+            assert value <= judged(problem, name)[1] * (1 + NEAR), (seed, name)
+        assert best.lower_bound_s <= value
+
+
+def test_every_method_answers_equal_chains() -> None:
+    problem = instance("chain", 7, equal=True)
+    least = least_makespan(problem)
+    for name in METHODS:
+        plan, value = judged(problem, name)
+        assert plan.lower_bound_s <= least * (1 + NEAR) <= value * (1 + 2 * NEAR), name
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    problem = OffloadProblem.from_json(instance("dag", 3))
+    one, other = (plan_offload(problem, "local-search", seed=5) for _ in range(2))
+    assert (one.order, one.cuts, one.makespan_s) == (other.order, other.cuts, other.makespan_s)
+
+
+def test_release_times_are_kept_and_a_deadline_that_can_be_kept_is_kept() -> None:
+    problem = instance("chain", 11)
+    problem["jobs"] = [{**j, "release_s": 3.0 * k} for k, j in enumerate(problem["jobs"])]
+    read = OffloadProblem.from_json(problem)
+    timeline = simulate_offload(read, plan_offload(read))
+    for k, job in enumerate(read.jobs):
+        spans = [
+            timeline[i]
+            for i in range(len(timeline))
+            if timeline.micro_batch[i] == k and "arrives" not in timeline.label[i]
+        ]
+        assert min(s.start_s for s in spans) >= job.release_s - 1e-12
+    last = len(read.jobs) - 1
+    alone = OffloadProblem(read.link, (read.jobs[last],), read.server_threads)
+    wanted = plan_offload(alone).makespan_s
+    problem["jobs"][last]["deadline_s"] = wanted * (1 + 1e-9)
+    hurried = OffloadProblem.from_json(problem)
+    timeline = simulate_offload(hurried, plan_offload(hurried))
+    assert timeline.end_s[timeline.micro_batch == last].max() <= wanted * (1 + 1e-8)
+
+
+def test_unknown_methods_and_unequal_chains_are_refused() -> None:
+    problem = OffloadProblem.from_json(instance("dag", 1))
+    with pytest.raises(BadInput, match="unknown method"):
+        plan_offload(problem, "magic")
+    two = instance("chain", 2, equal=True)
+    two["jobs"][0] = {**two["jobs"][0], "input_bytes": 99.0}
+    with pytest.raises(BadInput, match="equal chains"):
+        plan_offload(OffloadProblem.from_json(two), "two-cuts")
+
+
+def test_planning_ahead_beats_first_come_first_served_under_load() -> None:
+    rng = np.random.default_rng(1)
+    jobs = []
+    for k in range(4):
+        work = rng.uniform(0.5, 3, 6)
+        tasks = [
+            {
+                "id": f"t{i}",
+                "device_s": w,
+                "server_s": w / 8,
+                "output_bytes": 9 * 0.7**i,
+                "inputs": [f"t{i - 1}"] * (i > 0),
+            }
+            for i, w in enumerate(work.tolist())
+        ]
+        jobs.append({"name": f"m{k}", "input_bytes": 12.0, "tasks": tasks})
+    link = {"up_bytes_per_s": 3.0, "down_bytes_per_s": 9.0, "round_trip_s": 0.1}
+    problem = OffloadProblem.from_json({"link": link, "jobs": jobs})
+    arrivals = poisson(0.55, 400, 4, seed=2)
+    ahead, fifo = (stream(problem, arrivals, name, 16) for name in POLICIES)
+    assert len(ahead.response_s) + ahead.refused == len(fifo.response_s) + fifo.refused == 400
+    assert ahead.summary()["mean_s"] < fifo.summary()["mean_s"]
+    assert ahead.summary()["p95_s"] < fifo.summary()["p95_s"]
+    full = stream(problem, poisson(50.0, 100, 4), "ahead", 5)
+    assert full.refused > 50

@@ -1,0 +1,74 @@
+"""Who may come in."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from partita.errors import BadInput
+from partita.offload.run.credentials import Key, Lock, is_loopback, lock_for, split_address
+
+
+def lock(host: str, folder: Path, **more: object) -> Lock:
+    settings: dict[str, object] = {"insecure": False, "cert": None, "key": None, "token_file": None, **more}
+    return lock_for(host, folder=folder, **settings)  # type: ignore[arg-type]
+
+
+def test_loopback_is_plain_unless_asked(tmp_path: Path) -> None:
+    assert lock("127.0.0.1", tmp_path) == Lock()
+    (tmp_path / "token").write_text("abc\n")
+    assert lock("localhost", tmp_path, token_file=str(tmp_path / "token")) == Lock("abc")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
+def test_beyond_loopback_there_is_a_certificate_and_a_token_made_once(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    first = lock("0.0.0.0", folder)
+    assert first.certificate is not None
+    assert b"BEGIN CERTIFICATE" in first.certificate
+    assert len(first.token) >= 32
+    assert lock("0.0.0.0", folder) == first
+    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in ("key.pem", "token"))
+    assert lock("0.0.0.0", folder, insecure=True) == Lock()
+
+
+def test_without_openssl_it_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(BadInput, match="--cert and --key"):
+        lock("0.0.0.0", tmp_path / "keys")
+    with pytest.raises(BadInput, match="both"):
+        lock("127.0.0.1", tmp_path, cert="only.pem")
+
+
+def test_tokens() -> None:
+    assert Lock("abc").opens("abc")
+    assert not Lock("abc").opens("abd")
+    assert not Lock("abc").opens("")
+    assert not Lock("abc").opens("äöü")
+    assert Lock().opens("whatever")
+
+
+def test_an_empty_token_file_is_no_open_door(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(BadInput, match="holds no token"):
+        lock("127.0.0.1", tmp_path, token_file=str(tmp_path / "token"))
+
+
+def test_a_client_never_calls_far_hosts_in_plain_text_by_accident() -> None:
+    with pytest.raises(BadInput, match="beyond loopback"):
+        Key.of("10.0.0.1", insecure=False, ca=None, token_file=None)
+    assert Key.of("10.0.0.1", insecure=True, ca=None, token_file=None) == Key()
+    assert Key.of("127.0.0.1", insecure=False, ca=None, token_file=None) == Key()
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:70000", "::1:80"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(BadInput, match="address"):
+        split_address(address)
+
+
+def test_addresses() -> None:
+    assert split_address("example.org:80") == ("example.org", 80)
+    assert [is_loopback(h) for h in ("127.0.0.5", "[::1]", "10.0.0.1", "example.org")] == [True, True, False, False]

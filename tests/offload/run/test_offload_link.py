@@ -1,0 +1,123 @@
+"""The link: what transfers tell of its rate, and what a run does about it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from offload.run.slow_link import SlowLink
+from offload.run.small_nets import image, net, plan_of, problem_of, served
+
+from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.offload.run.client import Client
+from partita.offload.run.execute import RunSettings, execute
+from partita.offload.run.rate import RateEstimate
+from partita.offload.run.session import Session
+
+# ---- rates -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_follows_its_transfers_and_ignores_small_ones() -> None:
+    rate = RateEstimate(1e6)
+    rate.saw(100, 0.05)
+    assert rate.now == 1e6
+    rate.saw(1e5, 0.1)
+    assert rate.now == pytest.approx(1e6)
+    for _ in range(10):
+        rate.saw(1e5, 0.4)
+    assert rate.now == pytest.approx(2.5e5, rel=0.05)
+    assert rate.drifted(0.25)
+
+
+def test_a_transfer_that_takes_long_tells_before_it_ends() -> None:
+    rate = RateEstimate(1e6)
+    rate.still_waiting(1e5, 0.01)
+    assert rate.now == 1e6
+    rate.still_waiting(1e5, 1.0)
+    assert rate.now == 1e5
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------------
+
+NET = net(channels=16, side=64)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(tmp_path_factory.mktemp("server")) as (where, _):
+        yield where
+
+
+def assert_right(outputs: tuple[dict[str, np.ndarray], ...], inputs: list[dict[str, np.ndarray]]) -> None:
+    whole = Session(NET.data, "net")
+    for found, given_ in zip(outputs, inputs, strict=True):
+        np.testing.assert_allclose(found["y"], whole.run(given_)["y"], atol=1e-5)
+
+
+def test_a_paced_link_is_measured_and_kept_in_the_spans(server: str) -> None:
+    inputs = [image(k, 64) for k in range(6)]
+    with SlowLink(server, 2e6) as link:
+        where = f"127.0.0.1:{link.port}"
+        with Client(where) as client:
+            assert client.link(0.5).up_bytes_per_s == pytest.approx(2e6, rel=0.2)
+        problem = problem_of([NET] * 6, rate=2e6)
+        run = execute(problem, plan_of(problem, [0] * 6), [NET] * 6, inputs, lambda: Client(where))
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
+    spans = [t.uplink[1] - t.uplink[0] for t in run.times if t.uplink]
+    size = run.times[0].sent_bytes
+    assert sum(spans) == pytest.approx(6 * size / 2e6, rel=0.3)
+    assert run.makespan_s > 6 * size / 2e6 * 0.8
+
+
+def test_a_link_that_slows_is_planned_for_anew(server: str) -> None:
+    n = 60
+    inputs = [image(k, 64) for k in range(n)]
+    problems: list[OffloadProblem] = []
+
+    def replan(rest: OffloadProblem) -> OffloadPlan:
+        problems.append(rest)
+        return plan_of(rest, [-1 if rest.link.up_bytes_per_s < 1e6 else 0] * len(rest.jobs))
+
+    said: list[str] = []
+    with SlowLink(server, 4e6) as link:
+        where = f"127.0.0.1:{link.port}"
+        problem = problem_of([NET] * n, rate=4e6)
+        jobs = tuple(replace(j, release_s=0.03 * k) for k, j in enumerate(problem.jobs))
+        problem = replace(problem, jobs=jobs)
+        timer = threading.Timer(0.9, lambda: setattr(link, "bytes_per_s", 2e5))
+        timer.start()
+        run = execute(
+            problem,
+            plan_of(problem, [0] * n),
+            [NET] * n,
+            inputs,
+            lambda: Client(where),
+            RunSettings(replan=replan, say=said.append),
+        )
+        timer.join()
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
+    assert run.facts["replans"] >= 1
+    assert problems[-1].link.up_bytes_per_s < 1e6
+    assert all(j.release_s >= 0 for p in problems for j in p.jobs)
+    assert any("planning the rest anew" in line for line in said)
+    assert run.times[-1].where == "device"
+
+
+def test_a_link_that_breaks_and_comes_back(server: str) -> None:
+    n = 40
+    inputs = [image(k, 64) for k in range(n)]
+    with SlowLink(server, 5e7) as link:
+        problem = problem_of([NET] * n, rate=5e7)
+        problem = replace(problem, jobs=tuple(replace(j, release_s=0.05 * k) for k, j in enumerate(problem.jobs)))
+        cuts = [threading.Timer(s, link.cut) for s in (0.8, 1.4)]
+        for c in cuts:
+            c.start()
+        run = execute(problem, plan_of(problem, [1] * n), [NET] * n, inputs, lambda: Client(f"127.0.0.1:{link.port}"))
+        for c in cuts:
+            c.join()
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
+    assert run.facts["connections"] == 3
+    assert run.times[-1].where == "both"

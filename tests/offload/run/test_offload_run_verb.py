@@ -1,0 +1,186 @@
+"""partita offload run, as a person calls it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from offload.run.small_nets import image, net, plan_of, problem_of, served
+from safetensors.numpy import load_file
+
+from partita.cli import main
+from partita.files import dump_json
+from partita.nouns.timeline import Timeline
+from partita.offload.capture import jobs as offload_jobs
+from partita.offload.capture.jobs import JobSpec
+from partita.offload.run.session import Session
+from partita.offload.run.work import come_at_random, stream_plan
+
+ONE, TWO = net(), net("two", 1, outputs=2)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(tmp_path_factory.mktemp("server")) as (where, _):
+        yield where
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
+    jobs = [JobSpec(f"job{k}", (ONE, TWO)[k % 2], image(k)) for k in range(5)]
+    monkeypatch.setattr(offload_jobs, "read_jobs", lambda path: tuple(jobs))
+    return jobs
+
+
+@pytest.fixture
+def costs(work: list[JobSpec], tmp_path: Path) -> str:
+    problem = problem_of([w.model for w in work])
+    (tmp_path / "costs.json").write_text(dump_json(problem.to_json()))
+    return str(tmp_path / "costs.json")
+
+
+def call(capsys: pytest.CaptureFixture[str], words: Sequence[str], code: int = 0) -> tuple[dict[str, Any], str]:
+    assert main(["offload", "run", "JOBS.toml", "--json", *words]) == code
+    out, err = capsys.readouterr()
+    return (json.loads(out) if out else {}), err
+
+
+def test_measured_planned_executed_and_checked(
+    server: str, work: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--server", server, "--measure-s", "0.3", "--budget-s", "0.1", "--check", "-o", str(tmp_path / "out")]
+    document, err = call(capsys, words)
+    assert "measuring 2 models" in err
+    assert document["largest_difference"] < 1e-5
+    assert document["predicted_s"] > 0
+    assert document["error"] == pytest.approx(document["makespan_s"] / document["predicted_s"] - 1)
+    assert [j["name"] for j in document["jobs"]] == [w.name for w in work]
+    assert {m["machine"] for m in document["machines"]} == {"device", "uplink", "server", "downlink"}
+    assert Timeline.read(tmp_path / "out" / "timeline.json").source == "measured"
+    assert Timeline.read(tmp_path / "out" / "predicted.json").source == "simulated"
+    saved = load_file(tmp_path / "out" / "outputs" / "0001.safetensors")
+    assert set(saved) == {"y", "early"}
+    again, _ = call(capsys, ["--server", server, "--plan", str(tmp_path / "out" / "plan.json")])
+    assert again["predicted_s"] == document["predicted_s"]
+
+
+def test_a_jobs_file_with_models_and_counts(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.onnx").write_bytes(ONE.data)
+    path = tmp_path / "JOBS.toml"
+    path.write_text('[[job]]\nmodel = "one.onnx"\ncount = 3\n')
+    words = ["offload", "run", str(path), "--server", server, "--measure-s", "0.2", "--check", "--json"]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [j["name"] for j in document["jobs"]] == ["one-0", "one-1", "one-2"]
+    assert document["largest_difference"] < 1e-5
+
+
+def test_costs_instead_of_measuring(server: str, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document, err = call(capsys, ["--server", server, "--costs", costs, "--method", "server-only", "--check"])
+    assert "measuring" not in err
+    assert {j["where"] for j in document["jobs"]} == {"server"}
+    assert document["method"] == "server-only"
+    assert document["bytes_up"] > 5 * 3 * 24 * 24 * 4
+
+
+@pytest.mark.parametrize("transfer", ["lossless", "int8"])
+def test_coded_transfers(server: str, costs: str, transfer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--server", server, "--costs", costs, "--method", "server-only", "--check", "--transfer", transfer]
+    document, _ = call(capsys, words)
+    assert document["transfer"] == transfer
+    assert document["largest_difference"] < (1e-5 if transfer == "lossless" else 0.1)
+    assert document["bytes_up"] < 5 * 3 * 24 * 24 * 4
+
+
+def test_without_a_server_the_device_answers_with_one_sentence(
+    work: list[JobSpec], capsys: pytest.CaptureFixture[str]
+) -> None:
+    document, err = call(capsys, ["--server", "127.0.0.1:9", "--check"])
+    assert {j["where"] for j in document["jobs"]} == {"device"}
+    assert document["predicted_s"] is None
+    assert err.count("cannot be reached") == 1
+    alone, _ = call(capsys, ["--check"])
+    assert alone["largest_difference"] < 1e-5
+
+
+def test_jobs_that_come_one_by_one(server: str, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document, _ = call(capsys, ["--server", server, "--costs", costs, "--arrivals", "poisson:20", "--check"])
+    assert document["method"] == "online"
+    assert document["largest_difference"] < 1e-5
+    assert document["makespan_s"] > 0.1
+    assert document["latency_worst_s"] < document["makespan_s"]
+    assert sorted(document["order"]) == list(range(5))
+
+
+def test_arrivals_are_the_same_for_the_same_seed(work: list[JobSpec]) -> None:
+    one, same, other = (come_at_random(work, 2.0, seed) for seed in (1, 1, 2))
+    assert [w.release_s for w in one] == [w.release_s for w in same] != [w.release_s for w in other]
+    problem = problem_of([w.model for w in one])
+    plan = stream_plan(problem)
+    assert plan.check(problem) == []
+    assert plan.makespan_s > 0
+
+
+def test_text_shows_the_figures(server: str, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["offload", "run", "JOBS.toml", "--server", server, "--costs", costs, "--check"]) == 0
+    out = capsys.readouterr().out
+    for word in ("makespan", "predicted", "latency", "uplink", "differ from the whole model's"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--server", "nowhere"], "no address"),
+        (["--server", "10.1.2.3:7070"], "beyond loopback"),
+        (["--method", "magic"], "unknown method"),
+        (["--budget-s", "0"], "--budget-s is 0"),
+        (["--patience-s", "nan"], "--patience-s is nan"),
+        (["--arrivals", "poisson:-1"], "poisson:RATE"),
+        (["--arrivals", "monday"], "poisson:RATE"),
+        (["--plan", "a", "--costs", "b"], "give one of the two"),
+        (["--plan", "missing.json"], "cannot be read"),
+        (["--server", "127.0.0.1:9", "--token-file", "missing"], "cannot be read"),
+    ],
+)
+def test_bad_flags_are_sentences(
+    work: list[JobSpec], words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = call(capsys, words, 2)
+    assert sentence in err
+    assert "hint:" in err
+
+
+def test_costs_of_other_jobs_are_refused(
+    work: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "costs.json").write_text(dump_json(problem_of([ONE]).to_json()))
+    _, err = call(capsys, ["--costs", str(tmp_path / "costs.json")], 2)
+    assert "it has 1 jobs, there are 5" in err
+
+
+def test_a_plan_file_must_be_one(work: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = problem_of([w.model for w in work])
+    plan = plan_of(problem, [0] * 5).to_json(problem)
+    path = tmp_path / "plan.json"
+    for value, sentence in (
+        (plan, "partita-offload-plan"),
+        ({"format": "partita-offload-plan", "version": 2, **plan}, "version 2"),
+        ({"format": "partita-offload-plan", "version": 1, **plan}, "does not hold the problem"),
+    ):
+        path.write_text(json.dumps(value))
+        _, err = call(capsys, ["--plan", str(path)], 2)
+        assert sentence in err
+
+
+def test_the_check_finds_a_wrong_answer(work: list[JobSpec]) -> None:
+    from partita.offload.run.work import largest_difference
+
+    right = [Session(w.model.data, w.name).run(w.input) for w in work]
+    assert largest_difference(work, right) == 0
+    wrong = [{n: v + (0.5 if k == 3 and n == "y" else 0) for n, v in o.items()} for k, o in enumerate(right)]
+    assert largest_difference(work, wrong) == pytest.approx(0.5)
+    assert largest_difference(work, [*right[:4], {"y": right[4]["y"] * float("nan")}]) == float("inf")

@@ -1,0 +1,132 @@
+"""Small training profiles and every plan there is for them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import SharedParameter, Task, TaskGraph
+from partita.nouns.plan import PipelinePlan, Stage
+from partita.nouns.profile import Profile, Sample
+from partita.pipeline.plan.step_time import NO_VERDICT
+from partita.pipeline.plan.task import SLACK
+
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+FEW = settings(max_examples=25, deadline=None, database=None, suppress_health_check=QUIET)
+MANY = settings(max_examples=60, deadline=None, database=None, suppress_health_check=QUIET)
+SECONDS = st.floats(0.01, 2.0)
+
+
+def training_graph(
+    n: int, pairs: list[tuple[int, int]], sizes: list[float], parameters: list[float], kept: list[float],
+    groups: dict[int, str] | None = None, tied: tuple[int, ...] = (),
+) -> TaskGraph:  # fmt: skip
+    """Forward tasks t0 .., a backward each with the edges turned round, an update each."""
+    groups = groups or {}
+    tasks = [
+        Task(f"t{i}", f"layer {i}", group=groups.get(i), parameter_bytes=parameters[i], activation_bytes=kept[i])
+        for i in range(n)
+    ]
+    tasks += [Task(f"b{i}", phase="backward", of=f"t{i}") for i in range(n)]
+    tasks += [Task(f"u{i}", phase="update", of=f"t{i}") for i in range(n)]
+    tensors = [(f"t{i}", sizes[i], [f"t{v}" for u, v in pairs if u == i] + [f"b{i}"]) for i in range(n)]
+    tensors += [(f"b{v}", sizes[u], [f"b{u}"]) for u, v in pairs]
+    tensors += [(f"b{i}", 0.0, [f"u{i}"]) for i in range(n)]
+    shared = [SharedParameter("tied", min(parameters[i] for i in tied), tuple(f"t{i}" for i in tied))] if tied else []
+    return TaskGraph.build("world", tasks, tensors, shared)
+
+
+@st.composite
+def pairs_of(draw: st.DrawFn, n: int) -> list[tuple[int, int]]:
+    """Edges of a random graph on 0 .. n-1; most are near-chains, as models are."""
+    every = [(u, v) for u in range(n) for v in range(u + 1, n)]
+    chosen = draw(st.lists(st.sampled_from(every), unique=True)) if every else []
+    return sorted({*chosen, *((u, u + 1) for u in range(n - 1) if draw(st.integers(0, 3)))})
+
+
+@st.composite
+def profiles(
+    draw: st.DrawFn, most_tasks: int = 4, most_devices: int = 3, tight: bool = False, equal: bool = False
+) -> Profile:
+    """A random job on a random cluster, with up to two micro-batch sizes."""
+    n = draw(st.integers(1, most_tasks))
+    pairs = draw(pairs_of(n))
+    devices = draw(st.integers(1, most_devices))
+    two_kinds = not equal and draw(st.booleans())
+    memory = draw(st.floats(5.0, 60.0)) if tight else math.inf
+    cluster = Cluster(
+        tuple(
+            Device(f"d{i}", "gpu" if two_kinds and i % 2 else "cpu", memory, 1.0 if equal else draw(st.sampled_from([1.0, 2.0])))
+            for i in range(devices)
+        ),
+        (),
+        Link(
+            "", "", draw(st.floats(1.0, 100.0)), draw(st.floats(0.0, 0.1)), message_s=draw(st.floats(0.0, 0.02)),
+            sum_s_per_byte=draw(st.floats(0.0, 0.1)),
+        ),
+    )  # fmt: skip
+    kinds = ("cpu", "gpu") if two_kinds else ("cpu",)
+    sizes = [draw(st.floats(0.0, 5.0)) for _ in range(n)]
+    parameters = [draw(st.floats(0.5, 4.0)) for _ in range(n)]
+    kept = [draw(st.floats(0.0, 3.0)) for _ in range(n)]
+    groups = {i: "g" for i in range(n) if draw(st.integers(0, 4)) == 0}
+    tied = (0, n - 1) if n > 1 and draw(st.integers(0, 3)) == 0 else ()
+    samples = []
+    for size in draw(st.sampled_from([(2,), (4, 1), (1,)])):
+        scale = size / 2
+        graph = training_graph(
+            n, pairs, [s * scale for s in sizes], parameters, [k * scale for k in kept], groups, tied
+        )
+        times = [[draw(SECONDS) * scale for _ in kinds] for _ in range(2 * n)] + [[0.01] * len(kinds)] * n
+        costs = CostTable.given(kinds, times, np.full(len(graph.producer), math.nan))
+        samples.append(Sample(size, graph, costs))
+    return Profile("job.py:job", 4, tuple(samples), cluster, draw(st.sampled_from([0.0, 2.0])))
+
+
+def chains_of(graph: TaskGraph, most: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Every way to deal the forward tasks to at most so many stages in order, without torn groups or edges that run back."""
+    forward = [t.id for t in graph.tasks if t.phase == "forward"]
+    index = {t: i for i, t in enumerate(forward)}
+    edges = [(index[graph.tasks[u].id], index[graph.tasks[v].id]) for u, v in graph.edges.tolist()
+             if graph.tasks[u].id in index and graph.tasks[v].id in index]  # fmt: skip
+    group = [graph.tasks[graph.index[t]].group for t in forward]
+    for stages in range(1, most + 1):
+        for at in itertools.product(range(stages), repeat=len(forward)):
+            if (
+                len(set(at)) == stages
+                and all(at[u] <= at[v] for u, v in edges)
+                and len({k for k, g in zip(at, group, strict=True) if g is not None}) <= 1
+            ):
+                yield tuple(tuple(t for t, s in zip(forward, at, strict=True) if s == k) for k in range(stages))
+
+
+def every_plan(profile: Profile, slacks: tuple[int, ...] = SLACK) -> Iterator[tuple[PipelinePlan, Sample]]:
+    """All pipeline plans: stages, devices of one type each (in every order), micro-batches, and in flight."""
+    cluster = profile.cluster
+    for sample in profile.samples:
+        batches = -(-profile.batch_size // sample.micro_batch_size)
+        for chain in chains_of(sample.graph, len(cluster.devices)):
+            for devices in deals(cluster, len(chain)):
+                stages = tuple(Stage(t, d) for t, d in zip(chain, devices, strict=True))
+                least = sum(map(len, devices))
+                for flight in {max(1, min(least + s, batches)) for s in slacks}:
+                    yield PipelinePlan(sample.graph.fingerprint, stages, batches, flight, "1f1b", NO_VERDICT), sample
+
+
+def deals(cluster: Cluster, stages: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Every way to give each stage at least one device, all of one type; equal devices in the cluster's order."""
+    type_of = {d.name: (d.kind, d.speed, d.memory_bytes) for d in cluster.devices}
+    seen = set()
+    for at in itertools.product(range(-1, stages), repeat=len(cluster.devices)):
+        deal = tuple(tuple(d.name for d, k in zip(cluster.devices, at, strict=True) if k == s) for s in range(stages))
+        shape = tuple(tuple(type_of[d] for d in ds) for ds in deal)
+        if all(deal) and all(len(set(s)) == 1 for s in shape) and shape not in seen:
+            seen.add(shape)
+            yield deal

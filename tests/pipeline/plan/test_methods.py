@@ -1,0 +1,169 @@
+"""What every method of planning a pipeline promises, and what the planner promises on top of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline.plan.planning_worlds import FEW, every_plan, profiles, training_graph
+
+from partita.errors import BadInput, ClusterError, Infeasible
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.profile import Profile
+from partita.page.plan_rows import stage_rows
+from partita.pipeline.plan.methods import METHODS
+from partita.pipeline.plan.planner import allocation, plan_pipeline
+from partita.pipeline.plan.step_time import step_s
+from partita.pipeline.plan.task import PipelineTask, Wish
+
+
+def planned(profile: Profile, **wish) -> PlanFile | None:
+    try:
+        return plan_pipeline(profile, **wish)
+    except Infeasible:
+        return None
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(data=st.data())
+@FEW
+def test_contract(method, data):
+    """Feasible, as fast as it says, bound <= value, the same again, and what is fast in a bench is fast in the simulator."""
+    profile = data.draw(profiles(tight=data.draw(st.booleans())))
+    file = planned(profile, method=method)
+    if file is None:
+        return
+    plan, verdict = file.plan, file.plan.verdict
+    assert isinstance(plan, PipelinePlan)
+    assert plan.check(file.graph, file.cluster) == []
+    sample = profile.sample(int(file.facts["micro_batch_size"]))
+    assert verdict.value_s == pytest.approx(step_s(plan, sample, profile.cluster), rel=1e-12)
+    assert 0 < verdict.lower_bound_s <= verdict.value_s
+    assert all(r.need_bytes <= r.memory_bytes * (1 + 1e-12) for r in stage_rows(file))
+    again = plan_pipeline(profile, method=method).plan
+    assert replace(again, verdict=verdict) == plan
+    task = PipelineTask(profile, profile.cluster, Wish())
+    for candidate in list(METHODS[method](task))[:40]:
+        bench = task.bench(candidate)
+        if bench.fits(candidate):
+            exact = step_s(bench.plan(candidate), bench.sample, profile.cluster)
+            assert bench.step_s(candidate) == pytest.approx(exact, rel=1e-12)
+
+
+@given(profiles(most_tasks=4, most_devices=3))
+@FEW
+def test_on_small_graphs_the_plan_is_the_best_and_the_bound_holds_for_all(profile):
+    values = [step_s(plan, sample, profile.cluster) for plan, sample in every_plan(profile)]
+    verdict = plan_pipeline(profile).plan.verdict
+    assert verdict.lower_bound_s <= min(values) * (1 + 1e-12)
+    assert verdict.value_s == pytest.approx(min(values), rel=1e-9)
+
+
+@given(profiles(most_tasks=5, most_devices=3), st.integers(0, 9))
+@FEW
+def test_the_bound_holds_for_plans_that_are_drawn(profile, pick):
+    verdict = plan_pipeline(profile, allow_replicas=False).plan.verdict
+    plans = [(p, s) for p, s in every_plan(profile, (0, 2)) if all(len(x.devices) == 1 for x in p.stages)]
+    plan, sample = plans[pick * (len(plans) - 1) // 9]
+    assert verdict.lower_bound_s <= step_s(plan, sample, profile.cluster) * (1 + 1e-12)
+
+
+@given(profiles(equal=True), st.floats(1.0, 4.0))
+@FEW
+def test_laws(profile, faster):
+    """Never above one device; a faster cluster and one more device never worsen the plan of a small graph."""
+    file = plan_pipeline(profile)
+    value = file.plan.verdict.value_s
+    assert value <= plan_pipeline(profile, method="single").plan.verdict.value_s
+    c = profile.cluster
+    sped = replace(c, devices=tuple(replace(d, speed=d.speed * faster) for d in c.devices))
+    assert plan_pipeline(profile, sped).plan.verdict.value_s <= value * (1 + 1e-9)
+    more = replace(c, devices=(*c.devices, replace(c.devices[0], name="one more")))
+    assert plan_pipeline(profile, more).plan.verdict.value_s <= value * (1 + 1e-9)
+
+
+def chain_profile(n: int = 6, devices: int = 2, memory: float = math.inf, kept: float = 1.0) -> Profile:
+    from partita.nouns.costs import CostTable
+    from partita.nouns.profile import Sample
+
+    graph = training_graph(n, [(i, i + 1) for i in range(n - 1)], [1.0] * n, [2.0] * n, [kept] * n)
+    costs = CostTable.given(("cpu",), [[1.0]] * n + [[2.0]] * n + [[0.0]] * n, [math.nan] * len(graph.producer))
+    cluster = Cluster(tuple(Device(f"cpu{i}", "cpu", memory) for i in range(devices)), (), Link("", "", 1e6))
+    return Profile("job.py:job", 8, (Sample(1, graph, costs),), cluster)
+
+
+def test_two_equal_devices_share_a_chain_evenly():
+    file = plan_pipeline(chain_profile(), allow_replicas=False)
+    assert [len(s.tasks) for s in file.plan.stages] == [3, 3]
+    assert file.plan.micro_batches == 8
+    assert allocation(file.plan) == [(0, "cpu0", 0, 0), (1, "cpu1", 1, 0)]
+    assert file.facts["compared_s"]["single"] == pytest.approx(8 * 18.0)
+    assert file.plan.verdict.value_s == pytest.approx(8 * 9.0 + 9.0, rel=1e-4)  # busy, fill and drain
+    assert file.plan.verdict.method in METHODS
+
+
+def test_memory_moves_the_cut_or_is_named_when_nothing_fits():
+    # a stage holds 4 bytes of weights and gradients a layer, and 1 byte a layer and micro-batch in flight
+    free = plan_pipeline(chain_profile(memory=100.0), allow_replicas=False)
+    assert [r.need_bytes for r in stage_rows(free)][1] == 3 * 4 + 3
+    least = plan_pipeline(chain_profile(memory=17.0), allow_replicas=False)
+    assert all(r.need_bytes <= 17 for r in stage_rows(least))
+    with pytest.raises(Infeasible, match=r"Stage \d of 2 needs 13 bytes; its device has 8 bytes") as error:
+        plan_pipeline(chain_profile(memory=8.0, kept=0.125))
+    assert "memory" in error.value.constraint
+    needed = float(error.value.relaxation.split()[3])
+    assert planned(chain_profile(memory=needed, kept=0.125)) is not None
+    assert planned(chain_profile(memory=needed - 1, kept=0.125)) is None
+    devices = int(error.value.relaxation.split()[-2])
+    assert planned(chain_profile(memory=8.0, kept=0.125, devices=devices)) is not None
+    assert planned(chain_profile(memory=8.0, kept=0.125, devices=devices - 1)) is None
+
+
+def test_recomputing_is_chosen_where_nothing_else_fits():
+    profile = chain_profile(memory=26.0, kept=4.0)
+    assert planned(profile, allow_recompute=False, allow_replicas=False) is None
+    rows = stage_rows(plan_pipeline(profile, allow_replicas=False))
+    assert any(r.recompute for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("wish", "kind", "fact"),
+    [
+        ({"method": "magic"}, BadInput, "unknown method 'magic'.*known: auto, single"),
+        ({"micro_batches": 3}, BadInput, "3 micro-batches were not measured; measured: 8"),
+        ({"stages": 0}, BadInput, "stages is 0"),
+        ({"in_flight": -1}, BadInput, "in_flight is -1"),
+        ({"stages": 3}, Infeasible, "3 stages asked for; the cluster has 2 devices.*at most 2"),
+        ({"stages": 7}, Infeasible, "7 stages asked for; the model has 6 units.*at most 6"),
+        ({"cluster": Cluster(())}, ClusterError, "no devices"),
+    ],
+)
+def test_wishes_that_cannot_be_met_say_why(wish, kind, fact):
+    with pytest.raises(kind) as error:
+        plan_pipeline(chain_profile(), **wish)
+    import re
+
+    assert re.search(fact, str(error.value)), str(error.value)
+
+
+def test_wishes_are_followed():
+    profile = chain_profile(devices=3)
+    assert len(plan_pipeline(profile, stages=2).plan.stages) == 2
+    assert len(plan_pipeline(profile, stages=1, allow_replicas=False).plan.stages) == 1
+    assert plan_pipeline(profile, stages=3, in_flight=5).plan.in_flight == 5
+    gpipe = plan_pipeline(profile, stages=3, schedule="gpipe").plan
+    assert (gpipe.schedule, gpipe.in_flight) == ("gpipe", 8)
+    even = plan_pipeline(profile, method="even").plan
+    assert [len(s.tasks) for s in even.stages] == [2, 2, 2]
+
+
+def test_a_plan_file_makes_the_round_trip(tmp_path):
+    file = plan_pipeline(chain_profile())
+    back = PlanFile.read(file.write(tmp_path / "plan.json"))
+    assert back.plan == file.plan
+    assert stage_rows(back) == stage_rows(file)
+    assert back.facts["compared_s"] == file.facts["compared_s"]

@@ -1,0 +1,146 @@
+"""Schedules against their drawings, and that every one of them runs through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_worlds import given_costs, stage_plan, training_chain
+
+from partita.errors import PlanError
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.plan import Schedule
+from partita.simulate.lower import lower
+from partita.simulate.schedules import gpipe, in_flight_of, one_forward_one_backward, slots, unit_ends
+from partita.simulate.simulator import durations, simulate
+
+schedules = st.sampled_from(["1f1b", "gpipe"])
+pipelines = st.tuples(schedules, st.lists(st.integers(1, 3), min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 16))  # fmt: skip
+
+
+def drawings(doc: str | None) -> list[str]:
+    """The timelines drawn in a docstring: consecutive lines that begin with "stage"."""
+    assert doc is not None
+    return [b.strip("\n") for b in re.findall(r"(?:^ {4}stage \d.*\n)+", doc, re.MULTILINE)]
+
+
+def drawn(
+    schedule: Schedule, replicas: Sequence[int], units: Sequence[int], micro_batches: int, in_flight: int, message: int
+) -> str:
+    """The timeline of a lowered and simulated chain, drawn as the docstrings draw it; units: [stages] per computation."""
+    graph = training_chain(len(replicas))
+    plan = stage_plan(graph, replicas, micro_batches, in_flight, schedule)
+    stage_of = [k for k, m in enumerate(replicas) for _ in range(m)]
+    cluster = Cluster(
+        tuple(Device(f"cpu{i}", speed=1 / units[k]) for i, k in enumerate(stage_of)),
+        (),
+        Link("", "", latency_s=message),
+    )
+    program = lower(graph, cluster, plan)
+    timeline = simulate(program, durations(program, graph, given_costs(graph), cluster))
+    rows = [[".."] * round(timeline.duration_s) for _ in stage_of]
+    for span in (timeline[i] for i in range(len(timeline)) if timeline.queue[i] < timeline.devices):
+        for t in range(round(span.start_s), round(span.end_s)):
+            rows[timeline.queues.index(span.queue)][t] = f"{span.label[0]}{span.micro_batch}"
+    return "\n".join(f"    stage {k}  {' '.join(row)}" for k, row in zip(stage_of, rows, strict=True))
+
+
+def test_gpipe_runs_as_it_is_drawn() -> None:
+    assert drawings(gpipe.__doc__) == [drawn("gpipe", [1, 1, 1], [1, 1, 1], 4, 4, 0)]
+
+
+def test_1f1b_runs_as_it_is_drawn() -> None:
+    assert drawings(one_forward_one_backward.__doc__) == [
+        drawn("1f1b", [1, 1, 1], [1, 1, 1], 4, 3, 0),
+        drawn("1f1b", [1, 1], [1, 1], 4, 2, 1),
+        drawn("1f1b", [1, 1], [1, 1], 4, 4, 1),
+        drawn("1f1b", [2, 1], [2, 1], 6, 3, 0),
+    ]
+
+
+@given(pipelines)
+def test_every_micro_batch_goes_forward_and_then_backward_once(made: tuple[Schedule, list[int], int, int]) -> None:
+    schedule, replicas, micro_batches, in_flight = made
+    for order in slots(schedule, replicas, micro_batches, in_flight):
+        assert sorted(order) == sorted((p, m) for p in "FB" for m in range(micro_batches))
+        assert all(order.index(("F", m)) < order.index(("B", m)) for m in range(micro_batches))
+        for phase in "FB":
+            assert [m for p, m in order if p == phase] == list(range(micro_batches))
+
+
+def most_in_flight(order: Sequence[tuple[str, int]]) -> int:
+    held = most = 0
+    for phase, _ in order:
+        held += 1 if phase == "F" else -1
+        most = max(most, held)
+    return most
+
+
+@given(pipelines)
+def test_in_flight_is_what_the_replicas_hold(made: tuple[Schedule, list[int], int, int]) -> None:
+    schedule, replicas, micro_batches, in_flight = made
+    held = in_flight_of(schedule, replicas, micro_batches, in_flight)
+    for order, m, number in zip(slots(*made), replicas, held, strict=True):
+        assert most_in_flight(order) == number
+        mine = [most_in_flight([s for s in order if s[1] % m == r]) for r in range(m)]
+        assert sum(mine) == number  # replicas do not wait for each other, so that each may hold its most at once
+        assert max(mine) == -(-number // m)
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.integers(1, 40), st.integers(1, 40))
+def test_1f1b_holds_no_more_than_asked_rounded_up_to_whole_replicas(
+    replicas: list[int], micro_batches: int, in_flight: int
+) -> None:
+    held = in_flight_of("1f1b", replicas, micro_batches, in_flight)
+    asked = -(-in_flight // replicas[0]) * replicas[0]
+    assert held[0] <= min(asked if len(replicas) > 1 else replicas[0], micro_batches)
+    if in_flight >= sum(replicas) and micro_batches >= 2 * sum(replicas) + in_flight:
+        for k, m in enumerate(replicas):  # enough to keep every device from here to the end busy
+            assert sum(replicas[k:]) <= held[k]
+            assert held[k] % m == 0
+
+
+@settings(max_examples=300)
+@given(pipelines, st.lists(st.floats(0.01, 10), min_size=5, max_size=5), st.floats(0, 3), st.data())
+def test_every_program_runs_through(
+    made: tuple[Schedule, list[int], int, int], speeds: list[float], latency: float, data: st.DataObject
+) -> None:
+    """Also with skips, and where all messages pass one medium in order."""
+    schedule, replicas, micro_batches, in_flight = made
+    stages = len(replicas)
+    skips = [(i, j) for i in range(stages) for j in range(i + 2, stages)]
+    chosen = data.draw(st.lists(st.sampled_from(skips), unique=True)) if skips else []
+    graph = training_chain(stages, skips=chosen)
+    medium, fair = data.draw(st.sampled_from([("", False), ("bus", False), ("bus", True)]))
+    devices = tuple(Device(f"cpu{i}", speed=speeds[i % 5]) for i in range(sum(replicas)))
+    cluster = Cluster(devices, (), Link("", "", 10.0, latency, medium, fair))
+    program = lower(graph, cluster, stage_plan(graph, replicas, micro_batches, in_flight, schedule))
+    timeline = simulate(program, durations(program, graph, given_costs(graph), cluster))
+    assert timeline.check() == []
+
+
+@given(pipelines)
+def test_unit_ends_follow_the_pipeline(made: tuple[Schedule, list[int], int, int]) -> None:
+    _, replicas, micro_batches, _ = made
+    orders = slots(*made)
+    ends = unit_ends(orders, replicas)
+    for k, m in enumerate(replicas):
+        for x in range(micro_batches):
+            assert k == 0 or ends[k]["F", x] >= ends[k - 1]["F", x] + 1
+            assert k == len(replicas) - 1 or ends[k]["B", x] >= ends[k + 1]["B", x] + 2
+        for r in range(m):
+            own = [ends[k][s] for s in orders[k] if s[1] % m == r]
+            assert own == sorted(set(own))
+
+
+def test_orders_that_wait_for_each_other_are_told() -> None:
+    with pytest.raises(PlanError, match="the stages wait for each other"):
+        unit_ends([[("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)]], [1, 1])
+
+
+def test_an_unknown_schedule_is_told() -> None:
+    with pytest.raises(PlanError, match=r"unknown schedule '2f2b'\. hint: known: 1f1b, gpipe"):
+        slots("2f2b", [1], 1, 1)  # type: ignore[arg-type]

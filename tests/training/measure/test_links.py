@@ -1,0 +1,67 @@
+"""The link between two workers: the line through the times, and a real exchange."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.nouns.cluster import Device, Link
+from partita.simulate.exchange import ring_s
+from partita.training.measure.links import GRADIENT_BYTES, SIZES, link_between, link_from, with_sums
+
+
+def rows(latency_s: float, rate: float, device_s: float = 2e-5) -> list[dict[str, float]]:
+    return [{"bytes": float(b), "way_s": latency_s + b / rate, "device_s": device_s} for b in SIZES]
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11))
+def test_a_line_gives_back_its_latency_and_rate(latency_s: float, rate: float) -> None:
+    link = link_from("a", "b", rows(latency_s, rate))
+    longest = latency_s + SIZES[-1] / rate
+    assert link.latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-9 * longest)
+    assert SIZES[-1] / link.rate_bytes_per_s == pytest.approx(SIZES[-1] / rate, rel=1e-6, abs=1e-9 * longest)
+    assert (link.source, link.target, link.message_s) == ("a", "b", 2e-5)
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=len(SIZES), max_size=len(SIZES)))
+def test_any_times_give_a_link_that_can_be_used(ways: list[float]) -> None:
+    found = link_from(
+        "a", "b", [{"bytes": float(b), "way_s": w, "device_s": w} for b, w in zip(SIZES, ways, strict=True)]
+    )
+    assert found.latency_s >= 0
+    assert found.rate_bytes_per_s > 0
+    assert math.isfinite(found.rate_bytes_per_s)
+
+
+def test_the_median_message_counts() -> None:
+    spread = [{**r, "device_s": d} for r, d in zip(rows(1e-4, 1e9), (1e-6, 2e-6, 3e-6, 4e-6, 1.0), strict=True)]
+    assert link_from("a", "b", spread).message_s == 3e-6
+
+
+@given(st.floats(1e6, 1e11), st.floats(0, 1e-2), st.floats(0, 1e-6))
+def test_what_a_sum_takes_beyond_its_messages_is_copying_and_adding(
+    rate: float, latency_s: float, per_byte: float
+) -> None:
+    link = Link("a", "b", rate, latency_s)
+    sums = [{"bytes": float(b), "sum_s": ring_s(2, b, rate, latency_s) + b * per_byte} for b in GRADIENT_BYTES]
+    found = with_sums(link, sums)
+    assert found.sum_s_per_byte == pytest.approx(per_byte, rel=1e-6, abs=1e-9 * sums[0]["sum_s"])
+    assert ring_s(2, sums[0]["bytes"], found.exchange_bytes_per_s, latency_s) == pytest.approx(
+        sums[0]["sum_s"], rel=1e-6
+    )
+    assert with_sums(link, [{"bytes": 1e6, "sum_s": 0.0}]).sum_s_per_byte == 0  # faster than its messages: only them
+
+
+def test_two_processes_of_this_machine_exchange_messages() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    a, b = (Device(f"cpu{i}", cores=(cores[i % len(cores)],)) for i in range(2))
+    link = link_between(a, b, repeats=5)
+    assert 1e6 < link.rate_bytes_per_s < 1e12
+    assert 0 <= link.latency_s < 0.1
+    assert 0 < link.message_s < 0.1
+    assert 0 <= link.sum_s_per_byte < 1e-6
+    assert (link.source, link.target) == ("cpu0", "cpu1")

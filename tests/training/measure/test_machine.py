@@ -1,0 +1,99 @@
+"""This machine as devices, and the facts beside every figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from partita.errors import ClusterError
+from partita.nouns.cluster import Cluster, Device
+from partita.page.machine import machine_facts
+from partita.training.measure.company import company, pinned
+from partita.training.measure.machine import local_cluster, local_devices
+
+MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
+cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+
+
+@cpu_only
+def test_a_device_a_core() -> None:
+    devices = local_devices()
+    assert [d.cores[0] for d in devices] == sorted(os.sched_getaffinity(0))
+    assert all(d.kind == "cpu" and d.memory_bytes > 1e6 for d in devices)
+
+
+@cpu_only
+def test_more_devices_than_cores_share_them() -> None:
+    cores = len(os.sched_getaffinity(0))
+    devices = local_devices(cores + 1)
+    assert devices[0].cores == devices[cores].cores
+    assert len({d.name for d in devices}) == cores + 1
+    assert sum(d.memory_bytes for d in devices) < 1.1 * local_devices(1)[0].memory_bytes
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_devices_are_refused(n: int) -> None:
+    with pytest.raises(ClusterError, match="at least 1"):
+        local_devices(n)
+
+
+def test_the_cluster_is_sound_and_can_be_written(tmp_path: Path) -> None:
+    cluster = local_cluster(2)
+    assert cluster.check() == []
+    assert cluster.source == "not measured"
+    (tmp_path / "cluster.toml").write_text(cluster.to_toml())
+    assert Cluster.read(tmp_path / "cluster.toml") == cluster
+
+
+def test_facts_say_what_must_stand_beside_a_figure() -> None:
+    facts = machine_facts()
+    assert {"machine", "cores", "gpus", "load", "partita", "torch", "python", "time"} <= facts.keys()
+    assert len(facts["load"]) == 3
+    assert facts["torch"] == torch.__version__
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_pinned_is_undone() -> None:
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    one = Device("cpu0", cores=(min(cores),))
+    with pinned(one):
+        assert os.sched_getaffinity(0) == {min(cores)}
+        assert torch.get_num_threads() == 1
+    assert os.sched_getaffinity(0) == cores
+    assert torch.get_num_threads() == threads
+
+
+def children() -> set[int]:
+    return {int(p) for p in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="company needs a second core")
+@cpu_only
+def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
+    before = children()
+    with company(f"{MODELS}:two_inputs", {}, local_devices(2), 2):
+        started = children() - before
+        assert len(started) == 1
+        pid = started.pop()
+        assert os.sched_getaffinity(pid) == set(local_devices(2)[1].cores)
+        used, deadline = cpu_s(pid), time.monotonic() + 20
+        while cpu_s(pid) < used + 0.2:
+            assert time.monotonic() < deadline, "the companion does nothing"
+            time.sleep(0.05)
+    assert children() == before
+
+
+def test_one_device_has_no_company() -> None:
+    before = children()
+    with company(f"{MODELS}:two_inputs", {}, local_devices(1), 2):
+        assert children() == before

@@ -1,0 +1,181 @@
+"""Timing every task of a model: the arithmetic on made-up times, and a real measurement of small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from partita.errors import JobError
+from partita.nouns.graph import FloatArray
+from partita.training.capture.model import Captured, capture
+from partita.training.job import TrainingJob, load_job, micro_batches
+from partita.training.measure.job import measure_job
+from partita.training.measure.tasks import TaskTimes, estimates, time_tasks
+
+MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
+CPU = torch.device("cpu")
+
+
+def made_up(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> TaskTimes:
+    """Times whose forward and backward are the same numbers."""
+    return TaskTimes(tasks, tasks, marks, marks, whole, whole, whole, whole, 0.0)
+
+
+amounts = st.floats(1e-6, 1e-1)
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """([passes, tasks] seconds, [passes] seconds of the whole, [tasks] marks)."""
+    n, k = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    rows = draw(st.lists(st.lists(amounts, min_size=k, max_size=k), min_size=n, max_size=n))
+    whole = draw(st.lists(amounts, min_size=n, max_size=n))
+    return np.array(rows), np.array(whole), np.array(draw(st.lists(st.integers(1, 9), min_size=k, max_size=k)), float)
+
+
+@given(passes())
+def test_estimates_add_up_to_the_whole(found: tuple[FloatArray, FloatArray, FloatArray]) -> None:
+    tasks, whole, marks = found
+    for rows in estimates(made_up(tasks, whole, marks)):
+        assert sum(e.seconds for e in rows) == pytest.approx(float(np.median(whole)), rel=1e-9)
+
+
+@given(passes())
+def test_an_estimate_lies_in_its_interval(found: tuple[FloatArray, FloatArray, FloatArray]) -> None:
+    for e in estimates(made_up(*found))[0]:
+        assert 0 <= e.low <= e.seconds * (1 + 1e-9)
+        assert e.seconds <= e.high * (1 + 1e-9)
+        assert e.source == "measured"
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-4, 1e-1), st.integers(1, 9)), min_size=1, max_size=8), st.floats(0, 9e-6)
+)  # below 20 us a mark, and every task far above what its marks cost
+def test_what_the_marks_cost_is_taken_off_by_their_number(tasks: list[tuple[float, int]], cost: float) -> None:
+    true, marks = np.array([t for t, _ in tasks]), np.array([float(m) for _, m in tasks])
+    seen = (true + cost * marks)[None, :]
+    found = [e.seconds for e in estimates(made_up(seen, np.array([true.sum()]), marks))[0]]
+    assert found == pytest.approx(true.tolist(), rel=1e-6, abs=1e-9)
+
+
+def test_tasks_below_the_whole_are_stretched_in_proportion() -> None:
+    tasks, marks = np.array([[1e-3, 3e-3]]), np.ones(2)
+    found = [e.seconds for e in estimates(made_up(tasks, np.array([8e-3]), marks))[0]]
+    assert found == pytest.approx([2e-3, 6e-3])
+
+
+def test_a_task_without_a_backward_costs_nothing() -> None:
+    found = estimates(made_up(np.array([[0.0, 1e-3]]), np.array([1e-3]), np.array([0.0, 1.0])))[1]
+    assert found[0].seconds == 0.0
+
+
+def taken(name: str, size: int = 2) -> tuple[TrainingJob, torch.nn.Module, Captured]:
+    job = load_job(f"{MODELS}:{name}")
+    model = job.build()
+    return job, model, capture(model, job.loss, next(micro_batches(job.example(), size)))
+
+
+def timed(name: str) -> tuple[TaskTimes, Captured, torch.nn.Module]:
+    job, model, captured = taken(name)
+    part = next(micro_batches(job.example(), 2))
+    return time_tasks(captured, model, job.optimizer, part, CPU, budget_s=0.0, least=3, most=3), captured, model
+
+
+def test_every_task_has_times_and_none_is_negative() -> None:
+    times, captured, _ = timed("long_skip")
+    n = sum(t.phase == "forward" for t in captured.graph.tasks)
+    assert times.forward.shape == times.backward.shape == (3, n)
+    assert (times.forward > 0).all()
+    assert (times.backward >= 0).all()
+    assert (times.calls >= 1).all()
+    assert (times.marks >= 1).sum() >= n - 1  # hooks mark all that is differentiable
+    assert (np.array([times.whole_forward, times.whole_backward, times.alone, times.update]) > 0).all()
+    assert times.whole_forward.shape == (3,)
+
+
+@pytest.mark.parametrize(("name", "share"), [("long_skip", 1.0), ("two_inputs", 2.0)], ids=["momentum", "adam"])
+def test_optimizer_state_is_counted_in_parameters(name: str, share: float) -> None:
+    assert timed(name)[0].optimizer_bytes_per_parameter_byte == pytest.approx(share)
+
+
+def test_plain_sgd_keeps_nothing() -> None:
+    job, model, captured = taken("two_inputs")
+    part = next(micro_batches(job.example(), 2))
+    times = time_tasks(
+        captured,
+        model,
+        lambda ps: torch.optim.SGD([p for _, p in ps], lr=0.1),
+        part,
+        CPU,
+        budget_s=0.0,
+        least=1,
+        most=1,
+    )
+    assert times.optimizer_bytes_per_parameter_byte == 0.0
+
+
+@pytest.mark.parametrize("name", ["long_skip", "two_inputs"])
+def test_the_model_stays_as_it_was(name: str) -> None:
+    job, model, captured = taken(name)
+    before = {n: t.detach().clone() for n, t in model.state_dict().items()}
+    time_tasks(
+        captured,
+        model,
+        job.optimizer,
+        next(micro_batches(job.example(), 2)),
+        CPU,
+        budget_s=0.0,
+        least=2,
+        most=2,
+    )
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[n], after[n]) for n in before)
+    assert all(p.grad is None for p in model.parameters())
+    assert model.training
+
+
+def test_a_budget_ends_the_passes() -> None:
+    job, model, captured = taken("two_inputs")
+    part = next(micro_batches(job.example(), 2))
+    least = time_tasks(captured, model, job.optimizer, part, CPU, budget_s=0.0, least=2, most=9)
+    most = time_tasks(captured, model, job.optimizer, part, CPU, budget_s=60.0, least=2, most=5)
+    assert (len(least.forward), len(most.forward)) == (2, 5)
+
+
+def test_a_job_measured_whole(tmp_path: Path) -> None:
+    """Graph, costs and facts fit each other, and the profile comes back from its file."""
+    from partita.nouns.profile import Profile
+
+    profile = measure_job(f"{MODELS}:two_inputs", {"batch": "8"}, devices=2, sizes=(4, 2), budget_s=60.0)
+    assert [s.micro_batch_size for s in profile.samples] == [4, 2]
+    assert profile.batch_size == 8
+    for sample in profile.samples:
+        assert (sample.costs.seconds >= 0).all()
+        assert np.isfinite(sample.costs.seconds).all()
+        assert sample.single_step_s > 0
+        assert sample.costs.check(sample.graph) == []
+    assert 0 < profile.facts["wall_s"] < 120
+    assert profile.facts["cpu_s"] > 0
+    assert profile.facts["settings"] == {"batch": "8"}
+    assert Profile.read(profile.write(tmp_path / "profile.json")).to_json() == profile.to_json()
+
+
+@pytest.mark.parametrize("size", [0, 9])
+def test_a_size_beyond_the_batch_is_refused(size: int) -> None:
+    with pytest.raises(JobError, match="batches of 8"):
+        measure_job(f"{MODELS}:long_skip", sizes=(size,), devices=1)
+
+
+def test_leaves_of_a_batch_are_not_written_to() -> None:
+    job, model, captured = taken("two_inputs")
+    (inputs, target) = next(micro_batches(job.example(), 2))
+    before: list[Tensor] = [t.clone() for t in (*inputs, target)]
+    time_tasks(captured, model, job.optimizer, (inputs, target), CPU, budget_s=0.0, least=1, most=1)
+    assert all(torch.equal(a, b) for a, b in zip(before, (*inputs, target), strict=True))

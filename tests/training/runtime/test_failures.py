@@ -1,0 +1,198 @@
+"""What goes wrong in a run: one sentence, a hint, the right exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from training.runtime.helpers import plan_file
+from training.runtime.runs import LOOPBACK, listening, losses, start, train, workers_of
+
+from partita.training.runtime.checkpoint import examine
+
+MANY = ("--steps", "1000000")
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with plans for the jobs of tests/jobs."""
+    folder = tmp_path_factory.mktemp("plans")
+    plan_file("failing:good", stages=2).write(folder / "good.json")
+    plan_file("failing:good", stages=3).write(folder / "good3.json")
+    plan_file("failing:optimizer_fails", stages=2).write(folder / "optimizer.json")
+    return folder
+
+
+def gone(pids: list[int], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(Path(f"/proc/{p}").exists() for p in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_a_killed_worker_ends_the_run_with_its_name_and_what_it_did(tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--checkpoint-every", "5")
+    run.wait_for_step(12)
+    workers = run.workers()
+    assert sorted(workers) == [0, 1, 2]
+    os.kill(workers[1], signal.SIGKILL)
+    began = time.monotonic()
+    assert run.wait(10) == 1
+    assert time.monotonic() - began < 10
+    assert gone(list(workers.values()), 0)
+    error = run.error()
+    assert re.match(
+        rf"rank 1 \(process {workers[1]}\) was killed by SIGKILL during step \d+, "
+        r"((compute|recv|send|update) [FBU]\S+( micro-batch \d+)?|between instructions)\. hint: ",
+        error,
+    ), error
+    assert f"--resume {run.out / 'checkpoints'}" in error
+    assert "dmesg" in error
+    assert run.stdout == ""
+    examine(run.out / "checkpoints")
+
+
+def test_a_stopped_worker_is_noticed_after_the_timeout(tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--timeout-s", "5")
+    run.wait_for_step(3)
+    workers = run.workers()
+    os.kill(workers[2], signal.SIGSTOP)
+    assert run.wait(5 + 10) == 1
+    assert gone(list(workers.values()), 0)
+    error = run.error()
+    assert f"rank 2 (process {workers[2]}) is stopped (SIGSTOP) during step" in error
+
+
+def test_workers_listen_on_loopback_only_and_end_with_their_launcher(tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, "failing:good", plans / "good.json", *MANY, env={"GLOO_SOCKET_IFNAME": ""})
+    run.wait_for_step(2)
+    workers = run.workers()
+    assert len(workers) == 2
+    for pid in workers.values():
+        assert listening(pid)
+        assert listening(pid) <= LOOPBACK
+    assert listening(run.process.pid) == set()
+    run.process.kill()
+    run.process.wait()
+    assert gone(list(workers.values()), 5)
+
+
+def test_ctrl_c_stops_gracefully_and_the_checkpoint_goes_on(tmp_path: Path, plans: Path) -> None:
+    """Exit code 130, all steps so far saved; resuming continues with the next step."""
+    run = train(tmp_path, "failing:good", plans / "good.json", *MANY, "--json")
+    run.wait_for_step(5)
+    workers = run.workers()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(20) == 130
+    assert gone(list(workers.values()), 0)
+    error = run.error()
+    last = max(losses(run.out))
+    assert error == f"stopped after step {last}, which is saved. hint: go on with --resume {run.out / 'checkpoints'}"
+    assert "Ctrl-C again ends at once" in run.stderr
+    path, progress = examine(run.out / "checkpoints")
+    assert (progress.step, path.name) == (last, f"step-{last:08d}")
+    assert not list((run.out / "checkpoints").glob(".*"))
+    assert run.stdout == ""
+
+    again = train(
+        tmp_path,
+        "failing:good",
+        plans / "good.json",
+        "--steps",
+        str(last + 2),
+        "--resume",
+        str(run.out / "checkpoints"),
+    )
+    assert again.wait() == 0, again.stderr
+    assert sorted(losses(run.out)) == list(range(1, last + 3))
+
+
+@pytest.mark.slow
+def test_sigterm_is_as_graceful(tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, "failing:good", plans / "good.json", *MANY)
+    run.wait_for_step(2)
+    run.process.terminate()
+    assert run.wait(20) == 130
+    assert "stopped after step" in run.error()
+
+
+def test_second_ctrl_c_ends_at_once(tmp_path: Path, plans: Path) -> None:
+    """Batches come every 30 s after the first few: the graceful end would take long."""
+    run = train(tmp_path, "failing:good", plans / "good.json", *MANY, "--set", "seconds=2")
+    run.wait_for_step(1)
+    workers = run.workers()
+    run.process.send_signal(signal.SIGINT)
+    run.wait_until(lambda: "Ctrl-C again" in run.stderr, "word of stopping")
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(10) == 130
+    assert time.monotonic() - began < 3
+    assert gone(list(workers.values()), 0)
+    assert run.error() == "interrupted"
+
+
+def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, "failing:good", plans / "good.json", *MANY)
+    run.wait_until(lambda: len(run.workers()) == 2, "workers")
+    workers = run.workers()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(10) == 130
+    assert gone(list(workers.values()), 2)  # killed, but perhaps not yet buried
+    assert run.error() == "interrupted"
+    assert not (run.out / "checkpoints").exists()
+
+
+def test_an_unexpected_exception_goes_to_a_log(tmp_path: Path, plans: Path) -> None:
+    """The traceback is in worker-rank1.log, the terminal has one sentence with place and log."""
+    run = train(tmp_path, "failing:optimizer_fails", plans / "optimizer.json", *MANY)
+    assert run.wait() == 1
+    error = run.error()
+    assert "rank 1 failed during step 4, update U1 at " in error
+    assert re.search(
+        r"failing\.py:\d+ \(raise ArithmeticError\(.*\)\): ArithmeticError: the moon is in the wrong phase", error
+    )
+    log = run.out / "worker-rank1.log"
+    assert error.endswith(f"see {log}")
+    assert "Traceback (most recent call last)" in log.read_text()
+    assert losses(run.out).keys() == {1, 2, 3}
+
+
+BAD_JOBS = {
+    "raises": r"raises failed at .*failing\.py:\d+ .*FileNotFoundError: data/train\.parquet",
+    "branches": r"the model's path depends on the values of a tensor at .*failing\.py:\d+ \(if y\.sum\(\) > 0:\)",
+    "wider": r"the plan was made for graph \w+, the job's model is graph \w+",
+    "batches_fail": r"the job failed in its batches at .*failing\.py:\d+ .*: OSError: disk on fire",
+    "changing_shapes": r"batch 2 of epoch 0 is unlike the first batch of the first epoch: leaf 0 is torch\.float32 \[\*, 32\], not torch\.float32 \[\*, 16\]",
+    "different_batches": r"the ranks got different batches in epoch 0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n in ("wider", "batches_fail", "different_batches") else pytest.mark.slow)
+        for n in BAD_JOBS
+    ],
+)
+def test_bad_jobs(name: str, tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, f"failing:{name}", plans / "good.json", "--epochs", "2")
+    assert run.wait() == 2, run.stderr
+    error = run.error()
+    assert re.search(BAD_JOBS[name], error), error
+    assert " hint: " in error
+    assert run.stdout == ""
+    assert not (run.out / "checkpoints").exists()
+    assert workers_of(run.process.pid) == {}
+
+
+def test_no_folder_to_write_into(tmp_path: Path, plans: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = start(tmp_path, ["run", "x.py:job", "--plan", plans / "good.json", "-o", tmp_path / "file" / "run"])
+    assert run.wait() == 2
+    assert "nothing can be written into" in run.error()

@@ -1,0 +1,170 @@
+"""The same command inside torchrun, and ranks that were started by hand: all on loopback, none left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from training.runtime.helpers import plan_file, source_of
+from training.runtime.runs import JOBS, LOOPBACK, Run, alone, listening, losses, metrics, start
+
+from partita.cli import main
+from partita.training.job import load_job
+from partita.training.runtime.launch import process_state
+from partita.training.runtime.worker_status import Board
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plan_file("failing:good", stages=2).write(tmp_path_factory.mktemp("plan") / "plan.json")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return int(s.getsockname()[1])
+
+
+def words(plan: Path, out: Path, *options: str) -> list[str]:
+    return ["run", f"{JOBS / 'failing.py'}:good", "--plan", str(plan), "-o", str(out), *options]
+
+
+def by_hand(folder: Path, ranks: Sequence[int], command: list[str], port: int, world: int = 2) -> list[Run]:
+    """Ranks as another launcher would start them."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    return [start(folder / f"rank{r}", command, {**env, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in ranks]
+
+
+def test_torchrun_trains_like_one_process(tmp_path: Path, plan: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
+            "--master-port", str(free_port()), "-m", "partita", *words(plan, tmp_path / "run", "--steps", "5", "--json"),
+        ],
+        env=env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    wanted, _ = alone(load_job(source_of("failing:good")), 5, 2)
+    assert losses(tmp_path / "run") == pytest.approx(wanted, rel=1e-6)
+    assert (tmp_path / "run" / "measured.json").exists()
+    assert not list((tmp_path / "run").glob(".board*"))
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+def test_a_lost_rank_is_named_by_the_other_one(tmp_path: Path, plan: Path) -> None:
+    """Who is gone, what it was doing, and what this one was doing; meanwhile all listen on loopback only."""
+    ranks = by_hand(tmp_path, (0, 1), words(plan, tmp_path / "run", "--steps", "1000000"), free_port())
+    try:
+        ranks[0].wait_until(lambda: len(metrics(tmp_path / "run")) >= 5, "step 5")
+        for rank in ranks:
+            assert listening(rank.process.pid)
+            assert listening(rank.process.pid) <= LOOPBACK
+        ranks[1].process.kill()
+        ranks[1].process.wait()
+        began = time.monotonic()
+        assert ranks[0].wait(10) == 1
+        assert time.monotonic() - began < 10
+        what = r"step \d+, ((compute|recv|send|update) [FBU]\S+( micro-batch \d+)?|between instructions)"
+        error = ranks[0].error()
+        assert re.match(rf"rank 1 is gone; it was in {what}, and rank 0 in {what}", error), error
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+@pytest.mark.slow
+def test_a_rank_ended_by_torchrun_says_so(tmp_path: Path, plan: Path) -> None:
+    """torchrun sends SIGTERM to the others when one rank fails."""
+    ranks = by_hand(tmp_path, (0, 1), words(plan, tmp_path / "run", "--steps", "1000000"), free_port())
+    try:
+        ranks[0].wait_until(lambda: len(metrics(tmp_path / "run")) >= 3, "step 3")
+        ranks[0].process.send_signal(signal.SIGTERM)
+        assert ranks[0].wait(10) == 1
+        assert ranks[1].wait(10) == 1
+        assert re.search(r"rank 0 was ended by SIGTERM during step \d+|rank 1 is gone", ranks[0].error())
+        assert "rank 0 is gone" in ranks[1].error()
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+def test_a_port_in_use(tmp_path: Path, plan: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        (rank,) = by_hand(tmp_path, (0,), words(plan, tmp_path / "run"), port)
+        assert rank.wait() == 2
+    assert rank.error() == (
+        f"rank 0 cannot listen at 127.0.0.1:{port}: Address already in use. "
+        "hint: choose another MASTER_PORT that is free, or this machine's address as MASTER_ADDR"
+    )
+
+
+def test_a_rank_that_stays_away(tmp_path: Path, plan: Path) -> None:
+    (rank,) = by_hand(tmp_path, (1,), words(plan, tmp_path / "run", "--timeout-s", "2"), free_port())
+    assert rank.wait() == 1
+    assert re.match(r"rank 1 of 2 does not reach 127\.0\.0\.1:\d+ within 2 s: ", rank.error()), rank.error()
+
+
+@pytest.mark.parametrize(
+    ("env", "fact"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "3"}, "the plan uses 2 devices, 3 workers were started"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}, "MASTER_PORT 'x'"),
+    ],
+)
+def test_an_environment_that_does_not_fit(env: dict[str, str], fact: str, tmp_path: Path, plan: Path) -> None:
+    run = start(tmp_path, words(plan, tmp_path / "run"), {"MASTER_ADDR": "", "MASTER_PORT": "", **env})
+    assert run.wait() == 2, run.stderr
+    assert fact in run.error()
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "options", "fact"),
+    [
+        ("2", "2", ["--plan", "p.json"], "RANK is '2' and WORLD_SIZE '2'"),
+        ("one", "2", ["--plan", "p.json"], "RANK is 'one'"),
+        ("0", "2", [], "inside torchrun a plan is needed"),
+        ("0", "2", ["--plan", "no.json"], "no.json cannot be read: No such file"),
+    ],
+)
+def test_told_before_anything_starts(
+    rank: str,
+    ranks: str,
+    options: list[str],
+    fact: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    assert main(["run", "x.py:job", "-o", str(tmp_path / "run"), *options]) == 2
+    assert fact in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_torchrun_ends_when_a_rank_is_killed(tmp_path: Path, plan: Path) -> None:
+    """The remaining rank still says who was lost, before or after torchrun asks it to end."""
+    with open(tmp_path / "stderr", "wb") as stderr:
+        agent = subprocess.Popen(
+            [
+                sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
+                "--master-port", str(free_port()), "-m", "partita", *words(plan, tmp_path / "run", "--steps", "1000000"),
+            ],
+            stdout=subprocess.DEVNULL, stderr=stderr,
+        )  # fmt: skip
+    run = Run(agent, tmp_path, tmp_path / "run")
+    run.wait_for_step(3)
+    pids = [Board.open(tmp_path / "run" / f".board-{r}", 2).row(r).pid for r in (0, 1)]
+    os.kill(pids[1], signal.SIGKILL)
+    assert run.wait(15) != 0
+    assert all(process_state(pid) == "X" for pid in pids)
+    assert "partita: rank 1 is gone; it was in step" in run.stderr
