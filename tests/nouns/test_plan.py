@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_worlds import VERDICT, clusters, damaged, given_costs, graphs, placed, refused_or, stage_plan, training_chain
 
-from partita.errors import BadInput, PlanError
+from partita.errors import BadInput, InternalError, PlanError
 from partita.files import dump_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
-from partita.nouns.plan import Plan, PlanFile, Verdict, plan_from_json
+from partita.nouns.plan import Plan, PlanFile, Verdict, checked_bound, plan_from_json
 from partita.nouns.problem import Problem
 
 CHAIN = training_chain(3)
@@ -61,6 +61,17 @@ def test_any_placement_comes_back(graph: TaskGraph, cluster: Cluster, data: st.D
     plan = placed(graph, [one[t.group] if t.group else data.draw(device) for t in graph.tasks])
     assert plan.check(graph, cluster) == []
     assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize("bound", [1.1, 1.0 + 1e-8, math.inf, math.nan])
+def test_a_bound_above_the_value_is_never_hidden(bound: float) -> None:
+    with pytest.raises(InternalError, match="above a plan that takes 1.0 s"):
+        checked_bound(1.0, bound)
+
+
+def test_a_bound_may_meet_the_value_up_to_rounding() -> None:
+    assert [checked_bound(1.0, b) for b in (0.25, 1.0, 1.0 + 1e-12)] == [0.25, 1.0, 1.0]
+    assert checked_bound(0.0, 0.0) == 0.0
 
 
 def test_the_gap_is_a_share_of_the_bound() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from partita.errors import PlanError, refuse
+from partita.errors import InternalError, PlanError, refuse
 from partita.files import dump_json, read_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
@@ -71,6 +71,23 @@ class Verdict:
             seconds["seconds_spent"], value["objective"],
             {str(k): float(v) for k, v in value.get("compared_s", {}).items()},
         )  # fmt: skip
+
+
+def checked_bound(value_s: float, bound_s: float) -> float:
+    """The lower bound of a plan's objective, once it is seen not to be above the value that the plan reaches.
+
+    Above by rounding (a share of 1e-9) it is the value. Raises InternalError where it is above by more: then the bound
+    or the value is wrong, and no plan must be handed out as if it were proven.
+
+    >>> checked_bound(2.0, 1.5)
+    1.5
+    """
+    if not bound_s <= value_s + max(1e-9 * abs(value_s), 1e-15):
+        raise InternalError(
+            f"a lower bound of {bound_s!r} s is above a plan that takes {value_s!r} s",
+            hint="this is a fault of Partita; please report it with the problem",
+        )
+    return bound_s if bound_s < value_s else value_s
 
 
 @dataclass(frozen=True)
