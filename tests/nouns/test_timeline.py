@@ -38,7 +38,7 @@ TIMELINE = Timeline.of(
 
 
 def test_a_span_is_an_instruction_with_its_time() -> None:
-    assert TIMELINE[1] == Span(1, "cpu0->cpu1", "F0>F1", 0, 3.0, 4.0)
+    assert TIMELINE[1] == Span(1, "cpu0->cpu1", "F0>F1", "values", 0, 3.0, 4.0)
     assert len(TIMELINE) == 5
     assert TIMELINE.duration_s == 4.0
     assert TIMELINE.busy_share() == {"cpu0": 0.5, "cpu1": 0.5}

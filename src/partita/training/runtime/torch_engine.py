@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from partita.errors import PlanError
 from partita.nouns.pipeline_plan import PipelinePlan
-from partita.simulate.lower import shared_over_stages
+from partita.simulate.boundaries import shared_over_stages
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, micro_batches
 from partita.training.runtime.interpreter import StepResult
