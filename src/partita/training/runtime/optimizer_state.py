@@ -355,8 +355,8 @@ def _same_form(own: Any, saved: Any) -> bool:
     """
     if isinstance(own, Tensor) or isinstance(saved, Tensor):
         return isinstance(own, Tensor) and isinstance(saved, Tensor) and own.shape == saved.shape
-    if own is None or saved is None:
-        return True
+    if own is None:  # not set: what may stand there is not known
+        return not isinstance(saved, str | list)
     if isinstance(own, bool) or isinstance(saved, bool):
         return type(own) is type(saved)
     if isinstance(own, int | float):
@@ -377,24 +377,32 @@ Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype] | None]  #: field -> s
 
 def _expected(
     make: MakeOptimizer, parameters: Parameters, optimizer: torch.optim.Optimizer
-) -> dict[str, Layout] | None:
+) -> Mapping[str, Layout] | None:
     """Parameter -> what the optimizer would keep for it, found by two steps without data; None where those fail.
 
-    torch's optimizers all run on tensors without data but ASGD and Adafactor, which read a number.
+    torch's optimizers all run on tensors without data but ASGD and Adafactor, which read a number. Raises whatever the
+    step raises with the restored values where it works without them.
     """
+    try:
+        _trial(make, parameters, [])
+    except Exception:
+        return None
+    return _trial(make, parameters, optimizer.param_groups)
+
+
+def _trial(make: MakeOptimizer, parameters: Parameters, groups: Sequence[Mapping[str, Any]]) -> dict[str, Layout]:
+    """What another optimizer keeps after two steps on tensors without data, with the values of `groups` if given."""
     copies = [(n, nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)) for n, p in parameters]
     with torch.random.fork_rng(devices=[]):
-        try:
-            trial = make(copies)
-            for group, own in zip(trial.param_groups, optimizer.param_groups, strict=True):
-                plain = dict.fromkeys(("fused", "capturable", "foreach"), False)
-                group.update({k: v for k, v in {**own, **plain}.items() if k in group and k not in _MEMBERS})
-            for _ in range(2):
-                for _, p in copies:
-                    p.grad = torch.zeros_like(p) if p.requires_grad else None
-                trial.step()
-        except Exception:
-            return None
+        trial = make(copies)
+        for k, group in enumerate(trial.param_groups):
+            values = {key: v for key, v in (groups[k] if groups else {}).items() if key not in _MEMBERS}
+            on_a_device = dict.fromkeys(("fused", "capturable", "foreach"), False)
+            group.update({key: v for key, v in {**values, **on_a_device}.items() if key in group})
+        for _ in range(2):
+            for _, p in copies:
+                p.grad = torch.zeros_like(p) if p.requires_grad else None
+            trial.step()
     return {
         n: {key: (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else None for key, v in trial.state[p].items()}
         for n, p in copies
