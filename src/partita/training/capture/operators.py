@@ -61,7 +61,7 @@ def _draws(space: str, name: str) -> bool:
     """An operator, or its form in place or out of place, is tagged by torch as seeded, or takes a generator."""
     plain = name.removesuffix("_")
     packets = [getattr(getattr(torch.ops, space), n, None) for n in (plain, f"{plain}_")]
-    overloads = [getattr(p, o) for p in packets if isinstance(p, torch._ops.OpOverloadPacket) for o in p.overloads()]
+    overloads = [getattr(p, o) for p in packets if isinstance(p, torch._ops.OpOverloadPacket) for o in p.overloads()]  # type: ignore[no-untyped-call]
     return plain in _UNTAGGED or any(
         torch.Tag.nondeterministic_seeded in o.tags or any(a.name == "generator" for a in o._schema.arguments)
         for o in overloads

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from partita.errors import PlanError
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.training.job import TrainingJob, load_job
 from partita.training.runtime.clock import Clock
@@ -75,7 +76,7 @@ class Session:
     @property
     def full_batch(self) -> int:
         """Samples of the batch that the plan was made for."""
-        return int(self.file.facts.get("batch_size", 0))
+        return self.file.problem.batch_size if isinstance(self.file.problem, PipelineProblem) else 0
 
 
 def _transport(assignment: Assignment, device: torch.device) -> Transport:
