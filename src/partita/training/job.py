@@ -15,6 +15,7 @@ import contextlib
 import copy
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from partita.errors import JobError, PartitaError, place_of, refuse, sentence_of
+
+drawing = threading.RLock()  #: held by who draws from the process's global generators, or puts others in their place
 
 Batch = tuple[Any, Any]  #: (inputs, target): each a tensor, or a tuple, list or dict of tensors
 
@@ -66,8 +69,8 @@ class TrainingJob:
 
     def build(self) -> nn.Module:
         """The model in training mode, initialised under the job's seed. Raises JobError where it is no module."""
-        torch.manual_seed(self.seed)
-        with users_code("its model"):
+        with drawing, users_code("its model"):
+            torch.manual_seed(self.seed)
             model = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
         if not isinstance(model, nn.Module):
             raise JobError(

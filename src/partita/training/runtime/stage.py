@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from partita.training.capture.model import Binding, Captured, operator_name, written_buffers
-from partita.training.job import Batch
-
-_RANDOM = frozenset(("dropout", "scaled_dot_product_attention", "native_dropout", "feature_dropout", "alpha_dropout", "bernoulli", "rand", "randn", "rand_like", "randn_like", "rrelu", "normal", "multinomial", "randint", "randperm", "uniform"))  # fmt: skip
+from partita.training.capture.model import Binding, Captured, written_buffers
+from partita.training.capture.operators import draws_random_numbers
+from partita.training.job import Batch, drawing
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def stage_code(captured: Captured, tasks: Iterable[str], wanted: Sequence[str]) 
         tuple(dict.fromkeys(named["parameter"])),
         tuple(dict.fromkeys(named["buffer"])),
         written_buffers(nodes, captured.bindings),
-        any(operator_name(n) in _RANDOM for n in nodes),
+        any(draws_random_numbers(n) for n in nodes),
     )
 
 
@@ -143,16 +142,14 @@ class Stage:
             arguments[i] = batch_leaves[leaf]
         for i, name in self._received:
             arguments[i] = received[name]
-        if self.code.random:
-            torch.manual_seed(seed)
         if not self._recompute:
-            outputs = self._run(*arguments)
+            outputs = self._seeded(arguments, seed)
             self._kept[micro_batch] = _Kept(outputs, received, (), seed)
-            return outputs  # type: ignore[no-any-return]
+            return outputs
         with torch.no_grad():
-            outputs = self._run(*arguments)
+            outputs = self._seeded(arguments, seed)
         self._kept[micro_batch] = _Kept((), received, tuple(arguments), seed)
-        return outputs  # type: ignore[no-any-return]
+        return outputs
 
     def backward(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
         """Add to the parameters' gradients; returns the gradient of each received value that has one.
@@ -173,9 +170,15 @@ class Stage:
         arguments = list(kept.arguments)
         for i in self._written:
             arguments[i] = arguments[i].clone()
-        if self.code.random:
-            torch.manual_seed(kept.seed)
-        return self._run(*arguments)  # type: ignore[no-any-return]
+        return self._seeded(arguments, kept.seed)
+
+    def _seeded(self, arguments: Sequence[Any], seed: int) -> tuple[Tensor, ...]:
+        """The stage's code; what it draws at random depends on the seed alone."""
+        if not self.code.random:
+            return self._run(*arguments)  # type: ignore[no-any-return]
+        with drawing:
+            torch.manual_seed(seed)
+            return self._run(*arguments)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
