@@ -13,7 +13,7 @@ from partita.cli.talk import Talk
 from partita.cli.what_if import Answer, answers
 from partita.nouns.plan import PlanFile
 from partita.page.text import draw, facts, percent, seconds, table
-from partita.simulate.lower import lower
+from partita.simulate.lower import program_of
 from partita.simulate.simulator import durations, simulate
 
 NOTICEABLE = 0.01  #: a change that brings less is said to bring nothing
@@ -57,7 +57,7 @@ def _bottleneck(file: PlanFile) -> tuple[str, str, str]:
             "gradient sums": row["sync_s"],
         }
         return " ".join(row["devices"]), max(parts, key=lambda k: parts[k]), bars(shown["table"], width)
-    program = lower(file.graph, file.cluster, file.plan)
+    program = program_of(file)
     timeline = simulate(program, durations(program, file.graph, file.costs, file.cluster))
     busy = timeline.busy_share()
     name = max(busy, key=lambda n: busy[n])

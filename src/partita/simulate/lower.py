@@ -22,8 +22,9 @@ from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Slot
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.plan import Plan
+from partita.nouns.plan import Plan, PlanFile
 from partita.nouns.program import Builder, Op, Piece, PieceKind, Program
 from partita.simulate.boundaries import Boundary, boundaries, gradient_sums
 from partita.simulate.exchange import ring_share
@@ -52,6 +53,12 @@ def lower(graph: TaskGraph, cluster: Cluster, plan: Plan, *, clips: bool = False
         lowering.add_sums(clips)
         lowering.add_updates()
     return lowering.build.program(fair=_fair_queues(cluster))
+
+
+def program_of(file: PlanFile) -> Program:
+    """The program that a plan file stands for. Raises PlanError as `lower` does."""
+    clips = isinstance(file.problem, PipelineProblem) and file.problem.clips
+    return lower(file.graph, file.cluster, file.plan, clips=clips)
 
 
 @dataclass(frozen=True)

@@ -158,10 +158,10 @@ def simulated(plan: PlanFile | None) -> Timeline | None:
     """The predicted timeline of a plan: what predicted.json would hold."""
     if plan is None:
         return None
-    from partita.simulate.lower import lower
+    from partita.simulate.lower import program_of
     from partita.simulate.simulator import durations, simulate
 
-    program = lower(plan.graph, plan.cluster, plan.plan)
+    program = program_of(plan)
     return simulate(program, durations(program, plan.graph, plan.costs, plan.cluster))
 
 

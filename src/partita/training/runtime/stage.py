@@ -6,6 +6,7 @@ gives: values that later stages read, and the loss where it is made here
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from partita.training.capture.model import Binding, Captured, written_buffers
 from partita.training.capture.operators import draws_random_numbers
-from partita.training.job import Batch, drawing
+from partita.training.job import Batch, Precision, drawing
+from partita.training.runtime.split_backward import WeightPart, input_part
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,9 @@ class Stage:
         *,
         device: torch.device,
         recompute: bool = False,
+        precision: Precision = contextlib.nullcontext,
     ) -> None:
-        """`tensors` holds this stage's parameters (leaves) and buffers by name."""
+        """`tensors` holds this stage's parameters (leaves) and buffers by name; forwards run inside `precision()`."""
         self.code = code
         self._run = code.function.forward
         self._recompute = recompute
@@ -115,6 +118,8 @@ class Stage:
         self._leaves: list[tuple[int, int]] = []  # (placeholder, leaf of the batch)
         self._received: list[tuple[int, str]] = []  # (placeholder, value)
         self._kept: dict[int, _Kept] = {}
+        self._waiting: dict[int, WeightPart] = {}
+        self._precision = precision
         self._written = [
             i
             for i, t in enumerate(code.takes)
@@ -158,12 +163,35 @@ class Stage:
         `weight` is the micro-batch's share of the batch: the loss is scaled by it.
         """
         kept = self._kept.pop(micro_batch)
+        outputs, arrived = self._roots(kept, gradients, weight)
+        torch.autograd.backward(outputs, arrived)
+        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+
+    def backward_inputs(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
+        """Like `backward`, but most of the parameters' gradients wait for `backward_weights`."""
+        kept = self._kept.pop(micro_batch)
+        outputs, arrived = self._roots(kept, gradients, weight)
+        inputs = [t for t in kept.received.values() if t.requires_grad]
+        self._waiting[micro_batch] = input_part(outputs, arrived, inputs)
+        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+
+    def backward_weights(self, micro_batch: int) -> None:
+        """The rest of a backward whose inputs' part has run."""
+        self._waiting.pop(micro_batch).run()
+
+    def free(self, micro_batch: int) -> None:
+        """Drop what a forward kept, whose backward never comes."""
+        self._kept.pop(micro_batch, None)
+
+    def _roots(
+        self, kept: _Kept, gradients: Sequence[Tensor | None], weight: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """(outputs that a backward begins at, the gradient that arrives at each)."""
         outputs = kept.outputs or self._again(kept)
         pairs = [(o, g) for o, g in zip(outputs, gradients, strict=False) if g is not None and o.requires_grad]
         if self.code.has_loss:
             pairs.append((outputs[-1], torch.full_like(outputs[-1], weight)))
-        torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+        return [o for o, _ in pairs], [g for _, g in pairs]
 
     def _again(self, kept: _Kept) -> tuple[Tensor, ...]:
         """The forward once more, now differentiably; what it writes to buffers is thrown away."""
@@ -175,8 +203,9 @@ class Stage:
     def _seeded(self, arguments: Sequence[Any], seed: int) -> tuple[Tensor, ...]:
         """The stage's code; what it draws at random depends on the seed alone."""
         if not self.code.random:
-            return self._run(*arguments)  # type: ignore[no-any-return]
-        with drawing:
+            with self._precision():
+                return self._run(*arguments)  # type: ignore[no-any-return]
+        with drawing, self._precision():
             torch.manual_seed(seed)
             return self._run(*arguments)  # type: ignore[no-any-return]
 

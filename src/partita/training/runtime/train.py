@@ -40,7 +40,7 @@ def train(session: Session) -> Progress:
     assert engine is not None
     store = _Store(session, engine)
     progress = began = store.resume()
-    record = _Record(session)
+    record = _Record(session, engine)
     traces: list[Trace] = []
     usage = time.process_time()
     board.enter(rank, "running")
@@ -120,15 +120,14 @@ def check_same_everywhere(batch: Batch, epoch: int) -> None:
 class _Record:
     """metrics.jsonl, written by the first rank that makes the loss."""
 
-    def __init__(self, session: Session) -> None:
-        assignment = session.assignment
-        self._mine = assignment.plan.stages[assignment.stage].devices[0] == assignment.device
+    def __init__(self, session: Session, engine: Engine) -> None:
+        self._engine = engine
         self._path = Path(session.spec.out) / "metrics.jsonl"
         self._resumed = bool(session.spec.resume)
         self._file: TextIO | None = None
 
     def write(self, step: int, loss: float, step_s: float) -> None:
-        if math.isnan(loss) or not self._mine:
+        if math.isnan(loss) or not self._engine.reports_loss:
             return
         if self._file is None:
             earlier = read_metrics(self._path) if self._resumed else []
