@@ -29,14 +29,22 @@ def process_group(spec: Spec, file: PlanFile, rank: int, ranks: int) -> Iterator
 
     Raises BadInput where the meeting point cannot be used, WorkerFailed where the others do not come.
     """
+    import torch
     import torch.distributed as dist
 
+    from partita.training.runtime.device import backend_for, torch_device
+
+    names = getattr(file.plan, "devices", ())
+    backend, device = backend_for(file.cluster, names), torch_device(file.cluster, names[rank])
     how: dict[str, Any] = {"init_method": spec.rendezvous}
     if spec.rendezvous != "env://" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         how = {"store": _meeting_point(spec, rank, ranks)}
     patience = timedelta(seconds=spec.timeout_s)
     try:
-        dist.init_process_group(backend_for(file), rank=rank, world_size=ranks, timeout=patience, **how)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # what says no device means this one, in every thread of this rank's own
+        bound = device if "nccl" in backend else None  # so that communicators are made now, by all in one order
+        dist.init_process_group(backend, device_id=bound, rank=rank, world_size=ranks, timeout=patience, **how)
     except (RuntimeError, OSError, ValueError) as error:
         raise _absent(rank, ranks, spec.timeout_s, error) from error
     try:
@@ -116,12 +124,6 @@ def _listener(host: str, port: int) -> socket.socket:
             f"rank 0 cannot listen at {host}:{port}: {os.strerror(error.errno or 0) if (error.errno or 0) > 0 else error}",
             hint="choose another MASTER_PORT that is free, or this machine's address as MASTER_ADDR",
         ) from error
-
-
-def backend_for(file: PlanFile) -> str:
-    """gloo; with CUDA devices, NCCL beside it."""
-    kinds = {d.kind for d in file.cluster.devices if d.name in getattr(file.plan, "devices", ())}
-    return "cpu:gloo,cuda:nccl" if "cuda" in kinds else "gloo"
 
 
 def stay_on_loopback(spec: Spec) -> None:

@@ -24,7 +24,8 @@ from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
 from partita.simulate.lower import boundaries, lower, reductions, shared_over_stages
 from partita.training.capture.model import Captured, capture
-from partita.training.job import Batch, TrainingJob, batch_size, micro_batches
+from partita.training.job import Batch, TrainingJob, batch_size, drawing, micro_batches
+from partita.training.runtime.device import subgroup
 from partita.training.runtime.interpreter import Interpreter, Place, StepResult, reduce_gradients
 from partita.training.runtime.stage import Stage, stage_code
 from partita.training.runtime.transport import Transport
@@ -56,15 +57,6 @@ class Assignment:
                 hint="make a plan from a profile that `partita measure` wrote",
             )
         return Assignment(file.plan, file.cluster, file.problem.micro_batch_size, rank)
-
-
-def torch_device(assignment: Assignment) -> torch.device:
-    """The torch device of a rank: its cluster device's kind, for CUDA with the number its name ends with."""
-    device = assignment.cluster.by_name[assignment.device]
-    if device.kind != "cuda":
-        return torch.device("cpu")
-    digits = "".join(c for c in device.name.rpartition(":")[2] if c.isdigit())
-    return torch.device("cuda", int(digits or 0) % max(torch.cuda.device_count(), 1))
 
 
 class Pipeline:
@@ -165,9 +157,10 @@ class Pipeline:
         return self._interpreters[key]
 
     def _capture(self, model: nn.Module, part: Batch) -> Captured:
-        state = torch.get_rng_state()
-        captured = capture(model, self._job.loss, part)
-        torch.set_rng_state(state)
+        with drawing:  # the next batch is being made by a thread
+            state = torch.get_rng_state()
+            captured = capture(model, self._job.loss, part)
+            torch.set_rng_state(state)
         found, wanted = captured.graph.fingerprint, self.assignment.plan.graph
         if found != wanted:
             raise PlanError(
@@ -249,7 +242,7 @@ def _reduction_groups(captured: Captured, plan: PipelinePlan) -> dict[str, tuple
         if len(stages) == 1:
             names = sorted(_read_by(captured, plan.stages[stages[0]].tasks) - set(torn))
             names = [n for n in names if _trainable(captured, n)]
-        found[name] = (names, dist.new_group([plan.devices.index(d) for d in devices]))
+        found[name] = (names, subgroup([plan.devices.index(d) for d in devices]))
     return found
 
 
@@ -258,7 +251,7 @@ def _replica_group(assignment: Assignment) -> Any:
     mine = None
     for stage in assignment.plan.stages:
         if stage.replicas > 1:
-            group = dist.new_group([assignment.plan.devices.index(d) for d in stage.devices])
+            group = subgroup([assignment.plan.devices.index(d) for d in stage.devices])
             mine = group if assignment.device in stage.devices else mine
     return mine
 

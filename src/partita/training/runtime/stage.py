@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from partita.training.capture.model import Binding, Captured, written_buffers
-from partita.training.capture.operators import draws_random_numbers
+from partita.training.capture.operators import draws_random_numbers, for_device
 from partita.training.job import Batch, drawing
 
 
@@ -109,7 +109,7 @@ class Stage:
     ) -> None:
         """`tensors` holds this stage's parameters (leaves) and buffers by name."""
         self.code = code
-        self._run = code.function.forward
+        self._run = for_device(code.function, device).forward
         self._recompute = recompute
         self._fixed: list[Any] = []  # a placeholder's value where it never changes
         self._leaves: list[tuple[int, int]] = []  # (placeholder, leaf of the batch)
