@@ -62,10 +62,11 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     from partita.nouns.metrics import read_metrics
     from partita.page.text import seconds
     from partita.pipeline.run import loop
-    from partita.training.runtime.checkpoint import examine
     from partita.training.runtime.worker import stopped
 
     if options.resume:
+        from partita.training.runtime.checkpoint import examine  # brings torch, which takes a second or two
+
         examine(options.resume)  # a missing or damaged checkpoint is told before anything is started
         read_metrics(Path(options.out) / "metrics.jsonl")  # and so is a damaged record that would be continued
     check_folder(options.out)

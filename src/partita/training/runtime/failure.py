@@ -6,6 +6,7 @@ a rank that was killed   >   an error of a rank's own   >   a rank that fell sil
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.errors import BadInput, CheckpointError, PartitaError, WorkerFailed
+from partita.errors import BadInput, PartitaError, WorkerFailed
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
@@ -121,19 +122,11 @@ def count_oom_kills() -> int:
 
 
 def resume_hint(spec: Spec, began_s: float) -> str:
-    """How to go on, where there is a whole checkpoint of this run, or the one that it resumed from."""
-    if not spec.checkpoints:
-        return ""
-    from partita.training.runtime.checkpoint import examine
-
-    for folder in dict.fromkeys(f for f in (spec.checkpoints, spec.resume) if f):
-        try:
-            path, _ = examine(folder)
-            if spec.resume or (path / "state.json").stat().st_mtime >= began_s - 2.0:  # file systems count coarsely
-                return f"resume with --resume {folder}"
-        except (CheckpointError, OSError):
-            continue
-    return ""
+    """How to go on, where there is a checkpoint of this run (whole, or it would not have its name), or it was resumed itself."""
+    states = [p.stat() for p in Path(spec.checkpoints or os.devnull).glob("step-*/state.json")]
+    own = any(s.st_mtime >= began_s - 2.0 for s in states)  # file systems count coarsely
+    folder = spec.checkpoints if own else spec.resume
+    return f"resume with --resume {folder}" if folder else ""
 
 
 # ---- what workers leave --------------------------------------------------------------------------------------------------
