@@ -103,10 +103,13 @@ def measured(s: Setting, model: str) -> Path:
 
 def measure(s: Setting) -> str:
     """A job is captured and timed on the device itself; its whole model's time is one of a plain step."""
-    value = json.loads(measured(s, "resnet").read_text())
-    kinds = {d["kind"] for d in value["cluster"]["device"]} if "device" in value["cluster"] else set()
-    step_s = value["samples"][0]["single_step_s"]
-    return expect(not kinds or s.kind in kinds, f"a step takes {step_s * 1e3:.1f} ms, on {', '.join(kinds) or s.kind}")
+    from partita.nouns.profile import Profile
+
+    profile = Profile.read(measured(s, "resnet"))
+    kinds = {d.kind for d in profile.cluster.devices}
+    return expect(
+        kinds == {s.kind}, f"a step takes {profile.samples[0].single_step_s * 1e3:.1f} ms, on {', '.join(kinds)}"
+    )
 
 
 def links(s: Setting) -> str:
