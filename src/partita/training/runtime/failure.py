@@ -36,7 +36,7 @@ _HINTS = {
 
 
 def failure(
-    workers: Sequence[Process], board: Board, spec: Spec, file: PlanFile, began_s: float, oom_kills: int
+    workers: Sequence[Process], board: Board, spec: Spec, file: PlanFile, began_s: float, oom_kills: int | None
 ) -> PartitaError:
     """The first cause as one error. `began_s`: time.time(), and `oom_kills`: `count_oom_kills()`, when the run began."""
     deadline = time.monotonic() + 1.5  # time for the others to notice and leave word
@@ -48,7 +48,7 @@ def failure(
     silent = [r for r, w in enumerate(workers) if w.poll() is None and not words[r]]
     about = _About(board, spec, program_by_samples(file), began_s)
     if killed:
-        return about.killed(killed[0], workers[killed[0]].poll() or 0, count_oom_kills() - oom_kills)
+        return about.killed(killed[0], workers[killed[0]].poll() or 0, _since(oom_kills))
     if own:
         return about.reported(own[0], words[own[0]] or {})
     if silent:
@@ -69,8 +69,8 @@ class _About:
     def doing(self, rank: int) -> str:
         return doing(self.board.row(rank), self.program_of)
 
-    def killed(self, rank: int, code: int, oom_kills: int) -> WorkerFailed:
-        """It ended without a word. `oom_kills`: processes that the kernel killed for memory meanwhile."""
+    def killed(self, rank: int, code: int, oom_kills: int | None) -> WorkerFailed:
+        """It ended without a word. `oom_kills`: processes that the kernel killed for memory meanwhile, where it says so."""
         log, what = log_path(self.spec.out, rank), self.doing(rank)
         message = f"rank {rank} (process {self.board.row(rank).pid}) {ended_how(code)} during {what}"
         see = f"see {log}" if log.exists() and log.stat().st_size else ""
@@ -99,12 +99,14 @@ class _About:
         return "; ".join(h for h in (*hints, resume_hint(self.spec, self.began_s)) if h)
 
 
-def _why(code: int, oom_kills: int) -> str:
-    """What the exit code, and the kernel's count of processes that it killed for memory, say of the cause.
+def _why(code: int, oom_kills: int | None) -> str:
+    """What the exit code, and the kernel's count of processes that it killed for memory (None: unknown), say of the cause.
 
     >>> _why(-9, 0)
     'nothing here ran out of memory: somebody, or a batch system, killed it'
     """
+    if code == -signal.SIGKILL and oom_kills is None:
+        return "memory may have run out: look at dmesg"
     if code == -signal.SIGKILL and oom_kills:
         return "the kernel killed it for want of memory: use smaller micro-batches, more devices, or recomputation"
     if code == -signal.SIGKILL:
@@ -112,13 +114,19 @@ def _why(code: int, oom_kills: int) -> str:
     return _HINTS.get(signal.Signals(-code), "") if code < 0 else ""
 
 
-def count_oom_kills() -> int:
-    """Processes that this machine's kernel has killed for want of memory since it started; 0 where it does not say."""
+def count_oom_kills() -> int | None:
+    """Processes that this machine's kernel has killed for want of memory, in any container, since it started; None where it
+    does not say."""
     try:
         rows = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-        return int(rows.get("oom_kill", 0))
-    except (OSError, ValueError):
-        return 0
+        return int(rows["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _since(before: int | None) -> int | None:
+    now = count_oom_kills()
+    return None if before is None or now is None else now - before
 
 
 def resume_hint(spec: Spec, began_s: float) -> str:
