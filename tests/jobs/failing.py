@@ -216,3 +216,8 @@ class UnkeepableSgd(torch.optim.SGD):
 
 def unkeepable() -> TrainingJob:
     return replace(good(), optimizer=lambda parameters: UnkeepableSgd(parameters, lr=0.05))
+
+
+def summed() -> TrainingJob:
+    """Its loss is a sum: micro-batches would weigh it as a mean."""
+    return replace(good(), loss=lambda y, t: F.cross_entropy(y, t, reduction="sum"))

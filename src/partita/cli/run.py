@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import tempfile
@@ -61,10 +62,11 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     from partita.nouns.metrics import read_metrics
     from partita.page.text import seconds
     from partita.pipeline.run import loop
-    from partita.training.runtime.checkpoint import examine
     from partita.training.runtime.worker import stopped
 
     if options.resume:
+        from partita.training.runtime.checkpoint import examine  # brings torch, which takes a second or two
+
         examine(options.resume)  # a missing or damaged checkpoint is told before anything is started
         read_metrics(Path(options.out) / "metrics.jsonl")  # and so is a damaged record that would be continued
     check_folder(options.out)
@@ -84,10 +86,12 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 
 def check_folder(out: str) -> None:
-    """Raise BadInput unless files can be written into the folder, which is made where it is missing."""
+    """Raise BadInput unless files can be written into the folder, which is made where it is missing, and nobody else does."""
+    from partita.training.runtime.folder import held
+
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
+        with tempfile.TemporaryFile(dir=out), held(out):
             pass
     except OSError as error:
         raise BadInput(
@@ -147,6 +151,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     """Inside torchrun: this process is one rank."""
     from partita.nouns.plan import PlanFile
     from partita.pipeline.run import loop
+    from partita.training.runtime.folder import held
     from partita.training.runtime.worker import run_rank_alone
 
     if not options.plan:
@@ -155,7 +160,10 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
             hint="make one with `partita measure` and `partita plan`, then give --plan FILE",
         )
     rank, ranks = _place()
-    check_folder(options.out)
+    stack = contextlib.ExitStack()  # until this process ends
+    if rank == 0:
+        check_folder(options.out)
+        stack.enter_context(held(options.out))
     file = PlanFile.read(options.plan)
     folder = loop.prepared(options.out, file) if rank == 0 else Path(options.out)
     spec = loop.training_spec(

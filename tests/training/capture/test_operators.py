@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from training.capture.parts import difference, forward_tasks, run_in_parts
 
 from partita.training.capture.model import capture
-from partita.training.capture.operators import draws_random_numbers
+from partita.training.capture.operators import draws_random_numbers, for_device
 from partita.training.runtime.stage import stage_code
 
 SEEDED = torch.Tag.nondeterministic_seeded
@@ -113,3 +113,52 @@ def test_recomputing_draws_the_same_numbers(name: str) -> None:
     torch.randn(3)  # whatever else has been drawn meanwhile
     again = run_in_parts(captured, model, batch, [tasks], recompute=True)
     assert difference(again.gradients, kept.gradients) == 0
+
+
+class Positions(nn.Module):
+    """Makes tensors of its own: positions, a mask, a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.table(torch.arange(x.shape[1], device=x.device)) + x
+        mask = torch.ones(x.shape[1], x.shape[1]).tril()
+        scale = torch.tensor([0.5, 2.0, 1.0, 3.0], device="cpu")
+        z = mask @ y
+        return (z * scale[:, None].to("cpu")).mean((1,))
+
+
+def test_code_for_another_device_makes_everything_there() -> None:
+    """`meta` stands for a GPU: one tensor left on the CPU, and an operator refuses."""
+    model = Positions()
+    batch = (torch.randn(3, 4, 8), torch.tensor([0, 3, 1]))
+    captured = capture(model, F.cross_entropy, batch)
+    code = stage_code(captured, forward_tasks(captured), ())
+    values = {"parameter": dict(model.named_parameters()), "buffer": dict(model.named_buffers())}
+    leaves = [batch[0], batch[1]]
+
+    def arguments(device: torch.device) -> list[Any]:
+        found: list[Any] = []
+        for name in code.takes:
+            b = captured.bindings[name]
+            value = (
+                leaves[int(b.name)]
+                if b.kind == "input"
+                else b.constant
+                if b.kind == "constant"
+                else values[b.kind][b.name]
+            )
+            found.append(value.to(device) if isinstance(value, Tensor) else value)
+        return found
+
+    meta = torch.device("meta")
+    (loss,) = for_device(code.function, meta)(*arguments(meta))
+    assert loss.device == meta
+    nodes = [n for n in for_device(code.function, meta).graph.nodes if n.op == "call_function"]
+    made = [n for n in code.function.graph.nodes if torch.device("cpu") in n.kwargs.values()]
+    assert made
+    assert not any(torch.device("cpu") in (*n.args, *n.kwargs.values()) for n in nodes)
+    (again,) = for_device(code.function, torch.device("cpu"))(*arguments(torch.device("cpu")))
+    assert torch.equal(again, code.function(*arguments(torch.device("cpu")))[0])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
 #: Calls that only look at their first argument, or copy it: they are done with whoever makes what they look at.
 VIEWS = frozenset(("view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "select", "slice", "alias", "detach", "flatten", "unflatten", "getitem", "split", "split_with_sizes", "chunk", "unbind", "contiguous", "as_strided", "movedim", "swapaxes", "narrow", "unsafe_split", "unsafe_chunk", "view_as", "expand_as", "reshape_as", "numpy_T", "mT", "diagonal", "tensor_split", "hsplit", "vsplit", "dsplit"))  # fmt: skip
@@ -29,6 +32,24 @@ def called(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     if node.target is under_autocast:
         return node.args[3], node.args[4:]
     return node.target, node.args
+
+
+def for_device(code: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """The same code for tensors on another device than the CPU, on which models are captured: what it makes itself, masks
+    and positions, it makes there, and so lie the constants that it holds."""
+    if device.type == "cpu":
+        return code
+    moved = copy.deepcopy(code)
+    for node in moved.graph.nodes:
+        if node.op == "get_attr" and isinstance(held := attrgetter(str(node.target))(moved), Tensor):
+            owner, _, name = str(node.target).rpartition(".")
+            setattr(moved.get_submodule(owner), name, held.to(device))
+        arguments = (node.args, node.kwargs)
+        node.args, node.kwargs = map_aggregate(arguments, lambda a: device if isinstance(a, torch.device) else a)
+        if node.target is under_autocast:
+            node.args = (device.type, *node.args[1:])
+    moved.recompile()
+    return moved
 
 
 def operator_name(node: fx.Node) -> str:

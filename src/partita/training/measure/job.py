@@ -18,6 +18,7 @@ from partita.nouns.profile import Profile, Sample
 from partita.page.machine import machine_facts
 from partita.training.capture.model import capture
 from partita.training.job import batch_size, load_job, micro_batches
+from partita.training.loss_check import check_loss
 from partita.training.measure.company import company, pinned
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
@@ -47,6 +48,7 @@ def measure_job(
     local = local_devices(devices)
     job = load_job(source, settings)
     model, batch = job.build(), job.example()
+    check_loss(job, model, batch)
     total = batch_size(batch)
     wanted = _sizes(total, sizes or job.micro_batch_sizes)
     device = torch.device(local[0].name) if local[0].kind == "cuda" else torch.device("cpu")
@@ -136,7 +138,7 @@ def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> Co
 
 def _linked(devices: tuple[Device, ...]) -> Cluster:
     """The devices with the link between the first two measured, taken for all pairs."""
-    if len(devices) < 2 or devices[0].kind == "cuda":
+    if len(devices) < 2:
         return Cluster(devices, source="measured")
     link = link_between(devices[0], devices[1])
     return Cluster(devices, (), replace(link, source="", target=""), "measured")

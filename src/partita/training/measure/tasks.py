@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
 from partita.training.capture.model import Captured, bound_values
+from partita.training.capture.operators import for_device
 from partita.training.job import Batch, Precision
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
@@ -150,7 +151,7 @@ class _Runner:
         self._optimizer = make_optimizer(self._parameters)
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0  # the same arithmetic, and the weights stay
-        self._code, self._loss = captured.code, captured.loss
+        self._code, self._loss = for_device(captured.code, device), captured.loss
         self._leaves = batch_leaves(batch, device)
         self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, batch).items()}
         tasks = [t.id for t in captured.graph.tasks if t.phase == "forward"]

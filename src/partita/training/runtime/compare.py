@@ -68,6 +68,8 @@ def _timed(engine: Engine | None, batch: Batch, step: int) -> tuple[float, float
     dist.barrier()
     began, cpu = time.perf_counter(), time.process_time()
     loss = engine.step(batch, step - 1).loss if engine is not None else float("nan")
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()  # the step has only been queued
     spent, used = time.perf_counter() - began, time.process_time() - cpu
     share = torch.tensor(
         [spent, used, 0.0 if math.isnan(loss) else loss, 0.0 if math.isnan(loss) else 1.0], dtype=torch.float64

@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from partita.errors import PlanError
@@ -24,6 +22,7 @@ from partita.simulate.boundaries import Boundary, boundaries, gradient_sums, sha
 from partita.simulate.lower import lower
 from partita.training.capture.model import Captured
 from partita.training.job import Precision
+from partita.training.runtime.device import subgroup
 from partita.training.runtime.interpreter import Bound, Place
 from partita.training.runtime.stage import Stage, StageCode, stage_code
 from partita.training.runtime.state import Holdings
@@ -33,7 +32,6 @@ from partita.training.runtime.state import Holdings
 class Groups:
     """Process groups by their ranks: made once each, by all ranks alike and in the same order."""
 
-    timeout: timedelta
     _made: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def of(self, ranks: Sequence[int]) -> Any:
@@ -42,7 +40,7 @@ class Groups:
         if len(key) < 2:
             return None
         if key not in self._made:
-            self._made[key] = dist.new_group(list(key), timeout=self.timeout)
+            self._made[key] = subgroup(key)
         return self._made[key]
 
 

@@ -297,7 +297,10 @@ def restore(
         groups = [_group_of(g, name_of, state) for g in optimizer.param_groups]
         for own, saved in zip(optimizer.param_groups, groups, strict=True):
             if saved is not None:
-                own.update(_like(own, from_plain(saved.values), f"{kind}'s group of {saved.parameters[0]}"))
+                values = _like(own, from_plain(saved.values), f"{kind}'s group of {saved.parameters[0]}")
+                own.update(
+                    {k: v.to(own[k].device) if isinstance(v, Tensor) and k in own else v for k, v in values.items()}
+                )
         if make is not None:
             _check(state, _expected(make, parameters, optimizer))
         _load(optimizer, name_of, state)
@@ -404,7 +407,11 @@ def _trial(make: MakeOptimizer, parameters: Parameters, groups: Sequence[Mapping
                 p.grad = torch.zeros_like(p) if p.requires_grad else None
             trial.step()
     return {
-        n: {key: (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else None for key, v in trial.state[p].items()}
+        n: {
+            key: (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else None
+            for key, v in trial.state[p].items()
+            if v is not None
+        }
         for n, p in copies
         if p in trial.state
     }
@@ -413,7 +420,8 @@ def _trial(make: MakeOptimizer, parameters: Parameters, groups: Sequence[Mapping
 def _check(state: OptimizerState, expected: Mapping[str, Layout] | None) -> None:
     """Raise CheckpointError where a parameter's saved state is another than its optimizer keeps."""
     for name, layout in (expected or {}).items():
-        tensors, numbers = state.tensors.get(name, {}), state.numbers.get(name, {})
+        tensors = state.tensors.get(name, {})
+        numbers = [k for k, v in state.numbers.get(name, {}).items() if v is not None]
         if not tensors and not numbers:
             continue  # it had no gradient yet
         found: dict[str, Any] = {k: (tuple(t.shape), t.dtype) for k, t in tensors.items()} | dict.fromkeys(numbers)

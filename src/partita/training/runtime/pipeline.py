@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,7 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
 from partita.training.capture.model import Captured, capture
-from partita.training.job import Batch, TrainingJob, batch_size, micro_batches
+from partita.training.job import Batch, TrainingJob, batch_size, drawing, micro_batches
 from partita.training.runtime.deployment import Deployment, Groups
 from partita.training.runtime.gradients import reduce_gradients
 from partita.training.runtime.interpreter import Bound, Interpreter, StepResult
@@ -45,24 +43,14 @@ class Assignment:
         return self.world[self.rank]
 
     @staticmethod
-    def of(file: PlanFile, rank: int, world: Sequence[str] = ()) -> Assignment:
-        """`world`: the devices of the run, if more than the plan uses. Raises PlanError where the file holds no pipeline."""
+    def of(file: PlanFile, rank: int, world: tuple[str, ...]) -> Assignment:
+        """Raises PlanError where the file holds no pipeline of a job."""
         if not isinstance(file.plan, PipelinePlan) or not isinstance(file.problem, PipelineProblem):
             raise PlanError(
                 "this plan places tasks; it does not say how to train a job",
                 hint="make a plan from a profile that `partita measure` wrote",
             )
-        devices = tuple(world) or file.plan.devices
-        return Assignment(file.plan, file.cluster, file.problem.micro_batch_size, rank, devices)
-
-
-def torch_device(assignment: Assignment) -> torch.device:
-    """The torch device of a rank: its cluster device's kind, for CUDA with the number its name ends with."""
-    device = assignment.cluster.by_name[assignment.device]
-    if device.kind != "cuda":
-        return torch.device("cpu")
-    digits = "".join(c for c in device.name.rpartition(":")[2] if c.isdigit())
-    return torch.device("cuda", int(digits or 0) % max(torch.cuda.device_count(), 1))
+        return Assignment(file.plan, file.cluster, file.problem.micro_batch_size, rank, world)
 
 
 class Pipeline:
@@ -76,7 +64,6 @@ class Pipeline:
         assignment: Assignment,
         transport: Transport,
         cell: npt.NDArray[np.int64],
-        timeout: timedelta = timedelta(minutes=5),
     ) -> None:
         """Builds the model, keeps this rank's tensors, drops the rest. Raises PlanError where the plan is for another model."""
         self._job, self._transport, self._cell = job, transport, cell
@@ -87,7 +74,7 @@ class Pipeline:
         self.captured: dict[int, Captured] = {size: first}
         self.deployment = Deployment(
             assignment.plan, assignment.cluster, assignment.world, assignment.rank, first, size,
-            job.clip_norm is not None, Groups(timeout),
+            job.clip_norm is not None, Groups(),
         )  # fmt: skip
         self._names = [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
         self.state = State.of(job, self._own(model))
@@ -235,9 +222,10 @@ class Pipeline:
         return self._interpreters[key]
 
     def _capture(self, model: nn.Module, part: Batch) -> Captured:
-        state = torch.get_rng_state()
-        captured = capture(model, self._job.loss, part, precision=self._job.precision(torch.device("cpu")))
-        torch.set_rng_state(state)
+        with drawing:  # the next batch is being made by a thread
+            state = torch.get_rng_state()
+            captured = capture(model, self._job.loss, part, precision=self._job.precision(torch.device("cpu")))
+            torch.set_rng_state(state)
         return captured
 
     def _bind(self, size: int) -> None:

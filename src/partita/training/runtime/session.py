@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,12 +12,15 @@ from partita.errors import PlanError
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.training.job import TrainingJob, load_job
+from partita.training.loss_check import check_loss
 from partita.training.runtime.clock import Clock
-from partita.training.runtime.pipeline import Assignment, Pipeline, torch_device
+from partita.training.runtime.device import backend_for, direction_groups, torch_device
+from partita.training.runtime.join import world
+from partita.training.runtime.pipeline import Assignment, Pipeline
 from partita.training.runtime.single import SingleProcess
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.stop import StopRequest
-from partita.training.runtime.transport import Transport, nccl_groups
+from partita.training.runtime.transport import Transport
 from partita.training.runtime.worker_status import Board
 
 if TYPE_CHECKING:
@@ -46,9 +49,11 @@ class Session:
     ) -> Session:
         """Load the job and build the engines. Raises JobError, CaptureError, PlanError."""
         job = load_job(spec.job, spec.settings)
-        assignment = Assignment.of(file, rank)
-        device = torch_device(assignment)
-        transport = _transport(assignment, device)
+        if rank == 0:
+            check_loss(job, job.build(), job.example())
+        assignment = Assignment.of(file, rank, world(file, ranks))
+        device = torch_device(assignment.cluster, assignment.device)
+        transport = _transport(assignment, ranks, device)
         engines: dict[str, Engine | None] = {}
         for name in spec.engine.split(","):
             if name == "pipeline":
@@ -79,11 +84,8 @@ class Session:
         return self.file.problem.batch_size if isinstance(self.file.problem, PipelineProblem) else 0
 
 
-def _transport(assignment: Assignment, device: torch.device) -> Transport:
-    if device.type != "cuda":
+def _transport(assignment: Assignment, ranks: int, device: torch.device) -> Transport:
+    names = assignment.world
+    if device.type != "cuda" or backend_for(assignment.cluster, names) == "gloo":
         return Transport(device, "gloo")
-    devices = [torch_device(replace(assignment, rank=r)) for r in range(len(assignment.plan.devices))]
-    if len(set(devices)) < len(devices):  # ranks share a GPU, which NCCL refuses
-        return Transport(device, "gloo")
-    pairs = [(a, b) for a in range(len(devices)) for b in range(len(devices)) if a != b]
-    return Transport(device, "nccl", nccl_groups(pairs))
+    return Transport(device, "nccl", direction_groups(ranks, assignment.rank, device))

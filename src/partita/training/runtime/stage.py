@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from partita.training.capture.model import Binding, Captured, written_buffers
-from partita.training.capture.operators import draws_random_numbers
+from partita.training.capture.operators import draws_random_numbers, for_device
 from partita.training.job import Batch, Precision, drawing
 from partita.training.runtime.split_backward import WeightPart, input_part
 
@@ -112,7 +112,7 @@ class Stage:
     ) -> None:
         """`tensors` holds this stage's parameters (leaves) and buffers by name; forwards run inside `precision()`."""
         self.code = code
-        self._run = code.function.forward
+        self._run = for_device(code.function, device).forward
         self._recompute = recompute
         self._fixed: list[Any] = []  # a placeholder's value where it never changes
         self._leaves: list[tuple[int, int]] = []  # (placeholder, leaf of the batch)

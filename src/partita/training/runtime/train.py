@@ -55,15 +55,15 @@ def train(session: Session) -> Progress:
             store.after(progress)
             if stop_after(progress.step, result.step_s):
                 break
-    if progress == began:
-        raise JobError(
-            "there is nothing to train: the job has no batches beyond the checkpoint",
-            hint="ask for more steps or epochs",
-        )
-    store.save(progress)
-    if isinstance(engine, Pipeline) and engine.last and traces:
-        full = session.full_batch
-        write_timeline(session, engine.program_of(full), engine.numbers_of(full), traces, time.process_time() - usage)
+        if progress == began:
+            raise JobError(
+                "there is nothing to train: the job has no batches beyond the checkpoint",
+                hint="ask for more steps or epochs",
+            )
+        store.save(progress)  # a signal that comes late does not hinder it
+        if isinstance(engine, Pipeline) and engine.last and traces:
+            full, cpu_s = session.full_batch, time.process_time() - usage
+            write_timeline(session, engine.program_of(full), engine.numbers_of(full), traces, cpu_s)
     return progress
 
 
