@@ -58,9 +58,39 @@ class Reader:
 
 # ---------------------------------------------------------------------------------------------------------- mutations
 
-NUMBERS = "0 -1 1 2 0.5 1e308 -1e308 1e-320 1e999 NaN Infinity nan inf 1000000000 9223372036854775807 4294967296".split()
+NUMBERS = [
+    "0",
+    "-1",
+    "1",
+    "2",
+    "0.5",
+    "1e308",
+    "-1e308",
+    "1e-320",
+    "1e999",
+    "NaN",
+    "Infinity",
+    "nan",
+    "inf",
+    "1000000000",
+    "9223372036854775807",
+    "4294967296",
+]
 NUMBERS += ["9" * 30, "9" * 400, "9" * 5000, "1" + "0" * 18, "-9223372036854775809"]
-WORDS = ["null", "true", '""', '"a"', '"\\ud800"', '"\\u0000"', "[]", "{}", "[[]]", '{"a": 1}', "[null]", '"' + "x" * 5000 + '"']
+WORDS = [
+    "null",
+    "true",
+    '""',
+    '"a"',
+    '"\\ud800"',
+    '"\\u0000"',
+    "[]",
+    "{}",
+    "[[]]",
+    '{"a": 1}',
+    "[null]",
+    '"' + "x" * 5000 + '"',
+]
 JUNK: tuple[Any, ...] = (None, True, -1, 0, 2.5, 1e308, 10**9, 10**18, 2**62, "", "a", "\0", "é🎻", [], {}, [[]], {"a": 1}, [None])  # fmt: skip
 _TOKEN = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\"[^\"\n]*\"|[A-Za-z_]+")
 
@@ -74,7 +104,9 @@ def mutated(raw: bytes, dice: random.Random) -> bytes:
 
 def _bytes(raw: bytes, dice: random.Random) -> bytes:
     at, size = dice.randrange(len(raw) + 1), dice.choice((0, 1, 1, 4, 40, 400))
-    other = dice.choice((b"", bytes([dice.randrange(256)]), raw[:size], b"[" * 3000, b'{"a":' * 500, b"\xff\xfe", b"\0"))
+    other = dice.choice(
+        (b"", bytes([dice.randrange(256)]), raw[:size], b"[" * 3000, b'{"a":' * 500, b"\xff\xfe", b"\0")
+    )
     return raw[:at] if dice.random() < 0.1 else raw[:at] + other + raw[at + size :]
 
 

@@ -215,7 +215,7 @@ def _rows(path: Path) -> dict[int, tuple[float, float | None]]:
         what = f"{path} line {number}"
         try:
             with damaged(BadInput, what, hint='a row is {"step": 1, "loss": 2.3, "step_s": 0.4}'):
-                value = parse_json(line, BadInput, what, nan=True)  # a loss that is not finite is worth showing
+                value = parse_json(line, BadInput, what)
                 rows[int(value["step"])] = (float(value["loss"]), _time(value.get("step_s")))
         except BadInput:
             if number == len(lines):  # a run that was stopped may leave half a line at the end
