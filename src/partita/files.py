@@ -86,8 +86,8 @@ def read_text(path: str | Path, kind: type[BadInput]) -> str:
         ) from error
 
 
-def read_json(path: str | Path, kind: type[BadInput], format: str | None = None) -> dict[str, Any]:
-    """The JSON object in a file; with `format`, one whose "format" says so.
+def read_json(path: str | Path, kind: type[BadInput], format: str | None = None, version: int = 1) -> dict[str, Any]:
+    """The JSON object in a file; with `format`, one whose "format" and "version" say so.
 
     Raises `kind` with line and column where it does not parse, or where it is another kind of file.
     """
@@ -97,7 +97,7 @@ def read_json(path: str | Path, kind: type[BadInput], format: str | None = None)
             f"{path} holds a JSON {type(value).__name__}, not an object", hint="give the file that Partita wrote"
         )
     if format is not None:
-        expect_format(value, format, kind, str(path))
+        expect_format(value, format, kind, str(path), version)
     return value
 
 
@@ -170,14 +170,14 @@ def damaged(kind: type[BadInput], what: str, hint: str) -> Iterator[None]:
         raise kind(f"{what} is damaged: {sentence_of(error)}", hint=hint) from error
 
 
-def expect_format(value: Mapping[str, Any], format: str, kind: type[BadInput], what: str) -> None:
-    """Raise `kind` unless the object says it is `format`, version 1."""
+def expect_format(value: Mapping[str, Any], format: str, kind: type[BadInput], what: str, version: int = 1) -> None:
+    """Raise `kind` unless the object says it is `format` of this version."""
     found = value.get("format")
     if found != format:
         raise kind(f"{what} is {found!r}, not {format!r}", hint=f'give a file that says "format": "{format}"')
-    if value.get("version") != 1:
+    if value.get("version") != version:
         raise kind(
-            f"{what} has version {value.get('version')!r}; this Partita reads version 1",
+            f"{what} has version {value.get('version')!r}; this Partita reads version {version}",
             hint="make it again with this Partita",
         )
 

@@ -22,7 +22,9 @@ import numpy as np
 from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
-from partita.nouns.plan import PipelinePlan, PlacementPlan, Plan
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import Plan
 from partita.nouns.program import Builder, Op, Piece, Program
 from partita.simulate.exchange import ring_share
 from partita.simulate.schedules import Slot, slots, unit_ends

@@ -22,7 +22,8 @@ import numpy as np
 
 from partita.errors import BadInput
 from partita.files import damaged, dump_json, parse_json, read_json, read_text, write_whole
-from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
 from partita.nouns.timeline import MOST_SECONDS, Timeline
 
 SINGLE, PIPELINE, TORCH = "single", "pipeline", "torch"  #: the engines that the page knows by role
