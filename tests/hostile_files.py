@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from offload.report.sample_offload import make_problem
 from pipeline.report.sample_run import make_plan, make_story
-from small_worlds import given_costs, placed, training_chain
+from small_worlds import VERDICT, given_costs, placed, training_chain
 
 from partita.cli.offload.plan import read_plan, write_plan
 from partita.errors import BadInput
@@ -31,6 +31,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.offload import OffloadProblem
 from partita.nouns.plan import PlanFile
+from partita.nouns.problem import Problem
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
@@ -206,7 +207,8 @@ def _program(_: Path) -> bytes:
 def _placement_plan(folder: Path) -> bytes:
     graph, cluster = training_chain(2), Cluster.uniform(2, rate_bytes_per_s=1.0)
     where = ["cpu0", "cpu1", "cpu1", "cpu0"]
-    return PlanFile(placed(graph, where), graph, cluster, given_costs(graph)).write(folder / "p").read_bytes()
+    problem = Problem(graph, cluster, given_costs(graph), np.ones(4))
+    return PlanFile(placed(graph, where), VERDICT, problem).write(folder / "p").read_bytes()
 
 
 def _read_plan(path: Path) -> object:

@@ -3,8 +3,7 @@
     python docs/images/make_house.py [-o docs/images/house.svg]
 
 Which floor a part stands on is the layers contract of pyproject.toml; what it imports is what its files say. Lines grow
-with the number of imports, in steps of four times as many, so that the picture changes when the house does and not with
-every import. `cli` may import everything: its lines to the ground floor are left out, and so are all to the foundation.
+with the number of imports, in two steps, so that the picture changes when the house does and not with every import. `cli` may import everything: its lines to the ground floor are left out, and so are all to the foundation.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ ROOMS = ("capture", "measure", "plan", "run", "runtime", "report")  #: in the or
 PAINT = {"roof": "#8a63d2", "wing": "#3f7cc4", "ground": "#5c7a99", "foundation": "#7d8590"}
 FONT = "-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"
 LINE = "#8793a1"
+THICKER = (8, 32)  #: so many imports, and a line is thicker
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def lines(house: Mapping[str, Box], used: Mapping[tuple[str, str], int]) -> Iter
 
 
 def _line(x: float, y: float, end_x: float, end_y: float, number: int) -> str:
-    """Down, across, down; thicker for every four times as many imports."""
-    thick = 1.0 + sum(number >= 4**k for k in (1, 2, 3))
+    """Down, across, down."""
+    thick = 1.0 + sum(number >= step for step in THICKER)
     bend = (end_y - y) / 2
     path = f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} {end_x:.1f} {end_y - 7:.1f}"
     head = f"M{end_x:.1f} {end_y - 1:.1f}l-4.5 -7h9z"
