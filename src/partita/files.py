@@ -133,7 +133,7 @@ def _integer(digits: str) -> int:
 
 def _expect_shallow(value: Any) -> None:
     """Raise ValueError where lists and tables lie in each other more than MOST_LEVELS deep. O(values)."""
-    level: list[list[Any] | dict[str, Any]] = [[value]]
+    level: list[Any] = [[value]]
     for _ in range(MOST_LEVELS + 1):
         level = [
             inner

@@ -85,8 +85,8 @@ def test_a_message_carries_all_that_one_stage_reads_of_another() -> None:
 def test_without_backwards_there_are_only_forwards() -> None:
     graph = TaskGraph.build("g", [Task("f0"), Task("f1")], [("f0", 1.0, ["f1"])])
     program = lower(graph, Cluster.uniform(3), stage_plan(graph, [2, 1], 4, 2))
-    assert {i.op for i in program} == {Op.COMPUTE, Op.SEND, Op.RECV}
-    assert {i.piece.phase for i in of(program, Op.COMPUTE)} == {"forward"}
+    assert {i.op for i in program} == {Op.COMPUTE, Op.SEND, Op.RECV, Op.FREE}
+    assert {i.piece.kind for i in of(program, Op.COMPUTE)} == {"forward"}
 
 
 def test_replicas_take_micro_batches_in_turn() -> None:

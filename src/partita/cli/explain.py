@@ -18,7 +18,7 @@ from partita.nouns.plan import PlanFile
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
 from partita.page.text import draw, facts, percent, seconds, table
-from partita.simulate.lower import lower
+from partita.simulate.lower import program_of
 from partita.simulate.simulator import durations, simulate
 
 NOTICEABLE = 0.01  #: a change that brings less is said to bring nothing
@@ -61,7 +61,7 @@ def _bottleneck(file: PlanFile) -> dict[str, Any]:
             "critical_path": None,
             "drawing": bars(shown["table"], width),
         }
-    program = lower(file.graph, file.cluster, file.plan)
+    program = program_of(file)
     times = durations(program, file.graph, file.costs, file.cluster)
     timeline = simulate(program, times)
     busy = timeline.busy_share()

@@ -45,6 +45,9 @@ class CostTable:
     high: FloatArray  #: [tasks, kinds]
     source: npt.NDArray[np.uint8]  #: [tasks, kinds] position in `Source`
     transfer_s: FloatArray  #: [tensors] given time of a transfer; nan: bytes / rate of the link it takes
+    weight_share: FloatArray | None = (
+        None  #: [tasks, kinds] of a backward's seconds, what makes the gradients of weights
+    )
 
     @staticmethod
     def given(kinds: Sequence[str], seconds: npt.ArrayLike, transfer_s: npt.ArrayLike) -> CostTable:
@@ -86,8 +89,19 @@ class CostTable:
     def scaled(self, factor: float) -> CostTable:
         """The same table with every compute time multiplied."""
         return CostTable(
-            self.kinds, self.seconds * factor, self.low * factor, self.high * factor, self.source, self.transfer_s
+            self.kinds,
+            self.seconds * factor,
+            self.low * factor,
+            self.high * factor,
+            self.source,
+            self.transfer_s,
+            self.weight_share,
         )
+
+    @property
+    def shares_of_weights(self) -> FloatArray:
+        """[tasks, kinds] `weight_share`; a half where it is not known: two products of matrices of one size."""
+        return np.full(self.seconds.shape, 0.5) if self.weight_share is None else self.weight_share
 
     def check(self, graph: TaskGraph) -> list[str]:
         """Every fault at once; empty when the table is sound and fits the graph."""
@@ -101,6 +115,9 @@ class CostTable:
             return [
                 f"its times, bounds and sources have shapes {self.seconds.shape}, {self.low.shape}, {self.high.shape}, {self.source.shape}"
             ]
+        share = self.shares_of_weights
+        if share.shape != self.seconds.shape or not bool(np.all((share >= 0) & (share <= 1))):
+            return [f"its shares of weights have shape {share.shape}, from {share.min()} to {share.max()}"]
         ids = [t.id for t in graph.tasks]
         faults = [
             f"kind {k!r} has {self.kinds.count(k)} columns" for k in sorted({*self.kinds}) if self.kinds.count(k) > 1
@@ -135,6 +152,7 @@ class CostTable:
             "high": grid(self.high),
             "source": self.source.tolist(),
             "transfer_s": [x if math.isfinite(x) else None for x in self.transfer_s.tolist()],
+            **({} if self.weight_share is None else {"weight_share": self.weight_share.tolist()}),
         }
 
     @staticmethod
@@ -150,6 +168,8 @@ class CostTable:
             kinds = tuple(str(k) for k in value["kinds"])
             source = np.array(value["source"], np.uint8).reshape(len(graph), -1)
             transfer = np.array([math.nan if x is None else float(x) for x in value["transfer_s"]], np.float64)
-            table = CostTable(kinds, grid(value["seconds"]), grid(value["low"]), grid(value["high"]), source, transfer)
+            share = grid(value["weight_share"]) if "weight_share" in value else None
+            seconds, low, high = (grid(value[k]) for k in ("seconds", "low", "high"))
+            table = CostTable(kinds, seconds, low, high, source, transfer, share)
         refuse(CostError, table.check(graph), what)
         return table

@@ -94,9 +94,10 @@ def _compute_s(
     kind, speed = np.array([costs.column(d.kind) for d in devices]), np.array([d.speed for d in devices])
     owner = np.repeat(np.arange(len(program.pieces)), [len(p.tasks) for p in program.pieces])
     tasks = np.array([t for p in program.pieces for t in p.tasks], np.int64)
-    total = np.stack(
-        [np.bincount(owner, costs.seconds[tasks, k], len(program.pieces)) for k in range(len(costs.kinds))], axis=1
-    )
+    part = _parts(program, graph, costs, owner, tasks)
+    runs = np.isfinite(costs.seconds[tasks])
+    takes = np.multiply(costs.seconds[tasks], part, out=np.full(part.shape, np.inf), where=runs)
+    total = np.stack([np.bincount(owner, column, len(program.pieces)) for column in takes.T], axis=1)
     piece, queue = program.piece[computes], program.queue[computes]
     seconds = cast(FloatArray, total[piece, kind[queue]] / speed[queue])
     for i in np.flatnonzero(seconds > MOST_SECONDS)[:1].tolist():
@@ -110,26 +111,30 @@ def _compute_s(
     return seconds
 
 
+def _parts(program: Program, graph: TaskGraph, costs: CostTable, owner: IntArray, tasks: IntArray) -> FloatArray:
+    """[tasks of pieces, kinds] the part of a task's time that its piece takes: of a split backward, one of two."""
+    kind = np.array([("weight", "input").index(p.kind) if p.kind in ("weight", "input") else 2 for p in program.pieces])
+    backward = np.array([t.phase == "backward" for t in graph.tasks])
+    which = np.where(backward[tasks], kind[owner], 2)
+    share = costs.shares_of_weights[tasks]
+    return np.stack([share, 1.0 - share, np.ones_like(share)])[which, np.arange(len(tasks))]
+
+
 def _transfer_facts(program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster) -> FloatArray:
     """[5, pieces] of the message a piece is: seconds given for its tensors, share of its bytes that no given time
     covers, the rate at which they go, the latency, the time of receiving on the device."""
     facts = np.zeros((5, len(program.pieces)))
     facts[2] = 1.0
-    steps = _ring_steps(program)
+    members = Counter(piece.group for piece in program.pieces if piece.group >= 0)
     for p, piece in enumerate(program.pieces):
         if piece.route != ("", ""):
             link = cluster.link(*piece.route)
             given_s, rest = _given(piece, graph, costs)
-            rate = link.exchange_bytes_per_s if p in steps else link.rate_bytes_per_s
-            facts[:, p] = given_s, rest, rate, steps.get(p, 1) * link.latency_s, link.message_s
+            summed = piece.group >= 0  # a ring: one piece a member, so many messages one after another
+            rate = link.exchange_bytes_per_s if summed else link.rate_bytes_per_s
+            steps = ring_steps(members[piece.group]) if summed else 1
+            facts[:, p] = given_s, rest, rate, steps * link.latency_s, link.message_s
     return facts
-
-
-def _ring_steps(program: Program) -> dict[int, int]:
-    """Piece of a sum of gradients -> messages one after another in its ring, which has one piece a member."""
-    pieces = np.unique(program.piece[program.op == Op.REDUCE]).tolist()
-    members = Counter(program.pieces[p].name for p in pieces)
-    return {p: ring_steps(members[program.pieces[p].name]) for p in pieces}
 
 
 def _given(piece: Piece, graph: TaskGraph, costs: CostTable) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from partita.clock import clock_ahead
 from partita.errors import PartitaError
 from partita.nouns.offload import OffloadLink
 from partita.offload.capture.onnx_model import OnnxModel
@@ -90,19 +91,8 @@ class Client:
             )
         if said.get("draining"):
             raise Unreachable(f"{self.target} is about to stop")
-        ahead, round_trip = self._clock(timeout_s)
+        ahead, round_trip = clock_ahead(lambda: float(self._unary("Echo", {}, timeout_s)["at"]), _ECHOES)
         return Welcome(int(said["threads"]), int(said["message_bytes"]), float(said["memory_bytes"]), ahead, round_trip)
-
-    def _clock(self, timeout_s: float) -> tuple[float, float]:
-        """(server's clock - ours, round trip): of several echoes the fastest; off by half its round trip at most."""
-        trips = []
-        for _ in range(_ECHOES):
-            before = time.perf_counter()
-            there = float(self._unary("Echo", {}, timeout_s)["at"])
-            after = time.perf_counter()
-            trips.append((after - before, there - (before + after) / 2))
-        round_trip, ahead = min(trips)
-        return ahead, round_trip
 
     def cpu_s(self) -> float:
         """CPU seconds that the server's process has used."""

@@ -171,7 +171,7 @@ def _errors(story: Story, agreed: Agreement | None) -> str:
     if agreed is None or story.predicted is None or story.measured is None:
         return ""
     both = [e for e in events(story.predicted, story.measured) if is_computation(e, story.predicted)]
-    return charts.errors(both, timelines.instruction_rows(story), timelines.looks_of(story))
+    return charts.errors(both, timelines.instruction_rows(story))
 
 
 def _bound_note(story: Story) -> str:

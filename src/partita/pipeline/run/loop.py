@@ -18,20 +18,14 @@ from partita.errors import BadInput, PlanError
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
-from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
 from partita.page.machine import machine_facts
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.report.story import Engine, Story
-from partita.simulate.lower import lower
+from partita.simulate.lower import program_of
 from partita.simulate.simulator import durations, simulate
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.spec import Spec
-
-
-def program_of(file: PlanFile) -> Program:
-    """The program that a plan file stands for."""
-    return lower(file.graph, file.cluster, file.plan)
 
 
 def predict(file: PlanFile) -> Timeline:

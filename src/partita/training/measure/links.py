@@ -156,7 +156,7 @@ def _sum_time(size: int, repeats: int = 9) -> float:
     import torch.distributed as dist
 
     from partita.memory import keep_freed_memory
-    from partita.training.runtime.interpreter import reduce_gradients
+    from partita.training.runtime.gradients import reduce_gradients
 
     keep_freed_memory()
     parameters = [torch.zeros(size // 4 // GRADIENTS) for _ in range(GRADIENTS)]

@@ -27,7 +27,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
-from partita.simulate.lower import lower
+from partita.simulate.lower import program_of
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board, Row, doing
 
@@ -265,12 +265,12 @@ def program_by_samples(file: PlanFile) -> Callable[[int], Program | None]:
     """How many samples a batch has -> the program that runs it; None where the plan file does not tell."""
     plan, problem = file.plan, file.problem
 
-    def program_of(samples: int) -> Program | None:
+    def found(samples: int) -> Program | None:
         if not (isinstance(plan, PipelinePlan) and isinstance(problem, PipelineProblem)) or samples < 1:
             return None
-        return lower(file.graph, file.cluster, plan.of_micro_batches(-(-samples // problem.micro_batch_size)))
+        return program_of(replace(file, plan=plan.of_micro_batches(-(-samples // problem.micro_batch_size))))
 
-    return program_of
+    return found
 
 
 def _word(path: Path) -> dict[str, Any] | None:

@@ -14,11 +14,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING
 
-from partita.errors import PartitaError, WorkerFailed, place_of, sentence_of
+from partita.errors import Interrupted, PartitaError, WorkerFailed, place_of, sentence_of
 from partita.files import write_whole
 from partita.memory import keep_freed_memory
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -27,6 +26,9 @@ from partita.training.runtime.join import check_ranks, process_group, stay_on_lo
 from partita.training.runtime.launch import log_path, process_state, program_by_samples
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board, doing
+
+if TYPE_CHECKING:
+    from partita.training.runtime.stop import StopRequest
 
 
 def main() -> int:
@@ -46,8 +48,11 @@ def main() -> int:
     return 0
 
 
-def run_rank(spec: Spec, rank: int, ranks: int) -> None:
-    """Everything one rank does. Raises PartitaError where the job, the plan or a peer fails."""
+def run_rank(spec: Spec, rank: int, ranks: int, request: StopRequest | None = None) -> int:
+    """Everything one rank does; returns the last step. Raises PartitaError where the job, the plan or a peer fails.
+
+    `request` says when a signal asks to stop; without one it is the launcher's business.
+    """
     file = PlanFile.read(spec.plan)
     check_ranks(file, ranks)
     _settle(file, spec, rank)
@@ -59,26 +64,37 @@ def run_rank(spec: Spec, rank: int, ranks: int) -> None:
     from partita.training.runtime.session import Session
 
     board.enter(rank, "joining the others")
-    with process_group(spec, file, rank, ranks), contextlib.ExitStack() as stack:
+    with process_group(spec, file, rank, ranks):
         board.enter(rank, "building its stage")
-        session = Session.start(spec, file, rank, ranks, board)
-        stack.callback(session.close)
-        session.compare() if spec.task == "compare" else session.train()
+        session = Session.start(spec, file, rank, ranks, board, request)
+        if spec.task == "compare":
+            from partita.training.runtime.compare import compare
+
+            compare(session)
+            last = spec.steps or 0
+        else:
+            from partita.training.runtime.train import train
+
+            last = train(session).step
         board.enter(rank, "done")
+        return last
 
 
 def run_rank_alone(spec: Spec, rank: int, ranks: int) -> None:
-    """run_rank without a launcher, as under torchrun. Raises PartitaError for everything that goes wrong.
+    """run_rank without a launcher, as under torchrun. Raises PartitaError for everything that goes wrong; Interrupted where
+    a signal asked for the end and all ranks stopped and saved.
 
     A lost peer is named together with what it was doing, where its board lies in the same folder.
     """
     from partita.training.runtime.interpreter import is_lost_peer
+    from partita.training.runtime.stop import StopRequest
 
     with contextlib.suppress(FileNotFoundError):
         log_path(spec.out, rank).unlink()
-    with _terminated_with_a_word(rank):
+    request = StopRequest(rank)
+    with request.listening():
         try:
-            run_rank(spec, rank, ranks)
+            last = run_rank(spec, rank, ranks, request)
         except WorkerFailed as error:
             raise _with_peers(error, spec, rank, ranks) from error
         except PartitaError:
@@ -95,6 +111,15 @@ def run_rank_alone(spec: Spec, rank: int, ranks: int) -> None:
                 hint=f"see {log_path(spec.out, rank)}",
             ) from error
     _own_board(spec, rank).unlink(missing_ok=True)
+    if request.stopped:
+        raise stopped(last, spec.checkpoints)
+
+
+def stopped(last: int, checkpoints: str) -> Interrupted:
+    """Training was stopped in good order after step `last`."""
+    if not checkpoints:
+        return Interrupted(f"stopped after step {last}; --engine torch writes no checkpoints")
+    return Interrupted(f"stopped after step {last}, which is saved", hint=f"go on with --resume {checkpoints}")
 
 
 # ---- settling in --------------------------------------------------------------------------------------------------------
@@ -193,20 +218,6 @@ def _is_gone(spec: Spec, rank: int, ranks: int, me: int) -> bool:
         return False
     same_run = row.boot == mine.boot and abs(row.started_s - mine.started_s) <= spec.timeout_s
     return same_run and row.state != "done" and process_state(row.pid) in "ZX"
-
-
-@contextlib.contextmanager
-def _terminated_with_a_word(rank: int) -> Iterator[None]:
-    """torchrun ends the remaining ranks by SIGTERM as soon as one has died: say why instead of vanishing."""
-
-    def say(number: int, frame: FrameType | None) -> None:
-        raise WorkerFailed(f"rank {rank} was ended by {signal.Signals(number).name}", rank=-1, doing="")
-
-    before = signal.signal(signal.SIGTERM, say)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":
