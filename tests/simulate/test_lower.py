@@ -194,3 +194,11 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         lower(graph, Cluster.uniform(2), plan)
     with pytest.raises(PlanError, match="it was made for graph"):
         lower(training_chain(3), Cluster.uniform(3), plan)
+
+
+def test_a_program_too_large_is_refused_before_it_is_made() -> None:
+    graph = training_chain(2)
+    with pytest.raises(
+        PlanError, match=r"1000000000 micro-batches over 2 stages make 8000000000 instructions; at most"
+    ):
+        lower(graph, Cluster.uniform(2), stage_plan(graph, [1, 1], 10**9, 2))

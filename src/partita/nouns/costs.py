@@ -17,6 +17,7 @@ from partita.errors import CostError, refuse
 from partita.files import damaged
 from partita.nouns.graph import FloatArray, TaskGraph
 
+MOST_SECONDS = 1e15  #: a time beyond it (30 million years) is damage; below, sums and pictures of times stay finite
 Source = Literal["measured", "predicted", "given"]
 
 
@@ -127,14 +128,14 @@ class CostTable:
         ]
         faults += [
             f"task {ids[i]!r} takes {self.seconds[i, k]} s on {self.kinds[k]!r}"
-            for i, k in np.argwhere(~(self.seconds >= 0))
+            for i, k in np.argwhere(~((self.seconds >= 0) & ((self.seconds <= MOST_SECONDS) | np.isinf(self.seconds))))
         ]
         faults += [
             f"task {ids[i]!r} can run on no kind of device" for i in np.flatnonzero(np.isinf(self.seconds).all(axis=1))
         ]
         faults += [
             f"a tensor of {ids[graph.producer[k]]!r} takes {self.transfer_s[k]} s to send"
-            for k in np.flatnonzero((self.transfer_s < 0) | np.isinf(self.transfer_s))
+            for k in np.flatnonzero((self.transfer_s < 0) | (self.transfer_s > MOST_SECONDS))
         ]
         return faults
 

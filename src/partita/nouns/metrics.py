@@ -12,7 +12,7 @@ from pathlib import Path
 
 from partita.errors import BadInput
 from partita.files import damaged, parse_json, read_text
-from partita.nouns.timeline import MOST_SECONDS
+from partita.nouns.costs import MOST_SECONDS
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def parse_metric(line: str, what: str) -> Metric:
     Metric(step=3, loss=0.5, step_s=None)
     """
     with damaged(BadInput, what, hint='a row is {"step": 1, "loss": 2.3, "step_s": 0.4}'):
-        value = parse_json(line, BadInput, what, nan=True)  # a loss that is not finite is worth showing
+        value = parse_json(line, BadInput, what)  # a loss that is not finite is worth showing
         step, seconds = value["step"], value.get("step_s")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step is {step!r}")

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from partita.errors import TimelineError, refuse
 from partita.files import damaged, read_json, write_whole
+from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Program
 
 MESSAGES = frozenset(("values", "gradients"))  #: kinds of pieces that a device receives rather than computes
-MOST_SECONDS = 1e15  #: a time beyond it (30 million years) is damage; below, sums and pictures of times stay finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from partita.nouns.timeline import Timeline
 from partita.page.spans import look
 from partita.page.text import Kind, percent, seconds, table
 
+ERROR = "An error is (predicted − measured) / measured."
+
 
 def relative_error(predicted: float, measured: float) -> float:
     """(predicted - measured) / measured; 0 where both are 0, infinite where only the measured one is.

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from partita.errors import CostError, PlanError, ProgramError, refuse
 from partita.nouns.cluster import Cluster
-from partita.nouns.costs import CostTable
+from partita.nouns.costs import MOST_SECONDS, CostTable
 from partita.nouns.graph import FloatArray, IntArray, TaskGraph
 from partita.nouns.program import Op, Piece, Program
 from partita.nouns.timeline import Timeline
@@ -46,8 +46,8 @@ class Durations:
         for name, a in (("busy_s", self.busy_s), ("lag_s", self.lag_s)):
             if a.shape != (len(program),):
                 faults.append(f"{name} has shape {a.shape}; the program has {len(program)} instructions")
-            elif not bool(np.all((a >= 0) & (a < np.inf))):
-                bad = int(np.flatnonzero(~((a >= 0) & (a < np.inf)))[0])
+            elif not bool(np.all((a >= 0) & (a <= MOST_SECONDS))):
+                bad = int(np.flatnonzero(~((a >= 0) & (a <= MOST_SECONDS)))[0])
                 faults.append(f"{name} of {program[bad]} is {a[bad]} s")
             elif name == "lag_s" and bool(a[program.queue < program.devices].any()):
                 bad = int(np.flatnonzero((a > 0) & (program.queue < program.devices))[0])
@@ -65,6 +65,11 @@ def durations(program: Program, graph: TaskGraph, costs: CostTable, cluster: Clu
     CostError where costs and graph do not fit. O(instructions + tasks + tensors).
     """
     refuse(CostError, costs.check(graph), "the costs do not fit the graph")
+    with np.errstate(over="ignore"):  # what overflows is refused by `Durations.check`
+        return _durations(program, graph, costs, cluster)
+
+
+def _durations(program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster) -> Durations:
     computes = np.flatnonzero((program.op == Op.COMPUTE) | (program.op == Op.UPDATE))
     carries = np.flatnonzero((program.op == Op.SEND) | (program.op == Op.REDUCE))
     receives = np.flatnonzero(program.op == Op.RECV)
@@ -95,11 +100,12 @@ def _compute_s(
     total = np.stack([np.bincount(owner, column, len(program.pieces)) for column in takes.T], axis=1)
     piece, queue = program.piece[computes], program.queue[computes]
     seconds = cast(FloatArray, total[piece, kind[queue]] / speed[queue])
-    for i in np.flatnonzero(np.isinf(seconds))[:1].tolist():
+    for i in np.flatnonzero(seconds > MOST_SECONDS)[:1].tolist():
         device = devices[queue[i]]
-        task = next(t for t in program.pieces[piece[i]].tasks if np.isinf(costs.seconds[t, kind[queue[i]]]))
+        task = max(program.pieces[piece[i]].tasks, key=lambda t: float(costs.seconds[t, kind[queue[i]]]))
+        why = "cannot run" if np.isinf(costs.seconds[task, kind[queue[i]]]) else f"takes over {MOST_SECONDS:g} s"
         raise PlanError(
-            f"task {graph.tasks[task].id!r} cannot run on {device.name!r} of kind {device.kind!r}",
+            f"task {graph.tasks[task].id!r} {why} on {device.name!r} of kind {device.kind!r}",
             hint="place it on another device",
         )
     return seconds

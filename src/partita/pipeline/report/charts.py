@@ -69,11 +69,11 @@ def _range(low_s: float, high_s: float) -> str:
 
 def alternatives(values: Mapping[str, float], verdict: Verdict | None) -> str:
     """Methods by their predicted step, the chosen one first among equals, and the lower bound as a tick on each bar."""
+    values = {**values, verdict.method: verdict.value_s} if verdict else values
     if len(values) < 2:
         return ""
     longest = max(values.values()) or 1.0
     chosen = verdict.method if verdict else min(values, key=lambda k: values[k])
-    base = values.get(chosen, min(values.values()))
     bound = verdict.lower_bound_s / longest if verdict and 0 < verdict.lower_bound_s <= longest else None
     classes = ["", "wide", "n", "n"]
     rows = [
@@ -82,7 +82,7 @@ def alternatives(values: Mapping[str, float], verdict: Verdict | None) -> str:
                 tag("b" if name == chosen else "span", words(name)),
                 bar(value / longest, tick=bound, main=name == chosen),
                 tag("b" if name == chosen else "span", seconds(value)),
-                "chosen" if name == chosen else minus(percent(relative_error(value, base), signed=True)),
+                "chosen" if name == chosen else minus(percent(relative_error(value, values[chosen]), signed=True)),
             ],
             classes,
         )

@@ -21,10 +21,11 @@ import numpy as np
 
 from partita.errors import BadInput
 from partita.files import damaged, dump_json, read_json, write_whole
+from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.metrics import Metric, read_metrics
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
-from partita.nouns.timeline import MOST_SECONDS, Timeline
+from partita.nouns.timeline import Timeline
 
 SINGLE, PIPELINE, TORCH = "single", "pipeline", "torch"  #: the engines that the page knows by role
 WARM_UP = 2  #: steps at the beginning of a run whose times do not count
