@@ -127,6 +127,8 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
             "a graph with given costs has no training step to plan for", hint="say --objective throughput or latency"
         )
     problem = read_problem(options.source, options.devices, 1e9 if options.bandwidth is None else options.bandwidth)
+    for remark in problem.remarks:
+        talk.say(f"   {options.source}, {remark}")
     if options.cluster:
         problem = replace(problem, cluster=Cluster.read(options.cluster))
         for kind in problem.cluster.kinds:

@@ -39,6 +39,7 @@ class Problem:
     rule: Rule = "sum"
     pays: frozenset[str] = frozenset()  #: kinds of device whose load includes what crosses their boundary
     facts: Mapping[str, Any] = field(default_factory=dict)  #: for the plan file, e.g. {"bandwidth_bytes_per_s": 1e9}
+    remarks: tuple[str, ...] = ()  #: what a person should know of the file it came from, a sentence each
 
     @cached_property
     def transfer_s(self) -> FloatArray:
