@@ -102,6 +102,29 @@ class Cluster:
         d = self.default_link
         return Link(source, target, d.rate_bytes_per_s, d.latency_s, d.medium, d.fair, d.message_s, d.sum_s_per_byte)
 
+    @cached_property
+    def _rates(self) -> set[float]:
+        """The rates between any two devices."""
+        named = {(k.source, k.target) for k in self.links if k.source != k.target}
+        n = len(self.devices)
+        rates = {k.rate_bytes_per_s for k in self.links if k.source != k.target}
+        return rates | ({self.default_link.rate_bytes_per_s} if len(named) < n * (n - 1) or n == 1 else set())
+
+    @property
+    def best_rate_bytes_per_s(self) -> float:
+        """The rate of the fastest link between two devices."""
+        return max(self._rates)
+
+    @property
+    def worst_rate_bytes_per_s(self) -> float:
+        """The rate of the slowest link between two devices."""
+        return min(self._rates)
+
+    @property
+    def equal_rates(self) -> bool:
+        """Whether all links between two devices have one rate."""
+        return len(self._rates) == 1
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of device in the order they first appear."""

@@ -161,6 +161,7 @@ class PlacementPlan:
     graph: str  #: fingerprint of the graph it was made for
     placement: Mapping[str, str]  #: task id -> device name
     verdict: Verdict
+    order: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: device -> task ids; empty: topological order
     kind: Literal["placement"] = field(default="placement", init=False)
 
     def check(self, graph: TaskGraph, cluster: Cluster) -> list[str]:
@@ -183,6 +184,7 @@ class PlacementPlan:
             "graph": self.graph,
             **_verdict_json(self.verdict),
             "placement": dict(self.placement),
+            **({"order": {d: list(tasks) for d, tasks in self.order.items()}} if self.order else {}),
         }
 
 
@@ -244,7 +246,9 @@ def plan_from_json(value: Mapping[str, Any]) -> Plan:
         seconds["seconds_spent"], value["objective"],
     )  # fmt: skip
     if value["kind"] == "placement":
-        return PlacementPlan(str(value["graph"]), {str(k): str(v) for k, v in value["placement"].items()}, verdict)
+        order = {str(d): tuple(str(t) for t in tasks) for d, tasks in value.get("order", {}).items()}
+        placement = {str(k): str(v) for k, v in value["placement"].items()}
+        return PlacementPlan(str(value["graph"]), placement, verdict, order)
     if value["kind"] == "pipeline":
         stages = tuple(
             Stage(

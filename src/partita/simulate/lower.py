@@ -17,14 +17,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
 from partita.nouns.plan import PipelinePlan, PlacementPlan, Plan
 from partita.nouns.program import Builder, Op, Piece, Program
 from partita.simulate.exchange import ring_share
+from partita.simulate.lower_placement import lower_placement
 from partita.simulate.schedules import Slot, slots, unit_ends
 
 
@@ -35,7 +34,7 @@ def lower(graph: TaskGraph, cluster: Cluster, plan: Plan) -> Program:
     """
     refuse(PlanError, plan.check(graph, cluster), "the plan does not fit", hint="plan again for this model and cluster")
     if isinstance(plan, PlacementPlan):
-        return _lower_placement(graph, cluster, plan)
+        return lower_placement(graph, cluster, plan).program(fair=_fair_queues(cluster))
     return _lower_pipeline(graph, cluster, plan)
 
 
@@ -200,37 +199,6 @@ def reductions(graph: TaskGraph, plan: PipelinePlan) -> list[tuple[str, tuple[st
     for ks, size in sorted(groups.items()):
         found.append(("R" + "+".join(map(str, ks)), tuple(d for k in ks for d in plan.stages[k].devices), size))
     return found
-
-
-def _lower_placement(graph: TaskGraph, cluster: Cluster, plan: PlacementPlan) -> Program:
-    """Every task once, every device in topological order, a tensor sent once to each device that reads it."""
-    build = Builder([d.name for d in cluster.devices])
-    where = [plan.placement[t.id] for t in graph.tasks]
-    done: dict[int, int] = {}
-    arrived: dict[tuple[int, str], int] = {}
-    incoming: dict[int, list[int]] = defaultdict(list)
-    for k, readers in enumerate(np.split(graph.readers.items, graph.readers.start[1:-1])):
-        for v in readers.tolist():
-            incoming[v].append(k)
-    for i in graph.order.tolist():
-        device = where[i]
-        needs = []
-        for k in incoming[i]:
-            u = int(graph.producer[k])
-            if where[u] == device:
-                needs.append(done[u])
-                continue
-            if (k, device) not in arrived:
-                piece = Piece(f"{graph.tasks[u].id}>", "transfer", -1, (), (k,), (where[u], device))
-                send = build.add(
-                    Op.SEND, cluster.link(where[u], device).queue, piece, -1, [done[u]], float(graph.size_bytes[k])
-                )
-                arrived[k, device] = build.add(Op.RECV, device, piece, -1, [send])
-            needs.append(arrived[k, device])
-        task = graph.tasks[i]
-        op = Op.UPDATE if task.phase == "update" else Op.COMPUTE
-        done[i] = build.add(op, device, Piece(task.id, task.phase, -1, (i,)), -1, needs)
-    return build.program(fair=_fair_queues(cluster))
 
 
 def _fair_queues(cluster: Cluster) -> frozenset[str]:

@@ -91,7 +91,7 @@ def test_a_graph_is_read_in_seconds_with_groups_and_phases(tmp_path: Path) -> No
     assert problem.costs.transfer_s.tolist() == [0.0005]  # one tensor a producer, whoever reads it
     assert problem.graph.size_bytes.tolist() == [80.0]
     assert problem.memory_bytes.tolist() == [10.0, 10.0, 10.0]
-    assert problem.atom.tolist() == [0, 1, 0]
+    assert problem.graph.atom.tolist() == [0, 1, 0]
 
 
 def test_devices_replace_the_number_of_accelerators(tmp_path: Path) -> None:

@@ -12,24 +12,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
 from partita.errors import BadInput
 from partita.nouns.graph import IntArray
-from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile, Stage, Verdict
+from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile, Stage, Verdict, checked_bound
 from partita.nouns.problem import Problem
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
+from partita.placement.plan.from_arrays import NOT_JUDGED, device_numbers, placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound, quickest_chains
 from partita.placement.plan.linear_cut import best_cut, best_cut_replicated, orders
+from partita.placement.plan.load import load_model
 from partita.placement.plan.refine import moves, refined
 from partita.placement.plan.replicated import ReplicatedStage, Replication, best_stages, best_stages_by_lattice
 from partita.placement.plan.throughput import Part, Work, fits, load_of, no_contiguous_plan
-from partita.simulate.lower import lower
-from partita.simulate.simulator import durations, times
+from partita.placement.plan.unequal_links import contiguous_over_unequal_links
+from partita.placement.plan.whole import facts_of, listed
 from partita.solve.downsets import StateSequence, every_downset, thinned
 from partita.solve.units import Units
 
@@ -39,7 +42,6 @@ FEW_STATES = 4_000  #: up to so many, pairs of states are looked at
 THINNED = 3_000  #: of more states, these give a first value
 MOVE_S, UNIT_S = 3e-7, 2e-5  #: what moving a unit and cutting an order again take on a slow core
 ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exact
-NO_VERDICT = Verdict(math.nan, math.nan, "", "", math.nan, "throughput")
 SHARES = "equal shares of the work"
 
 
@@ -77,6 +79,9 @@ def plan_contiguous(
     problem.expect_fit()
     if objective == "latency":
         return _latency_plan(problem, began)
+    if problem.links_differ:
+        alike = partial(plan_contiguous, objective=objective, method=method, budget_s=budget_s / 2, replicas=replicas)
+        return contiguous_over_unequal_links(problem, alike)
     methods = (
         REPLICATED if problem.rule == "overlap" and replicas else METHODS if problem.rule == "sum" else UNREPLICATED
     )
@@ -85,7 +90,7 @@ def plan_contiguous(
     found = methods[method](problem, budget_s)
     if found is None:
         raise no_contiguous_plan(Work.of(problem))
-    bound = min(found.bound_s, found.value_s)
+    bound = checked_bound(found.value_s, found.bound_s)
     spent = time.perf_counter() - began
     verdict = Verdict(found.value_s, bound, found.bound, found.method, spent, "throughput")
     return _file(problem, found, verdict, pipeline=problem.rule == "overlap" and replicas)
@@ -285,21 +290,26 @@ def _torn(work: Work, stages: list[ReplicatedStage]) -> list[float]:
 
 
 def _latency_plan(problem: Problem, began: float) -> PlanFile:
-    """The quickest of a few chains by simulation."""
-    work = Work.of(problem)
-    best, value = None, math.inf
+    """The quickest of a few chains and orders by simulation."""
+    work, model = Work.of(problem), load_model(problem)
+    facts, value = facts_of(problem, model, "latency"), math.inf
+    best: tuple[PlanFile, str, IntArray, IntArray] | None = None
     for name, parts in quickest_chains(work):
         found = Found(math.nan, tuple((_tasks(work, p.units), p.type, 1) for p in parts), 0.0, "", name)
-        file = _file(problem, found, NO_VERDICT, pipeline=False)
-        program = lower(problem.graph, problem.cluster, file.plan)
-        seconds = float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
-        if seconds < value * (1 - 1e-9):  # of equals the first, with fewer devices
-            best, value = found, seconds
+        file = _file(problem, found, NOT_JUDGED, pipeline=False)
+        device_of = device_numbers(problem, file.plan)
+        where = np.zeros(model.atoms, np.int64)
+        where[model.atom_of] = device_of
+        for order in (problem.graph.order, listed(facts, where)):
+            seconds = simulated_s(problem, placement_plan(problem, device_of, order))
+            if seconds < value * (1 - 1e-9):  # of equals the first, with fewer devices
+                best, value = (file, name, device_of, order), seconds
     if best is None:
         raise no_contiguous_plan(work)
-    bound, how = latency_bound(work)
-    verdict = Verdict(value, min(bound, value), how, best.method, time.perf_counter() - began, "latency")
-    return _file(problem, best, verdict, pipeline=False)
+    file, name, device_of, order = best
+    bound, how = latency_bound(problem, model)
+    verdict = Verdict(value, checked_bound(value, bound), how, name, time.perf_counter() - began, "latency")
+    return replace(file, plan=placement_plan(problem, device_of, order, verdict))
 
 
 METHODS: Mapping[str, Method] = MappingProxyType({"auto": exact, "exact": exact, "linear": linear, "single": single})

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -34,6 +34,7 @@ from partita.nouns.problem import Problem
 from partita.placement.plan import exact
 from partita.placement.plan.anneal import anneal
 from partita.placement.plan.bounds import work_bound_s
+from partita.placement.plan.free_links import free_over_unequal_links
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import plan_makespan
 from partita.placement.plan.min_cut import anchors, network
@@ -67,6 +68,9 @@ def plan_free(
     if method not in METHODS:
         raise BadInput(f"unknown method {method!r}", hint=f"known: {', '.join(METHODS)}")
     problem.expect_fit()
+    if problem.links_differ:
+        alike = partial(plan_free, method=method, seed=seed, start=start)
+        return free_over_unequal_links(problem, alike, budget_s, seed)
     compile_kernels()
     search = Search(load_model(problem), seed, budget_s)
     for where, name in candidates(problem, search.model, start):

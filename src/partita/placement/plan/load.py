@@ -122,7 +122,7 @@ def summed(index: IntArray, weight: FloatArray, n: int) -> FloatArray:
 
 def load_model(problem: Problem) -> LoadModel:
     """The load model of a problem. O(tasks x classes + pins)."""
-    cluster, costs, atom = problem.cluster, problem.costs, problem.atom
+    cluster, costs, atom = problem.cluster, problem.costs, problem.graph.atom
     n = int(atom.max()) + 1
     classes: dict[tuple[str, float, float], int] = {}
     class_of = [classes.setdefault((d.kind, d.speed, d.memory_bytes), len(classes)) for d in cluster.devices]

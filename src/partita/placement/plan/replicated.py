@@ -218,7 +218,7 @@ def best_stages_by_lattice(
             value, best = asked.polished(*found)
             step *= 2
     stages = [ReplicatedStage(states.units_between(i, j), m) for i, j, m in best] if best is not None else None
-    return value, stages, min(bound, value)
+    return value, stages, bound
 
 
 _Links = list[tuple[int, int, int]]  # (start, end, replicas) of each stage
