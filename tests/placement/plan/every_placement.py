@@ -48,7 +48,10 @@ def random_problem(seed: int, tasks: int = 5, devices: int = 3, *, training: boo
     seconds = [[math.inf if chance.random() < 0.06 else _amount(chance) for _ in ("acc", "cpu")] for _ in forward]
     seconds = [row if any(map(math.isfinite, row)) else [1.0, 1.0] for row in seconds]
     given = chance.choice(["given", "links", "both"])
-    times = [math.nan if given == "links" or (given == "both" and chance.random() < 0.5) else _amount(chance) for _ in tensors]
+    times = [
+        math.nan if given == "links" or (given == "both" and chance.random() < 0.5) else _amount(chance)
+        for _ in tensors
+    ]
     return Problem(
         graph,
         Cluster(parts, _links(chance, parts), Link("", "", chance.choice([0.5, 1.0, 4.0]), chance.choice([0.0, 0.5]))),
@@ -173,7 +176,11 @@ def makespan(problem: Problem, where: Where, orders: Orders) -> float:
     free, link_free = dict.fromkeys(devices, 0.0), {(p, d): 0.0 for p in devices for d in devices}
     heads = dict.fromkeys(devices, 0)
     while len(done) < len(where):
-        d = next(d for d in devices if heads[d] < len(orders[d]) and all(int(graph.producer[k]) in done for k in reads[orders[d][heads[d]]]))
+        d = next(
+            d
+            for d in devices
+            if heads[d] < len(orders[d]) and all(int(graph.producer[k]) in done for k in reads[orders[d][heads[d]]])
+        )
         i = orders[d][heads[d]]
         heads[d] += 1
         at = free[d]

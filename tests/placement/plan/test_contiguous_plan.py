@@ -247,7 +247,7 @@ def test_the_lattice_gives_what_the_pairs_give(problem):
         + 1.0
     )
     pairs = best_stages(work, replication, states, upper)
-    value, stages, bound = best_stages_by_lattice(work, replication, states, upper, time.monotonic() + 60)
+    value, stages, bound = best_stages_by_lattice(work, replication, states, upper, math.inf)
     assert value == pytest.approx(pairs[0], rel=1e-9, abs=1e-12)
     assert bound == pytest.approx(value, rel=1e-9, abs=1e-12)
     assert sorted(int(u) for s in stages for u in s.units) == list(range(len(work.units)))

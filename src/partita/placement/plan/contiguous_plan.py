@@ -4,7 +4,7 @@
                                             \\-> coarser units -> exact over those, bound from elsewhere
 
 A problem of rule "sum" becomes a placement, each device a stretch of the graph; one of rule "overlap" becomes pipeline
-stages with replicas.
+stages with replicas, or a placement where replicas are not wanted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from partita.placement.plan.latency import latency_bound, quickest_chains
 from partita.placement.plan.linear_cut import best_cut, best_cut_replicated, orders
 from partita.placement.plan.load import load_model
 from partita.placement.plan.refine import moves, refined
-from partita.placement.plan.replicated import ReplicatedStage, Replication, best_stages, best_stages_by_lattice
+from partita.placement.plan.replicated import (
+    UNITS_PER_S,
+    ReplicatedStage,
+    Replication,
+    best_stages,
+    best_stages_by_lattice,
+)
 from partita.placement.plan.throughput import Part, Work, fits, load_of, no_contiguous_plan
 from partita.placement.plan.unequal_links import contiguous_over_unequal_links
 from partita.placement.plan.whole import facts_of, listed
@@ -82,9 +88,8 @@ def plan_contiguous(
     if problem.links_differ:
         alike = partial(plan_contiguous, objective=objective, method=method, budget_s=budget_s / 2, replicas=replicas)
         return contiguous_over_unequal_links(problem, alike)
-    methods = (
-        REPLICATED if problem.rule == "overlap" and replicas else METHODS if problem.rule == "sum" else UNREPLICATED
-    )
+    stages = problem.rule == "overlap" and replicas
+    methods = REPLICATED if stages else METHODS
     if method not in methods:
         raise BadInput(f"unknown method {method!r}", hint=f"known: {', '.join(methods)}")
     found = methods[method](problem, budget_s)
@@ -93,7 +98,7 @@ def plan_contiguous(
     bound = checked_bound(found.value_s, found.bound_s)
     spent = time.perf_counter() - began
     verdict = Verdict(found.value_s, bound, found.bound, found.method, spent, "throughput")
-    return _file(problem, found, verdict, pipeline=problem.rule == "overlap" and replicas)
+    return _file(problem, found, verdict, pipeline=stages)
 
 
 def _file(problem: Problem, found: Found, verdict: Verdict, pipeline: bool) -> PlanFile:
@@ -115,7 +120,7 @@ def _file(problem: Problem, found: Found, verdict: Verdict, pipeline: bool) -> P
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# rule "sum"
+# one device a stage
 
 
 def exact(problem: Problem, budget_s: float) -> Found | None:
@@ -208,10 +213,10 @@ def _tasks(work: Work, units: IntArray) -> IntArray:
 # rule "overlap": stages with replicas
 
 
-def exact_replicated(problem: Problem, budget_s: float, most: int | None = None) -> Found | None:
+def exact_replicated(problem: Problem, budget_s: float) -> Found | None:
     """The least bottleneck over all chains of downsets and replicas; over coarser units where they are too many."""
     work = Work.of(problem)
-    replication = Replication.of(work, most)
+    replication = Replication.of(work)
     start = _linear_replicated(work, replication)
     share = float(work.least_s.sum()) / len(problem.cluster.devices)
     upper = start[0] * (1 + 1e-12) if start else _all_work(work)
@@ -227,7 +232,7 @@ def exact_replicated(problem: Problem, budget_s: float, most: int | None = None)
         coarse = coarser_states(work.units, work.least_s, MOST_DOWNSETS // 4, 2 * len(problem.cluster.devices))
         if coarse is not None:
             coarse_work = Work.of(problem, coarse[0])
-            better, _, _ = _over_states(coarse_work, Replication.of(coarse_work, most), coarse[1], upper, budget_s)
+            better, _, _ = _over_states(coarse_work, Replication.of(coarse_work), coarse[1], upper, budget_s)
             if better:
                 return _found_replicated(coarse_work, better, share, SHARES, "antichain-dp over coarser units")
     return _found_replicated(work, start[1], share, SHARES, "linear orders") if start else None
@@ -244,7 +249,7 @@ def _over_states(
     few = thinned(states, states.totals(work.least_s)[:, 0], states.cuts(work.spans), THINNED)
     first = best_stages(work, replication, few, upper)
     value, stages, bound = best_stages_by_lattice(
-        work, replication, states, first[0] if first else upper, time.monotonic() + budget_s
+        work, replication, states, first[0] if first else upper, budget_s * UNITS_PER_S
     )
     return stages or (first[1] if first else None), bound, bound >= value * (1 - 1e-9)
 
@@ -316,4 +321,3 @@ METHODS: Mapping[str, Method] = MappingProxyType({"auto": exact, "exact": exact,
 REPLICATED: Mapping[str, Method] = MappingProxyType(
     {"auto": exact_replicated, "exact": exact_replicated, "linear": linear_replicated}
 )
-UNREPLICATED: Mapping[str, Method] = MappingProxyType({"auto": lambda problem, end: exact_replicated(problem, end, 1)})

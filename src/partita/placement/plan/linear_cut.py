@@ -1,4 +1,4 @@
-"""The linearised program: cut one topological order of the units, for load = compute + boundary.
+"""The linearised program: cut one topological order of the units.
 
 The same recursion as `contiguous`, over positions instead of downsets. With a candidate position for every unit it is the
 optimum of that order; a long order is cut at chosen positions first, and then again at every position near the cuts found.
@@ -142,6 +142,7 @@ def _pass(work: Work, line: Line, positions: IntArray, upper_s: float) -> _Found
     value, came, kind = _least_worst(
         positions, least, line.memory[positions], line.seconds[positions], line.cannot[positions], line.start, line.places,
         line.weight, work.pays, work.room, vs.after, low, high, absorbs, upper_s,
+        work.overlap,
     )  # fmt: skip
     best = int(value[:, -1].argmin())
     if not value[best, -1] < upper_s:
@@ -159,7 +160,7 @@ def _pass(work: Work, line: Line, positions: IntArray, upper_s: float) -> _Found
 def _least_worst(
     positions: IntArray, least: FloatArray, memory: FloatArray, seconds: FloatArray, cannot: FloatArray, start: IntArray,
     places: IntArray, weight: FloatArray, pays: Bools, room: FloatArray, after: IntArray, low: IntArray, high: IntArray,
-    absorbs: FloatArray, upper: float,
+    absorbs: FloatArray, upper: float, overlap: bool,
 ) -> tuple[FloatArray, Int32Array, Int8Array]:  # fmt: skip
     """(value, position before, device type), [vectors, positions] each."""
     n = len(positions)
@@ -194,7 +195,7 @@ def _least_worst(
     fresh = 0
     comes = np.zeros(n + 1)
     goes = np.zeros(n + 1)
-    sent = np.zeros(n)
+    inward, outward = np.zeros(n), np.zeros(n)
     for i in range(n - 1):
         while fresh < spans and first[by_first[fresh]] <= i:
             s = by_first[fresh]
@@ -229,7 +230,7 @@ def _least_worst(
         for j in range(i + 1, n):
             total += comes[j]
             passing -= goes[j]
-            sent[j] = total + cut[j] - passing
+            inward[j], outward[j] = total, cut[j] - passing
         for v in range(count):
             here = value[v, i]
             if here >= upper or i < low[v] or i > high[v]:
@@ -243,7 +244,7 @@ def _least_worst(
                         break
                     load = seconds[j, t] - seconds[i, t]
                     if pays[t]:
-                        load += sent[j]
+                        load = max(load, inward[j], outward[j]) if overlap else load + inward[j] + outward[j]
                     worst = max(load, here)
                     if worst >= value[nv, j] or worst >= upper:
                         continue

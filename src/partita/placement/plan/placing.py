@@ -42,11 +42,10 @@ def candidates(
 
 def _contiguous(problem: Problem, model: LoadModel, objective: str) -> PlacementPlan | None:
     """The contiguous plan, exact where that is cheap; None where there is none, or none at that price."""
-    equal = model.work_s.shape[1] == 1
-    if model.atoms > MOST_FOR_CONTIGUOUS or (objective == "throughput" and problem.rule == "overlap" and not equal):
+    if model.atoms > MOST_FOR_CONTIGUOUS:
         return None
     states = every_downset(contract(problem.graph), FAR_TOO_MANY) if objective == "throughput" else None
-    slow = problem.rule == "sum" and states is not None and len(states) > MOST_DOWNSETS
+    slow = states is not None and len(states) > MOST_DOWNSETS
     method = "linear" if slow else "auto"
     try:
         plan = plan_contiguous(problem, objective, method=method, budget_s=1.0, replicas=False).plan

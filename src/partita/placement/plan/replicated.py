@@ -14,7 +14,6 @@ exact one looks at.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +55,7 @@ class Replication:
         weights = np.array([t.parameter_bytes for t in graph.tasks], np.float64)
         return Replication(
             work.units.total(weights),
-            cluster.default_link.rate_bytes_per_s,
+            cluster.best_rate_bytes_per_s,
             len(cluster.devices),
             min(most or len(cluster.devices), len(cluster.devices)),
         )
@@ -173,6 +172,7 @@ def _least_worst(
 
 FIRST_STEP = 4e-3  #: how far below the first value the search looks first, as a share
 CLOSE = 5e-4  #: a bracket narrower than that is not halved again
+UNITS_PER_S = 2e8  #: edges of the lattice x (replicas, devices), cautiously
 NEAR = 1_000  #: states around a cut among which a better one is sought
 
 
@@ -192,7 +192,7 @@ class Lattice:
 
 
 def best_stages_by_lattice(
-    work: Work, replication: Replication, states: StateSequence, upper_s: float, deadline: float
+    work: Work, replication: Replication, states: StateSequence, upper_s: float, units: float
 ) -> tuple[float, list[ReplicatedStage] | None, float]:
     """(value, stages or None where nothing is below `upper_s`, bound): bound == value where the search came to its end.
 
@@ -202,12 +202,14 @@ def best_stages_by_lattice(
 
     For given m and e, a stage with cost <= tau ends at j iff f(j) - m tau <= max { f(i) : i < j, D(i) <= e - m }, where
     f = C + 4 (m - 1) W / (B m) only grows along the DAG; so the maximum over all i inside j is carried along its edges,
-    and no pair is looked at. O(edges x devices^2) for each tau. Needs devices with room for everything.
+    and no pair is looked at. O(edges x devices^2) for each tau. Needs devices with room for everything. `units` bounds the
+    work (about UNITS_PER_S a second), so that the same inputs give the same plan on every machine.
     """
     asked = _Asked.of(work, replication, states)
     value, best, bound = upper_s, None, float(asked.compute[-1]) / replication.devices
-    step = FIRST_STEP
-    while time.monotonic() < deadline and bound < value * (1 - 1e-12):
+    step, a_question = FIRST_STEP, asked.units
+    while units > 0 and bound < value * (1 - 1e-12):
+        units -= a_question
         tau = max(value * (1 - step), (bound + value) / 2)
         if tau > value * (1 - CLOSE):  # nothing far below: is there anything below?
             tau = value * (1 - 1e-12)
@@ -245,6 +247,12 @@ class _Asked:
             replication, states.members, np.ascontiguousarray(totals[:, 0]), np.ascontiguousarray(totals[:, 1]),
             np.maximum(states.cuts(work.spans), 0.0), Lattice.of(states, work.units), layers,
         )  # fmt: skip
+
+    @property
+    def units(self) -> float:
+        """The work of one question."""
+        r = self.replication
+        return float((len(self.lattice.items) + len(self.compute)) * r.most * (2 * r.devices - r.most + 1) / 2)
 
     @property
     def sync(self) -> FloatArray:
