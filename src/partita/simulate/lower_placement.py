@@ -20,7 +20,7 @@ from collections import defaultdict
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
-from partita.nouns.plan import PlacementPlan
+from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.program import Builder, Op, Piece
 
 

@@ -21,7 +21,8 @@ from placement.plan.every_placement import (
 )
 
 from partita.errors import Infeasible
-from partita.nouns.plan import PlacementPlan, PlanFile
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile
 from partita.nouns.problem import Problem
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.free import plan_free
@@ -89,7 +90,7 @@ def verdict_on(name: str, seed: int) -> str:
     plan = file.plan
     assert isinstance(plan, PlacementPlan)
     where, value = value_of(problem, plan, name)
-    said = plan.verdict
+    said = file.verdict
     if where not in set(placements(problem)) or ("contiguous" in name and not contiguous(problem, where)):
         return "wrong: not feasible"
     if not math.isclose(said.value_s, value, rel_tol=CLOSE, abs_tol=1e-12):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -20,11 +20,13 @@ import numpy as np
 
 from partita.errors import BadInput
 from partita.nouns.graph import IntArray
-from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile, Stage, Verdict, checked_bound
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.problem import Problem
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
-from partita.placement.plan.from_arrays import NOT_JUDGED, device_numbers, placement_plan, simulated_s
+from partita.placement.plan.from_arrays import device_numbers, placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound, quickest_chains
 from partita.placement.plan.linear_cut import best_cut, best_cut_replicated, orders
 from partita.placement.plan.load import load_model
@@ -98,25 +100,22 @@ def plan_contiguous(
     bound = checked_bound(found.value_s, found.bound_s)
     spent = time.perf_counter() - began
     verdict = Verdict(found.value_s, bound, found.bound, found.method, spent, "throughput")
-    return _file(problem, found, verdict, pipeline=stages)
+    return PlanFile(_plan(problem, found, pipeline=stages), verdict, problem)
 
 
-def _file(problem: Problem, found: Found, verdict: Verdict, pipeline: bool) -> PlanFile:
-    """The plan written out, with what is needed to pose its problem again."""
+def _plan(problem: Problem, found: Found, pipeline: bool) -> PipelinePlan | PlacementPlan:
+    """What was found, written out."""
     graph = problem.graph
     free = [list(t.names) for t in Work.of(problem).types]
     stages = []
     for tasks, kind, m in found.stages:
         names, free[kind] = tuple(free[kind][:m]), free[kind][m:]
         stages.append(Stage(tuple(graph.tasks[i].id for i in tasks.tolist()), names))
-    facts = {**problem.facts, "rule": problem.rule, "pays": sorted(problem.pays)}
     if pipeline:
         devices = sum(s.replicas for s in stages)
-        plan = PipelinePlan(graph.fingerprint, tuple(stages), devices, devices, "1f1b", verdict)
-        return PlanFile(plan, graph, problem.cluster, problem.costs, facts)
+        return PipelinePlan(graph.fingerprint, tuple(stages), devices, devices, "1f1b")
     where = {t: s.devices[0] for s in stages for t in s.tasks}
-    placed = PlacementPlan(graph.fingerprint, {t.id: where[t.id] for t in graph.tasks}, verdict)
-    return PlanFile(placed, graph, problem.cluster, problem.costs, facts)
+    return PlacementPlan(graph.fingerprint, {t.id: where[t.id] for t in graph.tasks})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -298,23 +297,22 @@ def _latency_plan(problem: Problem, began: float) -> PlanFile:
     """The quickest of a few chains and orders by simulation."""
     work, model = Work.of(problem), load_model(problem)
     facts, value = facts_of(problem, model, "latency"), math.inf
-    best: tuple[PlanFile, str, IntArray, IntArray] | None = None
+    best: tuple[str, IntArray, IntArray] | None = None
     for name, parts in quickest_chains(work):
         found = Found(math.nan, tuple((_tasks(work, p.units), p.type, 1) for p in parts), 0.0, "", name)
-        file = _file(problem, found, NOT_JUDGED, pipeline=False)
-        device_of = device_numbers(problem, file.plan)
+        device_of = device_numbers(problem, _plan(problem, found, pipeline=False))
         where = np.zeros(model.atoms, np.int64)
         where[model.atom_of] = device_of
         for order in (problem.graph.order, listed(facts, where)):
             seconds = simulated_s(problem, placement_plan(problem, device_of, order))
             if seconds < value * (1 - 1e-9):  # of equals the first, with fewer devices
-                best, value = (file, name, device_of, order), seconds
+                best, value = (name, device_of, order), seconds
     if best is None:
         raise no_contiguous_plan(work)
-    file, name, device_of, order = best
+    name, device_of, order = best
     bound, how = latency_bound(problem, model)
     verdict = Verdict(value, checked_bound(value, bound), how, name, time.perf_counter() - began, "latency")
-    return replace(file, plan=placement_plan(problem, device_of, order, verdict))
+    return PlanFile(placement_plan(problem, device_of, order), verdict, problem)
 
 
 METHODS: Mapping[str, Method] = MappingProxyType({"auto": exact, "exact": exact, "linear": linear, "single": single})

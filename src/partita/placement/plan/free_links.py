@@ -37,8 +37,8 @@ def free_over_unequal_links(problem: Problem, plan: Planner, budget_s: float, se
         for device_of in (device_numbers(problem, f.plan), dealt_out(problem, f.plan)):
             where = np.zeros(model.atoms, np.int64)
             where[model.atom_of] = device_of
-            starts += ordered(facts, where, f.plan.verdict.method)
-    best, said = min(starts, key=lambda m: m.value_s), files[0].plan.verdict
+            starts += ordered(facts, where, f.verdict.method)
+    best, said = min(starts, key=lambda m: m.value_s), files[0].verdict
     if best.value_s > said.lower_bound_s * (1 + CLOSED):
         best = searched(model, facts, best, seed=seed, began=time.monotonic(), budget_s=0.4 * budget_s)
     device_of = best.where[model.atom_of]

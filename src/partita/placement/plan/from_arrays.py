@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from partita.nouns.graph import IntArray
-from partita.nouns.plan import PlacementPlan, Plan, Verdict
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import Plan
 from partita.nouns.problem import Problem
 from partita.simulate.lower import lower
 from partita.simulate.simulator import durations, times
 
-NOT_JUDGED = Verdict(math.nan, math.nan, "", "", math.nan)
 
-
-def placement_plan(
-    problem: Problem, device_of: IntArray, order: IntArray | None = None, verdict: Verdict = NOT_JUDGED
-) -> PlacementPlan:
+def placement_plan(problem: Problem, device_of: IntArray, order: IntArray | None = None) -> PlacementPlan:
     """Task i on device number device_of[i]; every device runs its tasks as they come in `order`, if one is given."""
     names, tasks = [d.name for d in problem.cluster.devices], problem.graph.tasks
     queues: dict[str, list[str]] = {}
     for i in [] if order is None else order.tolist():
         queues.setdefault(names[device_of[i]], []).append(tasks[i].id)
     placement = {t.id: names[d] for t, d in zip(tasks, device_of.tolist(), strict=True)}
-    return PlacementPlan(problem.graph.fingerprint, placement, verdict, {d: tuple(ids) for d, ids in queues.items()})
+    return PlacementPlan(problem.graph.fingerprint, placement, {d: tuple(ids) for d, ids in queues.items()})
 
 
 def device_numbers(problem: Problem, plan: Plan) -> IntArray:

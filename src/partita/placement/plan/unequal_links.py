@@ -13,7 +13,9 @@ import numpy as np
 
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.plan import PipelinePlan, PlacementPlan, Plan, PlanFile, Verdict, checked_bound
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import Plan, PlanFile, Verdict, checked_bound
 from partita.nouns.problem import Problem
 from partita.placement.plan.from_arrays import device_numbers, placement_plan
 from partita.solve.device_types import device_types
@@ -33,16 +35,14 @@ def contiguous_over_unequal_links(problem: Problem, plan: Planner) -> PlanFile:
     """The best contiguous plan found, and the bound of best links. Raises Infeasible as the planner does."""
     rates = problem.cluster.best_rate_bytes_per_s, problem.cluster.worst_rate_bytes_per_s
     best, slow = (plan(at_one_rate(problem, rate)) for rate in rates)
-    spent = best.plan.verdict.seconds_spent + slow.plan.verdict.seconds_spent
-    bound, how = best.plan.verdict.lower_bound_s, best.plan.verdict.bound
+    spent = best.verdict.seconds_spent + slow.verdict.seconds_spent
+    bound, how = best.verdict.lower_bound_s, best.verdict.bound
     if isinstance(slow.plan, PipelinePlan):  # what several replicas exchange goes at the pace of the slowest link
-        value = slow.plan.verdict.value_s
-        verdict = judged(slow.plan.verdict, value, bound, how, spent)
-        return replace(slow, plan=replace(slow.plan, verdict=verdict), cluster=problem.cluster)
-    dealt = [(dealt_out(problem, f.plan), f.plan.verdict) for f in (best, slow) if isinstance(f.plan, PlacementPlan)]
+        return PlanFile(slow.plan, judged(slow.verdict, slow.verdict.value_s, bound, how, spent), problem)
+    dealt = [(dealt_out(problem, f.plan), f.verdict) for f in (best, slow) if isinstance(f.plan, PlacementPlan)]
     device_of, said = min(dealt, key=lambda d: float(problem.loads(d[0]).max()))
     verdict = judged(said, float(problem.loads(device_of).max()), bound, how, spent)
-    return replace(best, plan=placement_plan(problem, device_of, verdict=verdict), cluster=problem.cluster)
+    return PlanFile(placement_plan(problem, device_of), verdict, problem)
 
 
 def judged(said: Verdict, value_s: float, bound_s: float, how: str, spent_s: float) -> Verdict:
