@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -86,7 +86,7 @@ def plan_contiguous(
         raise BadInput(f"a graph cannot be planned for {objective!r}", hint="known: throughput, latency")
     problem.expect_fit()
     if objective == "latency":
-        return _latency_plan(problem, began)
+        return _latency_plan(problem, budget_s, began)
     if problem.links_differ:
         alike = partial(plan_contiguous, objective=objective, method=method, budget_s=budget_s / 2, replicas=replicas)
         return contiguous_over_unequal_links(problem, alike)
@@ -97,10 +97,17 @@ def plan_contiguous(
     found = methods[method](problem, budget_s)
     if found is None:
         raise no_contiguous_plan(Work.of(problem))
-    bound = checked_bound(found.value_s, found.bound_s)
+    plan, value, bound, how = _plan(problem, found, pipeline=stages), found.value_s, found.bound_s, found.bound
+    if not stages and problem.rule == "overlap" and any(t.phase == "backward" for t in problem.graph.tasks):
+        # chains take what comes in from before and goes out behind, which gradients do not
+        value, bound, how = _largest_load(problem, plan), Work.of(problem).share_bound_s, SHARES
     spent = time.perf_counter() - began
-    verdict = Verdict(found.value_s, bound, found.bound, found.method, spent, "throughput")
-    return PlanFile(_plan(problem, found, pipeline=stages), verdict, problem)
+    verdict = Verdict(value, checked_bound(value, bound), how, found.method, spent, "throughput")
+    return PlanFile(plan, verdict, problem)
+
+
+def _largest_load(problem: Problem, plan: PipelinePlan | PlacementPlan) -> float:
+    return float(problem.loads(device_numbers(problem, plan)).max())
 
 
 def _plan(problem: Problem, found: Found, pipeline: bool) -> PipelinePlan | PlacementPlan:
@@ -293,26 +300,36 @@ def _torn(work: Work, stages: list[ReplicatedStage]) -> list[float]:
 # latency
 
 
-def _latency_plan(problem: Problem, began: float) -> PlanFile:
+def _latency_plan(problem: Problem, budget_s: float, began: float) -> PlanFile:
     """The quickest of a few chains and orders by simulation."""
     work, model = Work.of(problem), load_model(problem)
     facts, value = facts_of(problem, model, "latency"), math.inf
     best: tuple[str, IntArray, IntArray] | None = None
-    for name, parts in quickest_chains(work):
-        found = Found(math.nan, tuple((_tasks(work, p.units), p.type, 1) for p in parts), 0.0, "", name)
+    for found in _chains(work, budget_s):
         device_of = device_numbers(problem, _plan(problem, found, pipeline=False))
         where = np.zeros(model.atoms, np.int64)
         where[model.atom_of] = device_of
         for order in (problem.graph.order, listed(facts, where)):
             seconds = simulated_s(problem, placement_plan(problem, device_of, order))
             if seconds < value * (1 - 1e-9):  # of equals the first, with fewer devices
-                best, value = (name, device_of, order), seconds
+                best, value = (found.method, device_of, order), seconds
     if best is None:
         raise no_contiguous_plan(work)
     name, device_of, order = best
     bound, how = latency_bound(problem, model)
     verdict = Verdict(value, checked_bound(value, bound), how, name, time.perf_counter() - began, "latency")
     return PlanFile(placement_plan(problem, device_of, order), verdict, problem)
+
+
+def _chains(work: Work, budget_s: float) -> Iterator[Found]:
+    """Chains worth a simulation; where memory leaves none along a few orders, the one of least load among all."""
+    none = True
+    for name, parts in quickest_chains(work):
+        none = False
+        yield Found(math.nan, tuple((_tasks(work, p.units), p.type, 1) for p in parts), 0.0, "", name)
+    found = exact(work.problem, budget_s) if none else None
+    if found is not None:
+        yield found
 
 
 METHODS: Mapping[str, Method] = MappingProxyType({"auto": exact, "exact": exact, "linear": linear, "single": single})

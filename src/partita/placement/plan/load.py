@@ -11,6 +11,7 @@ class is stored once a class.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -107,8 +108,8 @@ class LoadModel:
         """The model with atoms of one label (0 .. k-1) made one."""
         k = int(label.max()) + 1
         work = np.stack([summed(label, column, k) for column in self.work_s.T], axis=1)
-        rows = np.split(label[self.nets.items], self.nets.start[1:-1])
-        nets, cost = _nets([r.tolist() for r in rows], self.cost_s.tolist(), self.rule)
+        start, pins = self.nets.start.tolist(), label[self.nets.items].tolist()
+        nets, cost = _nets([pins[i:j] for i, j in itertools.pairwise(start)], self.cost_s.tolist(), self.rule)
         memory = summed(label, self.memory_bytes, k)
         return LoadModel(
             self.rule, label[self.atom_of], work, memory, nets, cost, self.class_of, self.pays, self.room_bytes

@@ -247,7 +247,7 @@ def _listed(f: Facts, where: IntArray) -> IntArray:
         best, start = -1, np.inf
         for y in range(count):
             at = max(ready_at[ready[y]], free[where[f.atom_of[ready[y]]]])
-            if at < start or (at == start and rank[ready[y]] > rank[ready[best]]):
+            if best < 0 or at < start or (at == start and rank[ready[y]] > rank[ready[best]]):
                 best, start = y, at
         i = ready[best]
         count -= 1
