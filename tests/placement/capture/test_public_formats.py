@@ -198,11 +198,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("value", "kind", "sentence"), BAD, ids=[b[2] for b in BAD])
-def test_a_bad_graph_is_refused_with_the_place(
-    tmp_path: Path, value: Json, kind: type[BadInput], sentence: str
-) -> None:
+def test_a_bad_graph_is_refused_with_the_place(value: Json, kind: type[BadInput], sentence: str) -> None:
     with pytest.raises(kind, match=sentence):
-        read_problem(written(tmp_path, value))
+        dnn_partitioning.from_json(value, "graph", "graph.json")
 
 
 def test_zero_and_countless_devices_are_refused(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ class TestLatency(PlacementContract):
     def plan(self, problem: Problem) -> PlanFile:
         return plan_free(problem, "latency", budget_s=0.03)
 
-    def value_s(self, problem, placement) -> float:  # type: ignore[no-untyped-def]
-        return makespan(problem, placement)
+    def value_s(self, problem, placement, order=None) -> float:  # type: ignore[no-untyped-def]
+        return makespan(problem, placement, order)
 
 
 def layered(tasks: int, devices: int, seed: int = 0, memory: float = math.inf) -> Problem:

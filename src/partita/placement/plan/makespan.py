@@ -19,6 +19,7 @@ from partita.errors import BadInput
 from partita.nouns.graph import IntArray
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.problem import Problem
+from partita.placement.plan.anneal import SLACK
 from partita.placement.plan.chunks import line
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound
@@ -28,7 +29,6 @@ from partita.placement.plan.whole import MAKESPAN, Facts, annealed, earliest_fin
 
 UNITS_PER_S = 1e8  # tasks and tensors looked at in a second, on the machine of anneal.UNITS_PER_S
 CLOSED = 1e-9  # a gap, as a share, at which there is nothing left to find
-SLACK = 2.0  # budgets after which the clock ends a search whose units are not spent
 METHODS = ("auto", "annealing", "earliest finish")
 
 

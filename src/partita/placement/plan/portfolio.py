@@ -18,7 +18,7 @@ import numpy as np
 from partita.nouns.graph import IntArray
 from partita.nouns.plan import checked_bound
 from partita.placement.plan import exact
-from partita.placement.plan.anneal import UNITS_PER_S, FlagArray, anneal
+from partita.placement.plan.anneal import SLACK, UNITS_PER_S, FlagArray, anneal
 from partita.placement.plan.bounds import pigeonhole_bound_s
 from partita.placement.plan.load import LoadModel
 from partita.placement.plan.min_cut import Network, anchors, merge, network
@@ -66,7 +66,8 @@ class Search:
 
     @property
     def left_s(self) -> float:
-        return self.began + self.budget_s - time.monotonic()
+        """Until the clock ends the search."""
+        return self.began + SLACK * self.budget_s - time.monotonic()
 
     @property
     def closed(self) -> bool:
