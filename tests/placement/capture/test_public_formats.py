@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -243,8 +244,9 @@ def test_a_profile_is_read_without_its_inputs(tmp_path: Path) -> None:
         (f"node{i}", "Conv2d(3, 64)", "stage") for i in (2, 3, 4)
     ]
     assert problem.costs.seconds.tolist() == [[0.004]] * 3
-    assert problem.graph.size_bytes.tolist() == [4e6, 3e6]
-    assert problem.costs.transfer_s.tolist() == [0.004, 0.003]  # there and back: 2 x bytes / bandwidth
+    assert problem.graph.size_bytes.tolist() == [8e6, 6e6]  # there and back
+    assert problem.transfer_s.tolist() == [0.004, 0.003]  # 2 x bytes / bandwidth
+    assert np.isnan(problem.costs.transfer_s).all()  # the links decide
     assert [problem.graph.readers.row(k).tolist() for k in range(2)] == [[1, 2], [2]]
     assert problem.graph.tasks[0].parameter_bytes == 256.0
     assert [d.name for d in problem.cluster.devices] == ["acc0", "acc1", "acc2", "acc3"]

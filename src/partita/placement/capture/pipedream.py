@@ -4,8 +4,8 @@
     <TAB>node1 -- node7
 
 Times are milliseconds, sizes bytes; `activation_size=[a; b]` is a sum. A layer is one task of phase "stage" (forward and
-backward together), it makes one tensor of its activation, whose crossing costs 2 activation / bandwidth: there and, as a
-gradient, back. `Input*` nodes are dropped. Source: Narayanan et al., "PipeDream", SOSP 2019.
+backward together), it makes one tensor of twice its activation, which crosses there and, as a gradient, back, at the rate of
+the link it takes. `Input*` nodes are dropped. Source: Narayanan et al., "PipeDream", SOSP 2019.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: fl
         Cluster(
             tuple(Device(f"acc{i}", "acc") for i in range(devices)), default_link=Link("", "", bandwidth_bytes_per_s)
         ),
-        CostTable.given(("acc",), [[s] for s in seconds], 2.0 * graph.size_bytes / bandwidth_bytes_per_s),
+        CostTable.given(("acc",), [[s] for s in seconds], np.full(len(graph.producer), math.nan)),
         np.array([t.parameter_bytes + t.activation_bytes for t in graph.tasks], np.float64),
         rule="overlap",
         pays=frozenset({"acc"}),
@@ -98,7 +98,7 @@ def _graph(name: str, kept: list[_Node], edges: list[tuple[str, str]]) -> tuple[
     for u, v in edges:
         if u in readers and v in readers:
             readers[u].append(v)
-    tensors = [(i, v["activation_size"], readers[i]) for i, _, v, _ in kept if readers[i]]
+    tensors = [(i, 2.0 * v["activation_size"], readers[i]) for i, _, v, _ in kept if readers[i]]
     seconds = [(v["forward_compute_time"] + v["backward_compute_time"]) / 1e3 for _, _, v, _ in kept]
     return TaskGraph.build(name, tasks, tensors), seconds
 

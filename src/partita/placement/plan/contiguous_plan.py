@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -26,6 +26,7 @@ from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.problem import Problem
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
+from partita.placement.plan.device_limit import MOST_REPLICATING, expect_at_most, useful
 from partita.placement.plan.from_arrays import device_numbers, placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound, quickest_chains
 from partita.placement.plan.linear_cut import best_cut, best_cut_replicated, orders
@@ -85,6 +86,11 @@ def plan_contiguous(
     if objective not in ("throughput", "latency"):
         raise BadInput(f"a graph cannot be planned for {objective!r}", hint="known: throughput, latency")
     problem.expect_fit()
+    if problem.rule == "overlap" and replicas and objective == "throughput":
+        expect_at_most(problem, MOST_REPLICATING, "stages with replicas", "--no-replicas")
+    elif (fewer := useful(problem)) is not problem:
+        file = plan_contiguous(fewer, objective, method=method, budget_s=budget_s, replicas=replicas)
+        return replace(file, problem=problem)
     if objective == "latency":
         return _latency_plan(problem, budget_s, began)
     if problem.links_differ:

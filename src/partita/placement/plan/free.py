@@ -34,6 +34,7 @@ from partita.nouns.problem import Problem
 from partita.placement.plan import exact
 from partita.placement.plan.anneal import anneal
 from partita.placement.plan.bounds import work_bound_s
+from partita.placement.plan.device_limit import useful
 from partita.placement.plan.free_links import free_over_unequal_links
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import plan_makespan
@@ -63,6 +64,9 @@ def plan_free(
     """
     if objective not in ("throughput", "latency"):
         raise BadInput(f"a graph cannot be placed for {objective!r}", hint="known: throughput, latency")
+    if (fewer := useful(problem)) is not problem:
+        file = plan_free(fewer, objective, method=method, budget_s=budget_s, seed=seed, start=start)
+        return replace(file, problem=problem)
     if objective == "latency":
         return plan_makespan(problem, method=method, budget_s=budget_s, seed=seed, start=start)
     if method not in METHODS:

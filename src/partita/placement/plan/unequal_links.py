@@ -21,7 +21,7 @@ from partita.placement.plan.from_arrays import device_numbers, placement_plan
 from partita.solve.device_types import device_types
 
 Planner = Callable[[Problem], PlanFile]
-MOST_EXCHANGES = 20_000  #: trials of two devices changing places
+MOST_EXCHANGES = 3_000  #: trials of two devices changing places
 
 
 def at_one_rate(problem: Problem, rate_bytes_per_s: float) -> Problem:
