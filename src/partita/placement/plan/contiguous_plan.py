@@ -23,6 +23,7 @@ from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile, Stage, Ver
 from partita.nouns.problem import Problem
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
+from partita.placement.plan.idle import without_idle
 from partita.placement.plan.latency import latency_bound, quickest_chains
 from partita.placement.plan.linear_cut import best_cut, best_cut_replicated, orders
 from partita.placement.plan.refine import moves, refined
@@ -115,7 +116,7 @@ def _file(problem: Problem, found: Found, verdict: Verdict, pipeline: bool) -> P
 
 def exact(problem: Problem, budget_s: float) -> Found | None:
     """The optimum over all chains of downsets where they can be enumerated; else over coarser units, with a bound."""
-    work = Work.of(problem)
+    work = without_idle(Work.of(problem))
     start = _linear(work)
     value, parts = (start[0] * (1 + 1e-12), start[1]) if start else (math.inf, [])
     states = every_downset(work.units, MOST_DOWNSETS)
@@ -205,7 +206,7 @@ def _tasks(work: Work, units: IntArray) -> IntArray:
 
 def exact_replicated(problem: Problem, budget_s: float, most: int | None = None) -> Found | None:
     """The least bottleneck over all chains of downsets and replicas; over coarser units where they are too many."""
-    work = Work.of(problem)
+    work = without_idle(Work.of(problem))
     replication = Replication.of(work, most)
     start = _linear_replicated(work, replication)
     share = float(work.least_s.sum()) / len(problem.cluster.devices)
