@@ -133,7 +133,7 @@ def _load_row(
     problem: Problem, devices: tuple[str, ...], tasks: set[int], k: int, at: IntArray, place: IntArray, stages: bool
 ) -> LoadRow:
     graph, m = problem.graph, len(devices)
-    device = problem.cluster.by_name[devices[0]]
+    device = min((problem.cluster.by_name[d] for d in devices), key=lambda d: d.speed)  # replicas do equal shares
     mine = sorted(tasks, key=place.__getitem__)
     compute = float(problem.costs.seconds[mine, problem.costs.column(device.kind)].sum()) / device.speed / m
     rate = problem.cluster.default_link.rate_bytes_per_s

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from partita.nouns.graph import IntArray
+from partita.placement.plan.device_line import counts_of
 from partita.placement.plan.linear_cut import Line, best_cut, orders, spread
-from partita.placement.plan.throughput import Part, Work, fits, vectors
+from partita.placement.plan.throughput import Part, Work, fits
 
 MOST_POSITIONS = 600  #: cuts looked at along an order
 
@@ -23,7 +24,7 @@ def quickest_chains(work: Work) -> Iterator[tuple[str, list[Part]]]:
         parts = least_sum(work, order)
         if parts:
             yield "least sum", parts
-        balanced = best_cut(work, order)
+        balanced = best_cut(work, order, counts=counts_of(work))
         if balanced:
             yield "linear orders", balanced[1]
 
@@ -36,7 +37,7 @@ def least_sum(work: Work, order: IntArray) -> list[Part] | None:
     line = Line.of(work, order)
     positions = spread(line, MOST_POSITIONS) if len(order) >= MOST_POSITIONS else np.arange(len(order) + 1)
     sends = line.cut_weights()[positions]
-    vs, n = vectors(work.counts), len(positions)
+    vs, n = counts_of(work), len(positions)
     memory, seconds, cannot = line.memory[positions], line.seconds[positions], line.cannot[positions]
     value = np.full((len(vs.used), n), np.inf)
     value[0, 0] = 0.0
