@@ -109,7 +109,11 @@ class LoadModel:
         work = np.stack([self.work_s[:, self.class_pays == g].min(axis=1) for g in groups], axis=1)
         pays = self.class_pays[self.class_of]
         return replace(
-            self, work_s=work, class_of=np.searchsorted(groups, pays), pays=pays, room_bytes=np.full(self.devices, np.inf)
+            self,
+            work_s=work,
+            class_of=np.searchsorted(groups, pays),
+            pays=pays,
+            room_bytes=np.full(self.devices, np.inf),
         )
 
     def merged(self, label: IntArray) -> LoadModel:

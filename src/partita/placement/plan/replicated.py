@@ -82,9 +82,7 @@ class Replication:
         """The work that all devices do in a second."""
         return float((1.0 / self.pace).sum())
 
-    def stage_s(
-        self, work: Work, units: IntArray, replicas: int, torn_s: tuple[float, float], first: int = 0
-    ) -> float:
+    def stage_s(self, work: Work, units: IntArray, replicas: int, torn_s: tuple[float, float], first: int = 0) -> float:
         """Seconds of a stage between cuts that take `torn_s`, on `replicas` devices from the first on; by definition."""
         m = replicas
         compute, weights = float(work.seconds[units, 0].sum()), float(self.weight_bytes[units].sum())
