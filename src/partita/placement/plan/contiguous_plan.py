@@ -23,6 +23,7 @@ from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.problem import Problem
+from partita.placement.plan.boxes import closed_in
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
 from partita.placement.plan.device_line import best_line_up, too_many_types
@@ -47,6 +48,7 @@ THINNED = 3_000  #: of more states, these give a first value
 MOVE_S, UNIT_S = 3e-7, 2e-5  #: what moving a unit and cutting an order again take on a slow core
 ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exact
 CUT_SHARE = 0.2  #: of the budget for minimum cuts
+BOXES = "no chain of downsets is below it"
 SHARES = "equal shares of the work"
 
 
@@ -223,6 +225,7 @@ def _tasks(work: Work, units: IntArray) -> IntArray:
 
 def exact_replicated(problem: Problem, budget_s: float, most: int | None = None) -> Found | None:
     """The least bottleneck over all chains of downsets and replicas; over coarser units where they are too many."""
+    began = time.monotonic()
     work = without_idle(Work.of(problem))
     replication = Replication.of(work, most)
     if not replication.equal:
@@ -236,16 +239,35 @@ def exact_replicated(problem: Problem, budget_s: float, most: int | None = None)
         stages = better or (start[1] if start else [])
         if not stages:
             return None
-        how, at_least = ("exact", None) if done else ("no chain of downsets is below it", max(bound, share))
+        how, at_least = ("exact", None) if done else (BOXES, max(bound, share))
         return _found_replicated(work, replication, stages, at_least, how, "antichain-dp")
-    if len(work.units) <= MOST_TO_COARSEN:
-        coarse = coarser_states(work.units, work.least_s, MOST_DOWNSETS // 4, 2 * len(problem.cluster.devices))
-        if coarse is not None:
-            coarse_work = Work.of(problem, coarse[0])
-            better, _, _ = _over_states(coarse_work, Replication.of(coarse_work, most), coarse[1], upper, budget_s)
-            if better:
-                return _found_replicated(coarse_work, better, share, SHARES, "antichain-dp over coarser units")
-    return _found_replicated(work, replication, start[1], share, SHARES, "linear orders") if start else None
+    stages, method = (start[1] if start else []), "linear orders"
+    coarse = (
+        coarser_states(work.units, work.least_s, MOST_DOWNSETS // 4, 2 * len(problem.cluster.devices))
+        if len(work.units) <= MOST_TO_COARSEN
+        else None
+    )
+    if coarse is not None:
+        coarse_work = Work.of(problem, coarse[0])
+        better, _, _ = _over_states(coarse_work, Replication.of(coarse_work, most), coarse[1], upper, budget_s)
+        if better:
+            stages = [_finer_stage(work, coarse[0], s) for s in better]
+            method = "antichain-dp over coarser units"
+    if not stages:
+        return None
+    rough = _found_replicated(work, replication, stages, share, SHARES, method)
+    value, best, bound = closed_in(work, replication, stages, rough.value_s, budget_s - (time.monotonic() - began))
+    if value >= rough.value_s:
+        best = stages
+    else:
+        method = f"{method}, then cuts that send little"
+    how = BOXES if bound > share else SHARES
+    return _found_replicated(work, replication, best, bound, how, method)
+
+
+def _finer_stage(work: Work, coarse: Units, stage: ReplicatedStage) -> ReplicatedStage:
+    """A stage of coarser units in the work's own."""
+    return ReplicatedStage(_finer(work, coarse, Part(0, stage.units)).units, stage.replicas)
 
 
 def _over_states(
