@@ -135,7 +135,7 @@ def _load_row(
     problem: Problem, devices: tuple[str, ...], tasks: set[int], crossing: tuple[float, float], place: IntArray
 ) -> LoadRow:
     graph, m = problem.graph, len(devices)
-    device = problem.cluster.by_name[devices[0]]
+    device = min((problem.cluster.by_name[d] for d in devices), key=lambda d: d.speed)  # replicas do equal shares
     mine = sorted(tasks, key=place.__getitem__)
     compute = float(problem.costs.seconds[mine, problem.costs.column(device.kind)].sum()) / device.speed / m
     rate = problem.cluster.worst_rate_bytes_per_s

@@ -9,9 +9,10 @@ import numpy as np
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.problem import Problem
 from partita.placement.plan.bounds import work_bound_s
+from partita.placement.plan.device_line import counts_of
 from partita.placement.plan.linear_cut import Line, best_cut, orders, spread
 from partita.placement.plan.load import LoadModel
-from partita.placement.plan.throughput import Part, Work, fits, vectors
+from partita.placement.plan.throughput import Part, Work, fits
 from partita.solve.device_types import device_types
 
 MOST_POSITIONS = 600  #: cuts looked at along an order
@@ -27,7 +28,7 @@ def quickest_chains(work: Work) -> Iterator[tuple[str, list[Part]]]:
         parts = least_sum(work, order)
         if parts:
             yield "least sum", parts
-        balanced = best_cut(work, order)
+        balanced = best_cut(work, order, counts=counts_of(work))
         if balanced:
             yield "linear orders", balanced[1]
 
@@ -40,7 +41,7 @@ def least_sum(work: Work, order: IntArray) -> list[Part] | None:
     line = Line.of(work, order)
     positions = spread(line, MOST_POSITIONS) if len(order) >= MOST_POSITIONS else np.arange(len(order) + 1)
     sends = line.cut_weights()[positions]
-    vs, n = vectors(work.counts), len(positions)
+    vs, n = counts_of(work), len(positions)
     memory, seconds, cannot = line.memory[positions], line.seconds[positions], line.cannot[positions]
     value = np.full((len(vs.used), n), np.inf)
     value[0, 0] = 0.0

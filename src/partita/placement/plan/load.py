@@ -104,6 +104,19 @@ class LoadModel:
         work = np.where(atoms[:, None], self.work_s, 0.0)
         return replace(self, work_s=work, cost_s=np.where(nets, self.cost_s, 0.0))
 
+    def eased(self) -> LoadModel:
+        """The model with all devices that pay made alike, and all others: as fast as the fastest, with room for all."""
+        groups = np.unique(self.class_pays)
+        work = np.stack([self.work_s[:, self.class_pays == g].min(axis=1) for g in groups], axis=1)
+        pays = self.class_pays[self.class_of]
+        return replace(
+            self,
+            work_s=work,
+            class_of=np.searchsorted(groups, pays),
+            pays=pays,
+            room_bytes=np.full(self.devices, np.inf),
+        )
+
     def merged(self, label: IntArray) -> LoadModel:
         """The model with atoms of one label (0 .. k-1) made one."""
         k = int(label.max()) + 1
