@@ -287,9 +287,9 @@ def test_too_many_downsets_give_a_plan_with_an_honest_bound(rule):
 
     problem = dataclasses.replace(layered(120, 12, 8, 0), rule=rule)
     assert every_downset(Work.of(problem).units, 1000) is None
-    began = time.monotonic()
+    began = time.process_time()
     file = plan_contiguous(problem)
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30
     verdict = file.verdict
     assert verdict.bound != "exact"
     assert float(problem.costs.seconds.sum()) / 8 <= verdict.lower_bound_s * (1 + 1e-9)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from partita.errors import ClusterError
-from partita.nouns.cluster import Cluster
 from partita.nouns.problem import Problem
 
 MOST_LINKED = 400  #: devices whose links differ: their pairs are looked at one by one
@@ -29,10 +27,7 @@ def useful(problem: Problem) -> Problem:
             kept.append(d)
     if len(kept) == len(problem.cluster.devices):
         return problem
-    names = {d.name for d in kept}
-    links = tuple(k for k in problem.cluster.links if k.source in names and k.target in names)
-    cluster = Cluster(tuple(kept), links, problem.cluster.default_link, problem.cluster.source)
-    return replace(problem, cluster=cluster)
+    return problem.on(problem.cluster.only({d.name for d in kept}))
 
 
 def expect_at_most(problem: Problem, most: int, what: str, hint: str) -> None:
