@@ -33,10 +33,10 @@ from partita.placement.plan import exact, free
 from partita.placement.plan import portfolio as rounds
 from partita.placement.plan.anneal import anneal
 from partita.placement.plan.bounds import pigeonhole_bound_s, work_bound_s
-from partita.placement.plan.chunks import depth_first, starts
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.free import plan_free
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
+from partita.placement.plan.line_starts import depth_first, starts
 from partita.placement.plan.load import load_model
 from partita.placement.plan.min_cut import anchors, apart_s, merge, network
 from partita.placement.plan.whole import facts_of, listed, value_of

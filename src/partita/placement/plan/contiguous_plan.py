@@ -104,6 +104,11 @@ def plan_contiguous(
     if problem.links_differ:
         alike = partial(plan_contiguous, objective=objective, method=method, budget_s=budget_s / 2, replicas=replicas)
         return contiguous_over_unequal_links(problem, alike)
+    return _throughput_plan(problem, method, budget_s, replicas, began)
+
+
+def _throughput_plan(problem: Problem, method: str, budget_s: float, replicas: bool, began: float) -> PlanFile:
+    """The plan of least largest load over links of one rate."""
     stages = problem.rule == "overlap" and replicas
     methods = REPLICATED if stages else METHODS
     if method not in methods:

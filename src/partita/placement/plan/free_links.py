@@ -10,10 +10,10 @@ import numpy as np
 
 from partita.nouns.plan import PlanFile
 from partita.nouns.problem import Problem
+from partita.placement.plan.candidates import plan_file
 from partita.placement.plan.from_arrays import device_numbers
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import CLOSED, ordered, searched
-from partita.placement.plan.placing import plan_file
 from partita.placement.plan.unequal_links import at_one_rate, dealt_out, judged
 from partita.placement.plan.whole import facts_of
 

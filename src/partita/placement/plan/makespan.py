@@ -20,11 +20,11 @@ from partita.nouns.graph import IntArray
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.problem import Problem
 from partita.placement.plan.anneal import SLACK
-from partita.placement.plan.chunks import line
+from partita.placement.plan.candidates import Start, candidates, nothing_fits, plan_file
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound
+from partita.placement.plan.line_starts import line
 from partita.placement.plan.load import LoadModel, load_model
-from partita.placement.plan.placing import Start, candidates, nothing_fits, plan_file
 from partita.placement.plan.whole import MAKESPAN, Facts, annealed, earliest_finish, facts_of, listed, value_of
 
 UNITS_PER_S = 1e8  # tasks and tensors looked at in a second, on the machine of anneal.UNITS_PER_S

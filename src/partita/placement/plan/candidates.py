@@ -1,4 +1,4 @@
-"""Placing: what the free placements for throughput and for latency share: where to begin, and what to hand back."""
+"""Candidates: what the free placements for throughput and for latency share: where to begin, and what to hand back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from partita.nouns.graph import IntArray
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.problem import Problem
-from partita.placement.plan.chunks import starts
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.from_arrays import device_numbers, placement_plan
+from partita.placement.plan.line_starts import starts
 from partita.placement.plan.load import LoadModel
 from partita.solve.downsets import every_downset
 from partita.solve.units import contract
