@@ -43,7 +43,7 @@ def lower(graph: TaskGraph, cluster: Cluster, plan: Plan, *, clips: bool = False
     """
     refuse(PlanError, plan.check(graph, cluster), "the plan does not fit", hint="plan again for this model and cluster")
     if isinstance(plan, PlacementPlan):
-        return lower_placement(graph, cluster, plan, _fair_queues(cluster))
+        return lower_placement(graph, cluster, plan).program(fair=_fair_queues(cluster))
     lowering = _Lowering(graph, cluster, plan)
     lowering.expect_size()
     for device, slots in lowering.orders.items():

@@ -1,11 +1,14 @@
-"""Lower a placement: every task once, in its device's order; a tensor crosses once to each device that reads it.
+"""Lower a placement: every device runs its tasks in the plan's order, and never waits where it could compute.
 
-A device hands a tensor to the link when it has made it, so that a link carries tensors in the order in which its device
-makes them. It takes one in just before the first task that reads it.
+Three tasks, a on cpu0, b and c on cpu1, c reads what a makes, cpu1's order is b, c (`>` is a message):
 
-    acc0        a b   d
-    acc0->acc1    a b
-    acc1              c
+    cpu0        a
+    cpu0->cpu1    >
+    cpu1        b  c
+
+A device's next task runs as soon as what it reads is there: a RECV stands just before the first task of the device's
+order that reads what it brings. A tensor is sent once to each device that reads it, when it is made: a link carries its
+messages in the order in which they are made, those of one task by who reads them first.
 """
 
 from __future__ import annotations
@@ -14,13 +17,11 @@ import heapq
 import itertools
 from collections import defaultdict
 
-import numpy as np
-
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
-from partita.nouns.graph import IntArray, Phase, TaskGraph
+from partita.nouns.graph import Phase, TaskGraph
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.program import Builder, Op, Piece, PieceKind, Program
+from partita.nouns.program import Builder, Op, Piece, PieceKind
 
 _KINDS: dict[Phase, PieceKind] = {
     "forward": "forward",
@@ -31,26 +32,21 @@ _KINDS: dict[Phase, PieceKind] = {
 }
 
 
-def lower_placement(graph: TaskGraph, cluster: Cluster, plan: PlacementPlan, fair: frozenset[str]) -> Program:
-    """The program of a placement. Raises PlanError where its devices' orders wait for each other in a circle.
+def lower_placement(graph: TaskGraph, cluster: Cluster, plan: PlacementPlan) -> Builder:
+    """The instructions of a placement. Raises PlanError where its devices' orders wait for each other in a circle.
 
-    O(tasks log tasks + tensors).
+    O((tasks + readers) log tasks).
     """
     build = Builder([d.name for d in cluster.devices])
     where = [plan.placement[t.id] for t in graph.tasks]
-    sequence = merged_order(graph, plan)
-    place = np.empty(len(sequence), np.int64)
-    place[sequence] = np.arange(len(sequence))
-    incoming: dict[int, list[int]] = defaultdict(list)
-    for k in range(len(graph.producer)):
-        for v in graph.readers.row(k).tolist():
-            incoming[v].append(k)
+    order = task_order(graph, plan)
+    reads, sends = messages(graph, where, order)
     done: dict[int, int] = {}
     sent: dict[tuple[int, str], tuple[int, Piece]] = {}
     arrived: dict[tuple[int, str], int] = {}
-    for i in sequence.tolist():
+    for i in order:
         device, needs = where[i], []
-        for k in incoming[i]:
+        for k in reads[i]:
             u = int(graph.producer[k])
             if where[u] == device:
                 needs.append(done[u])
@@ -62,57 +58,62 @@ def lower_placement(graph: TaskGraph, cluster: Cluster, plan: PlacementPlan, fai
         task = graph.tasks[i]
         op = Op.UPDATE if task.phase == "update" else Op.COMPUTE
         done[i] = build.add(op, device, Piece(task.id, _KINDS[task.phase], tasks=(i,)), -1, needs)
-        for k, target in _leaving(graph, i, where, place):
-            piece = Piece(f"{task.id}>", "values", tensors=(k,), route=(device, target))
-            queue = cluster.link(device, target).queue
-            sent[k, target] = (build.add(Op.SEND, queue, piece, -1, [done[i]], float(graph.size_bytes[k])), piece)
-    return build.program(fair=fair)
+        for k, other in sends[i]:
+            piece = Piece(f"{task.id}>", "values", tensors=(k,), route=(device, other))
+            queue = cluster.link(device, other).queue
+            sent[k, other] = build.add(Op.SEND, queue, piece, -1, [done[i]], float(graph.size_bytes[k])), piece
+    return build
 
 
-def _leaving(graph: TaskGraph, i: int, where: list[str], place: IntArray) -> list[tuple[int, str]]:
-    """(tensor, device) of all that a task sends, what is read first first."""
-    first: dict[tuple[int, str], int] = {}
-    for k in graph.tensors_of.row(i).tolist():
-        for v in graph.readers.row(k).tolist():
-            if where[v] != where[i]:
-                key = (k, where[v])
-                first[key] = min(first.get(key, len(place)), int(place[v]))
-    return sorted(first, key=lambda key: (first[key], key))
+def messages(
+    graph: TaskGraph, where: list[str], order: list[int]
+) -> tuple[dict[int, list[int]], dict[int, list[tuple[int, str]]]]:
+    """({task: tensors it reads}, {task: (tensor, device) it sends, first read first})."""
+    reads: dict[int, list[int]] = defaultdict(list)
+    sends: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    start, items = graph.readers.start.tolist(), graph.readers.items.tolist()
+    for k in range(len(graph.producer)):
+        for v in items[start[k] : start[k + 1]]:
+            reads[v].append(k)
+    met: set[tuple[int, str]] = set()
+    for i in order:
+        for k in reads[i]:
+            u = int(graph.producer[k])
+            if where[u] != where[i] and (k, where[i]) not in met:
+                met.add((k, where[i]))
+                sends[u].append((k, where[i]))
+    return reads, sends
 
 
-def merged_order(graph: TaskGraph, plan: PlacementPlan) -> IntArray:
-    """[tasks] one order of all tasks that keeps every edge and every device's order; ties by topological order.
+def task_order(graph: TaskGraph, plan: PlacementPlan) -> list[int]:
+    """All tasks in one order that keeps the graph's and every device's; among several, the earliest of the graph's order.
 
-    Raises PlanError where there is none: the devices wait for each other.
+    Raises PlanError where there is none.
     """
-    order = graph.order
+    topological: list[int] = graph.order.tolist()
     if not plan.order:
-        return order
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    following: list[list[int]] = [graph.successors.row(i).tolist() for i in range(len(graph))]
-    for tasks in plan.order.values():
-        numbers = [graph.index[t] for t in tasks]
-        for a, b in itertools.pairwise(numbers):
-            following[a].append(b)
-    waiting = np.zeros(len(graph), np.int64)
-    for row in following:
-        for v in row:
-            waiting[v] += 1
-    ready = [(int(rank[i]), int(i)) for i in np.flatnonzero(waiting == 0)]
+        return topological
+    place = {i: k for k, i in enumerate(topological)}
+    queues = [[graph.index[t] for t in tasks] for tasks in plan.order.values()]
+    after = {a: b for tasks in queues for a, b in itertools.pairwise(tasks)}
+    waiting = [len(graph.predecessors.row(i)) for i in range(len(graph))]
+    for b in after.values():
+        waiting[b] += 1
+    ready = [(place[i], i) for i in range(len(graph)) if waiting[i] == 0]
     heapq.heapify(ready)
-    merged: list[int] = []
+    order: list[int] = []
+    start, items = graph.successors.start.tolist(), graph.successors.items.tolist()
     while ready:
-        _, i = heapq.heappop(ready)
-        merged.append(i)
-        for v in following[i]:
-            waiting[v] -= 1
-            if waiting[v] == 0:
-                heapq.heappush(ready, (int(rank[v]), v))
-    if len(merged) < len(graph):
-        stuck = [graph.tasks[i].id for i in np.flatnonzero(waiting > 0)[:4]]
+        i = heapq.heappop(ready)[1]
+        order.append(i)
+        for j in [*items[start[i] : start[i + 1]], *([after[i]] if i in after else [])]:
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                heapq.heappush(ready, (place[j], j))
+    if len(order) < len(graph):
+        stuck = [graph.tasks[i].id for i in topological if waiting[i] > 0]
         raise PlanError(
-            f"the devices' orders wait for each other: {len(graph) - len(merged)} tasks never run, {', '.join(stuck)} among them",
-            hint="plan again, or leave the order out",
+            f"the devices' orders wait for each other in a circle: {len(stuck)} tasks can never run, {stuck[0]!r} among them",
+            hint="change the order of one device, or leave it out",
         )
-    return np.array(merged, np.int64)
+    return order

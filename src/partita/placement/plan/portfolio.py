@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from partita.nouns.graph import IntArray
+from partita.nouns.plan import checked_bound
 from partita.placement.plan import exact
-from partita.placement.plan.anneal import UNITS_PER_S, FlagArray, anneal
+from partita.placement.plan.anneal import SLACK, UNITS_PER_S, FlagArray, anneal
 from partita.placement.plan.bounds import pigeonhole_bound_s
 from partita.placement.plan.load import LoadModel
 from partita.placement.plan.min_cut import Network, anchors, merge, network
 
 CLOSED = 1e-9  # a gap, as a share, at which there is nothing left to find
 PROVEN = 1e-5  # the same where the constraint program says so, which counts in whole numbers
+MERGED = 1 - 1e-7  # atoms are merged that share a device in every placement below this share of the value
 LARGEST_PROGRAM = 40_000  # variables; a larger constraint program has not got going within a minute
 LARGEST_PART = 150  # atoms re-optimised at a time
 ARCS_PER_S = 1e8  # of minimum cuts: 0.1e8 (tiny graphs) to 2.7e8, measured together with UNITS_PER_S
@@ -64,7 +66,8 @@ class Search:
 
     @property
     def left_s(self) -> float:
-        return self.began + self.budget_s - time.monotonic()
+        """Until the clock ends the search."""
+        return self.began + SLACK * self.budget_s - time.monotonic()
 
     @property
     def closed(self) -> bool:
@@ -83,8 +86,8 @@ class Search:
             self.best, self.value_s, self.method = where, value, method
 
     def raise_bound(self, bound_s: float, name: str) -> None:
-        """Keep a bound that is better; one that exceeds a known value by rounding is cut back to it."""
-        bound_s = min(bound_s, self.value_s)
+        """Keep a bound that is better. Raises InternalError for one above a known value."""
+        bound_s = checked_bound(self.value_s, bound_s)
         if bound_s > self.bound_s:
             self.bound_s, self.bound = bound_s, name
 
@@ -171,7 +174,7 @@ def proven(search: Search, share: float) -> Job:
     label = np.arange(model.atoms)
     if search.networks:
         arcs = search.networks[min(search.networks)].spent[0] + 0.02 * search.budget_s * ARCS_PER_S
-        label = merge(model, search.networks, value * (1 - 1e-7), most_arcs=float(arcs))
+        label = merge(model, search.networks, value * MERGED, most_arcs=float(arcs))
     small = model.merged(label)
     where = np.zeros(small.atoms, np.int64)
     where[label] = best
@@ -188,7 +191,8 @@ def proven(search: Search, share: float) -> Job:
         )
         found = None if out.where is None else out.where[label]
         now = value if found is None else model.value(found)
-        return Finding(found, "constraint program", out.bound_s, out.bound_s >= now * (1 - PROVEN))
+        bound = min(out.bound_s, value * MERGED)  # what is merged need not be in placements between that and the value
+        return Finding(found, "constraint program", bound, bound >= now * (1 - PROVEN))
 
     return job
 

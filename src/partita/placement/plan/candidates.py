@@ -1,4 +1,4 @@
-"""Placing: what the free placements for throughput and for latency share: where to begin, and what to hand back."""
+"""Candidates: what the free placements for throughput and for latency share: where to begin, and what to hand back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from partita.nouns.graph import IntArray
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.problem import Problem
-from partita.placement.plan.chunks import starts
 from partita.placement.plan.contiguous_plan import plan_contiguous
+from partita.placement.plan.from_arrays import device_numbers, placement_plan
+from partita.placement.plan.line_starts import starts
 from partita.placement.plan.load import LoadModel
 from partita.solve.downsets import every_downset
 from partita.solve.units import contract
@@ -40,11 +41,10 @@ def candidates(
 
 def _contiguous(problem: Problem, model: LoadModel, objective: str) -> PlacementPlan | None:
     """The contiguous plan, exact where that is cheap; None where there is none, or none at that price."""
-    equal = model.work_s.shape[1] == 1
-    if model.atoms > MOST_FOR_CONTIGUOUS or (objective == "throughput" and problem.rule == "overlap" and not equal):
+    if model.atoms > MOST_FOR_CONTIGUOUS:
         return None
     states = every_downset(contract(problem.graph), FAR_TOO_MANY) if objective == "throughput" else None
-    slow = problem.rule == "sum" and states is not None and len(states) > MOST_DOWNSETS
+    slow = states is not None and len(states) > MOST_DOWNSETS
     method = "linear" if slow else "auto"
     try:
         plan = plan_contiguous(problem, objective, method=method, budget_s=1.0, replicas=False).plan
@@ -55,11 +55,10 @@ def _contiguous(problem: Problem, model: LoadModel, objective: str) -> Placement
 
 def _given(problem: Problem, model: LoadModel, start: Start) -> IntArray:
     """[atoms] a placement handed in. Raises PlanError where it does not fit the problem."""
-    number = {d.name: i for i, d in enumerate(problem.cluster.devices)}
     plan = PlacementPlan(problem.graph.fingerprint, start)
     refuse(PlanError, plan.check(problem.graph, problem.cluster), "the start does not fit")
     where = np.zeros(model.atoms, np.int64)
-    where[model.atom_of] = [number[start[t.id]] for t in problem.graph.tasks]
+    where[model.atom_of] = device_numbers(problem, plan)
     return where
 
 
@@ -73,8 +72,6 @@ def nothing_fits(model: LoadModel) -> Infeasible:
     )
 
 
-def plan_file(problem: Problem, device_of: IntArray, verdict: Verdict) -> PlanFile:
+def plan_file(problem: Problem, device_of: IntArray, verdict: Verdict, order: IntArray | None = None) -> PlanFile:
     """The plan with its verdict and its problem. `device_of` is [tasks]."""
-    names = [d.name for d in problem.cluster.devices]
-    placement = {t.id: names[d] for t, d in zip(problem.graph.tasks, device_of.tolist(), strict=True)}
-    return PlanFile(PlacementPlan(problem.graph.fingerprint, placement), verdict, problem)
+    return PlanFile(placement_plan(problem, device_of, order), verdict, problem)

@@ -1,4 +1,4 @@
-"""Chunks: a start for placement searches: the atoms in a line, the line cut into one piece a device.
+"""Where placement searches start: the atoms in a line, the line cut into one piece a device.
 
 The line is a topological order of the tasks (an atom stands where its first task does). A piece from i to j on device d
 is taken to load it with its work and all nets that pass i or j, which is never less than the truth. Dynamic programming
