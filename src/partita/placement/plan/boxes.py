@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -35,7 +36,7 @@ PATIENCE = 60  #: looks without a proof until the step is made smaller
 CLOSE = 1e-3  #: a gap at which nothing more is tried
 MORE = 0.2  #: of the cuts are new when chains through them are looked for again
 CUT_CELLS = 5e4  #: of setting up a minimum cut
-CELLS_PER_S = 1.5e8  #: cells of the program and arcs of minimum cuts, cautiously
+CELLS_PER_S = 1e8  #: cells of the program and arcs of minimum cuts, cautiously
 PRICES = 4  #: tried for each tightening
 SLACK = 1e-9  #: share of all work by which sums may be off
 MOST_UNITS = 4_000  #: a larger graph's boxes are too dear
@@ -71,6 +72,7 @@ def closed_in(
     budget give the same plan, unless the machine is so slow that the clock ends it. Memory counts for the plan and not for
     the bound. Each look costs O(boxes x devices^3) and some minimum cuts.
     """
+    _compile_kernels()
     bound, deadline = float(work.seconds[:, 0].sum()) / replication.devices, time.monotonic() + budget_s
     if len(work.units) > MOST_UNITS or not value_s > 0:
         return value_s, list(stages), bound
@@ -83,8 +85,9 @@ def closed_in(
             bound, looks = tau, 0
         elif not cover.refine(path):
             step /= 2  # a chain of single downsets
-        if len(pool) >= pool.seen * (1 + MORE) or (path and step < STEP / 2 and len(pool) > pool.seen):
+        if len(pool) >= pool.seen * (1 + MORE):
             better = pool.best(value_s)
+            cover.spent += float(len(pool)) ** 2
             if better:
                 value_s, best = better
                 cover.value_s, step = value_s, STEP
@@ -93,6 +96,15 @@ def closed_in(
         if step < CLOSE:
             break
     return value_s, best, bound
+
+
+@cache
+def _compile_kernels() -> None:
+    """Compile them for a box without units, so that it does not count."""
+    none, index = np.zeros(0), np.zeros(1, np.int64)
+    _least_cut(none > 0, none > 0, index, index[:0], none, index, index[:0], none, none, 1.0)
+    table, two = np.zeros((2, 2)), np.zeros(2)
+    reachable(table, table, two, two, two, np.arange(2), np.array([2, 2]), 1, 1, 1.0, 0.0)
 
 
 _Path = list[tuple[int, int]]  # (box, level at which its downset may send)
@@ -213,7 +225,7 @@ class Cover:
         gain = np.where(box.free, self.compute, 0.0)
         total = float(gain.sum())
         dear, cheap = ~box.outside if taken else box.inside, box.cheapest
-        dear_x, dear_s, cheap_s = total, self._sent(dear), box.sent_s
+        dear_x, dear_s, cheap_s = total, self.pool.sent_s(dear), box.sent_s
         if dear_s <= theta or not total > 0:
             return total, box.free
         best, cheap_x = total, float(gain[cheap if taken else ~cheap].sum())
@@ -232,13 +244,8 @@ class Cover:
                 cheap, cheap_x, cheap_s = chosen, x, sent
             else:
                 dear, dear_x, dear_s = chosen, x, sent
+        self.pool.add_between(*((cheap, dear) if taken else (dear, cheap)))
         return best, dear ^ cheap
-
-    def _sent(self, chosen: Bools) -> float:
-        """What a downset sends."""
-        spans = self.work.spans
-        held = np.add.reduceat(chosen[spans.units.items].astype(np.int64), spans.units.start[:-1])
-        return float(spans.weight[(held > 0) & (held < np.diff(spans.units.start))].sum())
 
 
 @compiled

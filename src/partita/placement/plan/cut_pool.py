@@ -11,6 +11,7 @@ from partita.placement.plan.replicated import ReplicatedStage, Replication
 from partita.placement.plan.throughput import Bools, Work
 
 MOST_CUTS = 20_000  #: kept; later ones are dropped
+BETWEEN = 8  #: downsets between two, with these
 
 
 @dataclass(eq=False)
@@ -19,7 +20,7 @@ class CutPool:
 
     work: Work
     replication: Replication
-    cuts: dict[bytes, Bools] = field(default_factory=dict)
+    cuts: dict[bytes, tuple[Bools, float]] = field(default_factory=dict)  #: [units], and what it sends
     seen: int = 0  #: how many there were when chains through them were last looked for
 
     @staticmethod
@@ -36,24 +37,40 @@ class CutPool:
     def __len__(self) -> int:
         return len(self.cuts)
 
+    def sent_s(self, cut: Bools) -> float:
+        """What a downset sends."""
+        spans = self.work.spans
+        held = np.add.reduceat(cut[spans.units.items].astype(np.int64), spans.units.start[:-1])
+        return float(spans.weight[(held > 0) & (held < np.diff(spans.units.start))].sum())
+
     def add(self, cut: Bools) -> None:
         """Keep a downset, [units]."""
-        if len(self.cuts) < MOST_CUTS:
-            self.cuts.setdefault(np.packbits(cut).tobytes(), cut)
+        key = np.packbits(cut).tobytes()
+        if key not in self.cuts and len(self.cuts) < MOST_CUTS:
+            self.cuts[key] = cut, self.sent_s(cut)
+
+    def add_between(self, one: Bools, other: Bools) -> None:
+        """Keep some downsets between two, if one is inside the other: units are added as they are numbered."""
+        if not (one <= other).all():
+            return
+        units = np.flatnonzero(other & ~one)
+        for part in np.array_split(units, min(len(units), BETWEEN))[:-1] if len(units) else ():
+            one = one.copy()
+            one[part] = True
+            self.add(one)
 
     def best(self, below_s: float) -> tuple[float, list[ReplicatedStage]] | None:
         """(bottleneck, stages) of the best chain below a value; None: none is. O(pairs in the bands x devices)."""
         self.seen = len(self.cuts)
-        cuts = np.stack(list(self.cuts.values()))
+        cuts = np.stack([c for c, _ in self.cuts.values()])
         compute = cuts @ self.work.seconds[:, 0]
-        order = np.argsort(compute, kind="stable")
+        order = np.lexsort((cuts.sum(axis=1), compute))  # of equal work the smaller first: what is inside comes before
         cuts, compute = cuts[order], compute[order]
-        units, spans = cuts.shape[1], self.work.spans
+        torn = np.array([t for _, t in self.cuts.values()])[order]
+        units = cuts.shape[1]
         padded = np.zeros((len(cuts), -(-units // 64) * 64), np.bool_)
         padded[:, :units] = cuts
         members = np.packbits(padded, axis=1, bitorder="little").view(np.uint64)
-        held = np.add.reduceat(cuts[:, spans.units.items].astype(np.int32), spans.units.start[:-1], axis=1)
-        torn = ((held > 0) & (held < np.diff(spans.units.start))) @ spans.weight
         found = self.replication.cheapest(
             members, compute, cuts @ self.replication.weight_bytes, cuts @ self.work.memory_bytes, torn, below_s
         )
