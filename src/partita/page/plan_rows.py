@@ -10,6 +10,7 @@ import numpy as np
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile, Stage
 from partita.nouns.problem import Problem, Rule
+from partita.nouns.stage_memory import stage_memory
 from partita.simulate.schedules import in_flight_of
 
 
@@ -46,9 +47,11 @@ def _row(file: PlanFile, k: int, stage: Stage, held: int) -> StageRow:
     seconds = file.costs.seconds[:, file.costs.column(device.kind)] / device.speed
     forward, backward = phase_seconds(file, stage, seconds)
     names = [graph.tasks[graph.index[t]].name or t for t in (stage.tasks[0], stage.tasks[-1])]
+    state = float(file.facts.get("optimizer_bytes_per_parameter_byte", 0.0))
     return StageRow(
         k, names[0], names[1], len(stage.tasks), stage.devices, forward, backward + (forward if stage.recompute else 0.0),
-        math.nan, stage_bytes(file, stage, held), min(file.cluster.by_name[d].memory_bytes for d in stage.devices),
+        math.nan, stage_memory(graph, stage.tasks, state).need_bytes(held, stage.recompute),
+        min(file.cluster.by_name[d].memory_bytes for d in stage.devices),
         stage.recompute,
     )  # fmt: skip
 
@@ -61,26 +64,6 @@ def phase_seconds(file: PlanFile, stage: Stage, seconds: FloatArray) -> tuple[fl
         float(seconds[i]) for i, t in enumerate(file.graph.tasks) if t.phase == "backward" and (t.of or t.id) in mine
     )
     return forward, backward
-
-
-def stage_bytes(file: PlanFile, stage: Stage, held: int) -> float:
-    """Memory of each device of a stage: weights, gradients, optimizer state, activations of what is in flight."""
-    graph, mine = file.graph, set(stage.tasks)
-    tasks = [graph.tasks[graph.index[t]] for t in stage.tasks]
-    weights = sum(t.parameter_bytes for t in tasks)
-    weights -= sum(s.size_bytes * max(0, sum(t in mine for t in s.tasks) - 1) for s in graph.shared)
-    training = any(t.phase == "backward" for t in graph.tasks)
-    state = 2.0 + float(file.facts.get("optimizer_bytes_per_parameter_byte", 0.0)) if training else 1.0
-    kept = sum(t.activation_bytes for t in tasks)
-    if not stage.recompute:
-        return weights * state + held * kept
-    index = np.array([t.id in mine for t in graph.tasks])
-    comes = [
-        float(graph.size_bytes[k])
-        for k, u in enumerate(graph.producer.tolist())
-        if not index[u] and index[graph.readers.row(k)].any()
-    ]
-    return weights * state + held * sum(comes) + kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
 from partita.nouns.plan import PipelinePlan, Stage
 from partita.nouns.profile import Profile, Sample
-from partita.pipeline.plan.step_time import NO_VERDICT
-from partita.pipeline.plan.task import SLACK
+from partita.pipeline.plan.bench import NO_VERDICT
+from partita.pipeline.plan.pipeline_task import SLACK
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 FEW = settings(max_examples=25, deadline=None, database=None, suppress_health_check=QUIET)

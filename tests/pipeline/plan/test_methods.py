@@ -17,8 +17,8 @@ from partita.nouns.profile import Profile
 from partita.page.plan_rows import stage_rows
 from partita.pipeline.plan.methods import METHODS
 from partita.pipeline.plan.planner import allocation, plan_pipeline
-from partita.pipeline.plan.step_time import step_s
-from partita.pipeline.plan.task import PipelineTask, Wish
+from partita.pipeline.plan.bench import step_s
+from partita.pipeline.plan.pipeline_task import PipelineTask, Wish
 
 
 def planned(profile: Profile, **wish) -> PlanFile | None:

@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 import time
 
-from partita.errors import BadInput, ClusterError, refuse
+from partita.errors import BadInput, ClusterError, Infeasible, refuse
 from partita.nouns.cluster import Cluster
-from partita.nouns.plan import PipelinePlan, PlanFile, Schedule, Verdict
+from partita.nouns.plan import PipelinePlan, PlanFile, Schedule, Verdict, checked_bound
 from partita.nouns.profile import Profile
 from partita.pipeline.plan import methods
-from partita.pipeline.plan.relaxation import does_not_fit
-from partita.pipeline.plan.step_time import Candidate
-from partita.pipeline.plan.task import PipelineTask, Wish
+from partita.pipeline.plan.bench import Candidate, step_s
+from partita.pipeline.plan.infeasible import does_not_fit, leanest
+from partita.pipeline.plan.pipeline_task import PipelineTask, Wish
+from partita.pipeline.plan.stage_costs import check_phases
 
 
 def plan_pipeline(
@@ -38,8 +39,8 @@ def plan_pipeline(
 ) -> PlanFile:
     """The pipeline plan with the fastest predicted step, and a lower bound of every such plan's step.
 
-    `method` "auto" asks all methods and names the one that won. The same inputs give the same plan: the search is limited by
-    counts, and `seed` and `budget_s` are there for methods that draw lots. Raises BadInput for
+    `method` "auto" asks all methods and names the one that won. The same inputs give the same plan: the search is
+    limited by `budget_s` worth of instructions simulated, not by a clock, and draws its lots from `seed`. Raises BadInput for
     wishes that name nothing there is, Infeasible where no plan fits: it names the stage that does not and what would do.
     """
     began = time.perf_counter()
@@ -48,12 +49,14 @@ def plan_pipeline(
     _check(task, method)
     found = {name: fastest(task, propose) for name, propose in methods.named(method).items()}
     winner = min(found, key=lambda name: found[name][0])
-    value, best = found[winner]
+    best = found[winner][1]
     if best is None:
-        raise does_not_fit(task)
-    bound, how = task.lower_bound(fastest(task, methods.METHODS["single"])[0])
-    verdict = Verdict(value, min(bound, value), how, winner, time.perf_counter() - began, "step")
+        winner, best = _leanest(task, method)
     bench = task.bench(best)
+    value = step_s(bench.plan(best), bench.sample, task.cluster)
+    bound, how = task.lower_bound()
+    bound = checked_bound(value, bound)
+    verdict = Verdict(value, bound, how, winner, time.perf_counter() - began, "step")
     facts = {
         "job": profile.job,
         "batch_size": profile.batch_size,
@@ -62,7 +65,19 @@ def plan_pipeline(
         "wishes": wish.given(),
         "compared_s": {name: v for name, (v, _) in found.items() if math.isfinite(v)},
     }
-    return PlanFile(bench.plan(best, verdict), bench.sample.graph, task.cluster, bench.sample.costs, facts)
+    return PlanFile(bench.plan(best, verdict), bench.sample.graph, task.whole_cluster, bench.sample.costs, facts)
+
+
+def _leanest(task: PipelineTask, method: str) -> tuple[str, Candidate]:
+    """The plan of least memory, where no method found one that fits. Raises Infeasible where it does not fit either."""
+    lean = leanest(task)
+    if lean is None:
+        raise does_not_fit(task)
+    if method != "auto":
+        raise Infeasible(
+            f"no plan of method {method!r} fits", constraint="method", relaxation="ask for method auto; it finds one"
+        )
+    return "least memory", lean
 
 
 def fastest(task: PipelineTask, propose: methods.Method) -> tuple[float, Candidate | None]:
@@ -77,7 +92,8 @@ def fastest(task: PipelineTask, propose: methods.Method) -> tuple[float, Candida
 
 def _check(task: PipelineTask, method: str) -> None:
     """Raise BadInput for wishes that name nothing there is."""
-    refuse(ClusterError, task.cluster.check(), "the cluster")
+    refuse(ClusterError, task.whole_cluster.check(), "the cluster")
+    check_phases(task.profile)
     methods.named(method)
     wish, profile = task.wish, task.profile
     if wish.micro_batches is not None and not task.benches:

@@ -8,9 +8,9 @@ from itertools import pairwise, product
 import numpy as np
 
 from partita.nouns.graph import IntArray
-from partita.pipeline.plan.step_time import Bench, Candidate
-from partita.pipeline.plan.task import PipelineTask
-from partita.solve.chain_dp import Link
+from partita.pipeline.plan.bench import Bench, Candidate
+from partita.pipeline.plan.chain_dp import Segment
+from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.solve.downsets import StateSequence
 from partita.solve.units import Units
 
@@ -29,9 +29,7 @@ def through(task: PipelineTask, cuts: IntArray, benches: Sequence[Bench] | None 
         return
     if task.wish.stages and len(ends) - 1 != task.wish.stages:
         return
-    kind = {name: t for t, group in enumerate(task.types) for name in group.names}
-    order = [kind[d.name] for d in task.cluster.devices]
     for bench, recompute in product(task.benches if benches is None else benches, task.modes):
-        chain = tuple(Link(i, j, t, 1, recompute) for (i, j), t in zip(pairwise(ends), order, strict=False))
+        chain = tuple(Segment(i, j, (d,), recompute) for d, (i, j) in enumerate(pairwise(ends)))
         for in_flight in task.in_flight(chain, bench.costs.micro_batches):
             yield Candidate(bench.number, chain, in_flight, task.schedule)

@@ -13,7 +13,7 @@ from planning_worlds import MANY, profiles
 
 from partita.pipeline.plan.antichain_dp import stage_cost
 from partita.pipeline.plan.blocks import block_partition
-from partita.pipeline.plan.task import PipelineTask, Wish
+from partita.pipeline.plan.pipeline_task import PipelineTask, Wish
 from partita.solve.chain_dp import ChainProblem, Link, solve
 
 
