@@ -160,7 +160,7 @@ def _deals(names: list[str], stages: int, replicas: bool) -> Iterator[tuple[tupl
 
 def _orders(replicas: list[int], batches: int, wishes: Wishes) -> Iterator[tuple[str, int]]:
     """Schedules and micro-batches in flight whose orders of work differ."""
-    if wishes.schedule in (None, "gpipe"):
+    if wishes.schedule == "gpipe" or not (wishes.schedule or wishes.in_flight):  # GPipe keeps all, whatever is asked
         yield "gpipe", wishes.in_flight or batches
     if wishes.schedule != "gpipe":
         seen = set()

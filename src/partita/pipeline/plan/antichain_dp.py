@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.pipeline.plan.bench import Bench, Candidate
 from partita.pipeline.plan.chain_dp import Chain, on_devices, segment_s, solve
@@ -55,8 +55,11 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
             yield candidate
         value = min(found.values())
         best, since = (value, 0) if value < best else (best, since + 1)
-    for start in _starts(found):
-        yield improved(task, start)
+    ends = [improved(task, start) for start in _starts(found)]
+    yield from ends
+    if ends and task.wish.schedule is None and task.wish.in_flight is None:
+        best_end = min(ends, key=lambda c: task.bench(c).step_s(c))
+        yield replace(best_end, schedule="gpipe", in_flight=task.bench(best_end).costs.micro_batches)
 
 
 def _starts(found: dict[Candidate, float]) -> list[Candidate]:

@@ -7,7 +7,7 @@ and kept; a further candidate costs one pass over its instructions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,11 +27,10 @@ from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import Simulator, durations, times
 
 NO_VERDICT = Verdict(math.nan, math.nan, "", "", math.nan)
-LOWERING = 100  #: what lowering an instruction costs of the effort; simulating one costs 1
-EVALUATION = 10_000  #: what an evaluation costs besides
+LOWERING = 12.0  #: effort that lowering an instruction costs
+EVALUATION = 250.0  #: and an evaluation, besides a share of every instruction
 
-Key = tuple[object, ...]
-Amounts = dict[Key, tuple[float, float]]  #: (seconds, bytes) of a piece of a program
+Move = tuple[int, int] | str  #: a message from a stage to a stage, or a sum of gradients by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,10 @@ class Candidate:
 
 @dataclass
 class Effort:
-    """What is left of a search, counted in instructions and not in seconds, so that it ends alike on every machine."""
+    """What is left of a search, counted in work and not in seconds, so that it ends alike on every machine.
+
+    One is about a microsecond (2-core x86, other work beside it, 2026-11-21, scripts/planner_effort.py).
+    """
 
     left: float
 
@@ -81,8 +83,7 @@ class Bench:
 
     def _tasks(self, start: int, end: int) -> tuple[str, ...]:
         """Ids of the forward tasks of a segment, in topological order."""
-        unit = np.zeros(len(self.costs.units), np.bool_)
-        unit[self.costs.states.units_between(start, end)] = True
+        unit = self.costs.inside[end] & ~self.costs.inside[start]
         graph = self.sample.graph
         return tuple(
             graph.tasks[i].id
@@ -101,16 +102,16 @@ class Bench:
     def _simulated(self, candidate: Candidate) -> float:
         """By a kept program where there is one of the same shape."""
         amounts = self._amounts(candidate)
-        there = tuple((k, s > 0, b > 0) for k, (s, b) in amounts.items())
         shape = (
             tuple(len(s.devices) if self._alike else s.devices for s in candidate.chain),
-            *(tuple(s.recompute for s in candidate.chain), candidate.in_flight, candidate.schedule, there),
+            *(tuple(s.recompute for s in candidate.chain), candidate.in_flight, candidate.schedule),
+            *(amounts.moves, (amounts.values > 0).tobytes()),
         )
         template = self.templates.get(shape)
         if template is None:
             template = self.templates[shape] = Template.of(self.plan(candidate), self.sample, self.cluster, amounts)
-            self.effort.left -= LOWERING * template.size
-        self.effort.left -= EVALUATION + template.size
+            self.effort.left -= LOWERING * len(template.at)
+        self.effort.left -= EVALUATION + len(template.at) / 30 + 2 * len(amounts.values)
         return template.step_s(amounts)
 
     @cached_property
@@ -118,32 +119,37 @@ class Bench:
         """All links are alike, so that which device it is matters for its speed only."""
         return not self.cluster.links
 
+    @cached_property
+    def _limited(self) -> bool:
+        """Some device's memory is."""
+        return any(math.isfinite(d.memory_bytes) for d in self.cluster.devices)
+
     def _amounts(self, candidate: Candidate) -> Amounts:
         """What a candidate's program computes and moves."""
-        costs, found = self.costs, Amounts()
-        for k, s in enumerate(candidate.chain):
-            redo = s.recompute and costs.backward_tasks[s.end] > costs.backward_tasks[s.start]
-            for r, d in enumerate(s.devices):
-                c = self.class_of[d]
-                forward, backward, update = (
-                    max(0.0, float(table[s.end, c] - table[s.start, c]))
-                    for table in (costs.forward_s, costs.backward_s, costs.update_s)
-                )
-                found["forward", k, r] = forward, 0.0
-                found["backward", k, r] = backward + (forward if redo else 0.0), 0.0
-                found["update", k, r] = update, 0.0
-        return found | self._messages(candidate.chain) | self._reductions(candidate.chain)
+        costs, chain = self.costs, candidate.chain
+        start, end, redo, c = np.array(
+            [(s.start, s.end, s.recompute, self.class_of[d]) for s in chain for d in s.devices], np.int64
+        ).T
+        forward, backward, update = (
+            np.maximum(table[end, c] - table[start, c], 0.0)
+            for table in (costs.forward_s, costs.backward_s, costs.update_s)
+        )
+        again = redo.astype(np.bool_) & (costs.backward_tasks[end] > costs.backward_tasks[start])
+        seconds = np.concatenate([forward, backward + forward * again, update])
+        moves = self._messages(chain) | self._reductions(chain)
+        values = np.zeros((len(seconds) + len(moves) + 1, 2))
+        values[: len(seconds), 0] = seconds
+        values[len(seconds) : -1] = np.array([*moves.values()]).reshape(-1, 2)
+        return Amounts(tuple(moves), values)
 
-    def _messages(self, chain: Chain) -> Amounts:
+    def _messages(self, chain: Chain) -> dict[Move, tuple[float, float]]:
         """(stage from, stage to) of each message: seconds given for its tensors, and bytes of the others."""
-        stage = np.zeros(len(self.costs.units), np.int64)
-        for k, s in enumerate(chain):
-            stage[self.costs.states.units_between(s.start, s.end)] = k
+        stage = (~self.costs.inside[[s.end for s in chain]]).sum(axis=0)  # a unit is behind so many cuts
         tensor, source, target, back = self._readings
         at, to = stage[source], stage[target]
         cross = np.flatnonzero(at < to)
         n, given, size = len(chain), self.sample.costs.transfer_s, self.sample.graph.size_bytes
-        found: Amounts = {}
+        found: dict[Move, tuple[float, float]] = {}
         for forth, chosen in ((True, cross), (False, cross[back[cross]])):
             for key in np.unique((tensor[chosen] * n + at[chosen]) * n + to[chosen]).tolist():
                 i, j, k = key // n % n, key % n, key // n // n
@@ -163,21 +169,21 @@ class Bench:
         apart = source != target
         return read.tensor[apart], source[apart], target[apart], read.back[apart]
 
-    def _reductions(self, chain: Chain) -> Amounts:
+    def _reductions(self, chain: Chain) -> dict[Move, tuple[float, float]]:
         """Name of each gradient sum: bytes of the parameters, as in `lower`."""
         costs = self.costs
         if not costs.training:
             return {}
-        readers = np.stack([costs.shared[s.end] - costs.shared[s.start] for s in chain])
+        start, end = np.array([(s.start, s.end) for s in chain]).T
+        readers = costs.shared[end] - costs.shared[start]
         torn = (readers > 0).sum(axis=0) > 1
-        found: Amounts = {}
-        for k, s in enumerate(chain):
-            twice = np.where(readers[k] > 0, readers[k] - ~torn, 0.0) @ costs.shared_bytes
-            size = float(costs.parameter_bytes[s.end] - costs.parameter_bytes[s.start] - twice)
-            if len(s.devices) > 1 and size > 0:
-                found[(f"R{k}",)] = 0.0, size
+        twice = np.where(readers > 0, readers - ~torn, 0.0) @ costs.shared_bytes
+        size = (costs.parameter_bytes[end] - costs.parameter_bytes[start] - twice).tolist()
+        found: dict[Move, tuple[float, float]] = {
+            f"R{k}": (0.0, size[k]) for k, s in enumerate(chain) if len(s.devices) > 1 and size[k] > 0
+        }
         for p in np.flatnonzero(torn).tolist():
-            name = ("R" + "+".join(str(k) for k in range(len(chain)) if readers[k, p] > 0),)
+            name = "R" + "+".join(str(k) for k in range(len(chain)) if readers[k, p] > 0)
             found[name] = 0.0, found.get(name, (0.0, 0.0))[1] + float(costs.shared_bytes[p])
         return found
 
@@ -187,9 +193,9 @@ class Bench:
             cannot = self.costs.cannot[s.end] - self.costs.cannot[s.start]
             if any(cannot[self.class_of[d]] for d in s.devices):
                 return False
-        room = [d.memory_bytes for d in self.cluster.devices]
-        if not any(map(math.isfinite, room)):
+        if not self._limited:
             return True
+        room = [d.memory_bytes for d in self.cluster.devices]
         chain, costs = candidate.chain, self.costs
         replicas = [len(s.devices) for s in chain]
         flown = in_flight_of(candidate.schedule, replicas, costs.micro_batches, candidate.in_flight)
@@ -213,54 +219,59 @@ def step_s(plan: PipelinePlan, sample: Sample, cluster: Cluster) -> float:
 
 
 @dataclass(frozen=True, eq=False)
+class Amounts:
+    """What the pieces of a candidate's program amount to."""
+
+    moves: tuple[Move, ...]  #: its messages and gradient sums
+    values: FloatArray  #: [3 devices + moves + 1, (seconds, bytes)] forwards, backwards, updates, moves; the last is nothing
+
+
+@dataclass(frozen=True, eq=False)
 class Template:
     """A program with its durations left open."""
 
     simulator: Simulator
-    keys: tuple[Key, ...]  #: pieces that compute or carry
-    at: IntArray  #: [instructions] position in `keys`; len(keys): neither
+    at: IntArray  #: [instructions] which of the amounts it takes its duration from
     per_byte_s: FloatArray  #: [instructions] seconds a byte of its piece takes
     fixed_s: FloatArray  #: [instructions] what receiving takes
     lag_s: FloatArray  #: [instructions]
-
-    @property
-    def size(self) -> int:
-        return len(self.at)
 
     @staticmethod
     def of(plan: PipelinePlan, sample: Sample, cluster: Cluster, amounts: Amounts) -> Template:
         """The template of a plan with these amounts."""
         program = lower(sample.graph, cluster, plan)
         known = durations(program, sample.graph, sample.costs, cluster)
-        keys = tuple(amounts)
-        at = _positions(program, plan, {k: i for i, k in enumerate(keys)})
-        seconds, size = np.array([*amounts.values(), (0.0, 0.0)]).T[:, at]
+        at = _positions(program, plan, amounts.moves)
+        seconds, size = amounts.values[at].T
         per_byte = np.divide(known.busy_s - seconds, size, out=np.zeros(len(program)), where=size > 0)
         fixed = np.where(program.op == Op.RECV, known.busy_s, 0.0)
-        return Template(Simulator(program), keys, at, per_byte, fixed, known.lag_s)
+        return Template(Simulator(program), at, per_byte, fixed, known.lag_s)
 
     def step_s(self, amounts: Amounts) -> float:
         """The step's seconds with other amounts of the same shape."""
-        seconds, size = np.array([*(amounts[k] for k in self.keys), (0.0, 0.0)]).T[:, self.at]
+        seconds, size = amounts.values[self.at].T
         return self.simulator.evaluate(seconds + size * self.per_byte_s + self.fixed_s, self.lag_s)
 
 
-def _positions(program: Program, plan: PipelinePlan, place: Mapping[Key, int]) -> IntArray:
-    """[instructions] the place of the amounts that each takes its duration from; len(place): none."""
-    home = {d: (k, r) for k, s in enumerate(plan.stages) for r, d in enumerate(s.devices)}
+def _positions(program: Program, plan: PipelinePlan, moves: Sequence[Move]) -> IntArray:
+    """[instructions] which of the amounts each takes its duration from."""
+    n = len(plan.devices)
+    rank = {d: r for r, d in enumerate(plan.devices)}
+    stage = {d: k for k, s in enumerate(plan.stages) for d in s.devices}
+    place: dict[Move, int] = {move: 3 * n + x for x, move in enumerate(moves)}
+    block = {"forward": 0, "backward": n, "update": 2 * n}
     found: dict[tuple[int, int, int], int] = {}
     at = np.empty(len(program), np.int64)
     for i, row in enumerate(zip(program.op.tolist(), program.queue.tolist(), program.piece.tolist(), strict=True)):
         if row not in found:
             op, queue, number = row
             piece = program.pieces[number]
-            key: Key = ()
+            found[row] = 3 * n + len(moves)
             if op in (Op.COMPUTE, Op.UPDATE):
-                key = (piece.phase, *home[program.queues[queue]])
+                found[row] = block[piece.phase] + rank[program.queues[queue]]
             elif op == Op.SEND:
-                key = tuple(home[d][0] for d in piece.route)
+                found[row] = place[stage[piece.route[0]], stage[piece.route[1]]]
             elif op == Op.REDUCE:
-                key = (piece.name,)
-            found[row] = place.get(key, len(place))
+                found[row] = place.get(piece.name, found[row])
         at[i] = found[row]
     return at

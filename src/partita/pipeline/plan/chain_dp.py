@@ -94,7 +94,8 @@ class ChainProblem:
     @cached_property
     def teams(self) -> Teams:
         m_batches, n = self.tables.micro_batches, len(self.line)
-        first, size, held, start, classes, turns = [], [], [], [0], [], []
+        first, size, held, start = list[int](), list[int](), list[int](), [0]
+        classes, turns = list[int](), list[int]()
         for d in range(n - 1, -1, -1):
             for m in (m for m in self.sizes if d + m <= n):
                 most = busiest(self.line[d : d + m], m_batches)

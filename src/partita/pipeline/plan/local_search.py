@@ -39,12 +39,8 @@ def improved(task: PipelineTask, start: Candidate) -> Candidate:
 
 
 def _flights(task: PipelineTask, c: Candidate, lots: random.Random) -> Iterator[Candidate]:
-    """Other numbers of micro-batches in flight, and the other schedule."""
-    batches = task.bench(c).costs.micro_batches
-    if c.schedule == "1f1b":
-        yield from (replace(c, in_flight=n) for n in task.in_flight(c.chain, batches))
-    if task.wish.schedule is None and task.wish.in_flight is None:
-        yield replace(c, schedule="gpipe", in_flight=batches)
+    """Other numbers of micro-batches in flight."""
+    yield from (replace(c, in_flight=n) for n in task.in_flight(c.chain, task.bench(c).costs.micro_batches))
 
 
 def _cuts(task: PipelineTask, c: Candidate, lots: random.Random) -> Iterator[Candidate]:

@@ -37,7 +37,7 @@ from partita.pipeline.plan.stage_costs import Bools, StageCosts, Wire, forward_r
 from partita.solve.compiled import compiled
 from partita.solve.units import Words
 
-PRECISION = 1e-11  #: of the bisection, as a share
+PRECISION = 1e-10  #: of the bisection, as a share
 TINY = 1e-9  #: share of all parameters; less is the rounding of a difference and no gradient that pays latencies
 
 
@@ -136,8 +136,10 @@ class BoundProblem:
         return float(self.before_s[-1] / self.market.cheapest[-1])
 
 
-def least_step(p: BoundProblem) -> float:
-    """No plan has a step below this; inf where no plan fits. O(log(1 / PRECISION) stages segments classes)."""
+def least_step(p: BoundProblem, enough: float = math.inf) -> float:
+    """No plan has a step below this; inf where no plan fits. Where it is above `enough`, that is what is returned.
+
+    O(log(1 / PRECISION) stages segments classes)."""
     costs, total, last = p.costs, float(p.market.cheapest[-1]), len(p.costs.states) - 1
     segment = _segments(p)
     lone, team = (segment & p_fits for p_fits in _fits(p))
@@ -155,9 +157,10 @@ def least_step(p: BoundProblem) -> float:
         )  # fmt: skip
         return bool(price > total * (1 + 1e-12))
 
-    low, high = 0.0, max(p.work_alone_s, 1e-300)
-    if refuted(1e300):
-        return math.inf
+    if refuted(min(enough, 1e300)):
+        return enough
+    low = p.work_alone_s * (1 - 1e-12)
+    high = max(p.work_alone_s, 1e-300)
     while refuted(high):
         low, high = high, 2 * high
     while high - low > PRECISION * high:
@@ -195,8 +198,9 @@ def _cheapest_chain(
     own: FloatArray, head: FloatArray, tail: FloatArray, fed: FloatArray, before: FloatArray, prices: FloatArray,
     cheapest: FloatArray, most: int, stages: int, last: int, rate: float, latency: float, tiny: float,
 ) -> float:  # fmt: skip
-    """The least price of a chain whose stages all keep within `step_s`."""
+    """The least price of a chain whose stages all keep within `step_s`; inf where it is above all prices together."""
     states, many, classes = lone.shape
+    enough = cheapest[-1] * (1 + 1e-9)
     limit = step_s * (1 + 1e-12)
     layers = stages + 1 if stages > 0 and many == states else 1
     value = np.full((layers, states), np.inf)
@@ -205,7 +209,7 @@ def _cheapest_chain(
     for i in range(last - 1, -1, -1):
         for e in range(many):
             j = ends[e]
-            if j <= i or (layers == 1 and many == states and value[0, j] >= value[0, i]):
+            if j <= i or (layers == 1 and many == states and value[0, j] >= min(value[0, i], enough)):
                 continue
             # the stage alone on a device: the cheapest class that is fast enough
             price, t_least, yt_least, u_least = np.inf, np.inf, np.inf, np.inf

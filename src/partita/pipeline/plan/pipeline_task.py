@@ -264,11 +264,13 @@ class PipelineTask:
             how = "over all chains of downsets: stages with fill and drain, devices at a price"
         if not self.downsets.complete:
             how = "the work at the speed of all devices; too many downsets to enumerate"
-        bounds = [self._bound(b.sample) for b in self.benches]
-        return min(bounds), how
+        least = math.inf
+        for bench in self.benches:
+            least = min(least, self._bound(bench.sample, least))
+        return least, how
 
-    def _bound(self, sample: Sample) -> float:
-        """The best of the bounds that two ways to set prices give."""
+    def _bound(self, sample: Sample, enough: float) -> float:
+        """The best of the bounds that two ways to set prices give; `enough` where it is above that."""
         states = self.downsets
         few = len(states) <= MOST_STATES
         groups, members = self._groups(int(max(1, SEGMENT_CLASSES // (len(states) ** 2 if few else len(states)))))
@@ -283,7 +285,7 @@ class PipelineTask:
         found = []
         for price in (pace, np.ones(len(pace))) if np.ptp(pace) > 0 else (pace,):
             problem = self._bound_problem(costs, wait, groups, members, price, few, times)
-            found.append(least_step(problem) if states.complete else problem.work_alone_s)
+            found.append(least_step(problem, enough) if states.complete else problem.work_alone_s)
         return max(found)
 
     def _groups(self, most: int) -> tuple[list[list[int]], FloatArray]:

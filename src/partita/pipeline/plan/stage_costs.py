@@ -66,6 +66,12 @@ class StageCosts:
     activation_bytes: FloatArray  #: [states]
     per_parameter_byte: float  #: bytes held per byte of parameters: themselves, gradients, the optimizer's state
 
+    @cached_property
+    def inside(self) -> Bools:
+        """[states, units] whether a state has a unit."""
+        bits = np.unpackbits(self.states.members.view(np.uint8), axis=1, bitorder="little")
+        return bits[:, : len(self.units)].astype(np.bool_)
+
     @property
     def training(self) -> bool:
         return bool(self.backward_tasks[-1] > 0)
@@ -164,7 +170,8 @@ def micro_batches(profile: Profile, sample: Sample) -> int:
 
 def class_times(costs: CostTable, types: Sequence[DeviceType]) -> FloatArray:
     """[tasks, types] seconds of one micro-batch. Raises CostError for a kind without costs."""
-    return costs.seconds[:, [costs.column(t.kind) for t in types]] / np.array([t.speed for t in types])
+    columns = [costs.column(t.kind) for t in types]
+    return np.asarray(costs.seconds[:, columns] / np.array([t.speed for t in types]))
 
 
 @dataclass(frozen=True, eq=False)
