@@ -3,6 +3,7 @@ is lowered and simulated, and what it holds in memory is counted from its progra
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -10,18 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.errors import PlanError
+from partita.errors import Infeasible, PlanError
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, Stage, Verdict
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.pipeline_problem import Wish
 from partita.nouns.profile import Profile, Sample
-from partita.nouns.program import Op, Program
+from partita.pipeline.plan.pipeline_task import PipelineTask
+from partita.pipeline.plan.planner import plan_pipeline
 from partita.simulate.lower import lower
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import durations, times
 
-NO_VERDICT = Verdict(math.nan, math.nan, "", "", math.nan)
+NEAR = 1e-9  #: share by which two ways to the same number may differ
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ def problem(seed: int) -> tuple[Profile, Wishes]:
     given, batch = some(0.3), int(lot.choice([2, 3, 4]))
     samples = []
     for micro in sorted({int(x) for x in lot.choice([1, 2, batch], int(lot.integers(1, 3)))}, reverse=True):
-        graph = _graph(n, edges, [s * micro for s in size], weight, [k * micro for k in kept], group, tied, updates, frozen)
+        graph = _graph(
+            n, edges, [s * micro for s in size], weight, [k * micro for k in kept], group, tied, updates, frozen
+        )
         there = lot.integers(0, 9, len(graph.producer)).astype(float)
         transfer = np.where(lot.random(len(there)) < 0.7, there, math.nan) if given else np.full(len(there), math.nan)
         scaled = seconds * np.where(np.arange(len(seconds)) < 2 * n, micro, 1)[:, None]
@@ -107,9 +112,7 @@ def _graph(
     group: dict[int, str], tied: tuple[int, ...], updates: bool, frozen: bool,
 ) -> TaskGraph:  # fmt: skip
     trained = [i for i in range(n) if not (frozen and i == 0)]
-    tasks = [
-        Task(f"t{i}", group=group.get(i), parameter_bytes=weight[i], activation_bytes=kept[i]) for i in range(n)
-    ]
+    tasks = [Task(f"t{i}", group=group.get(i), parameter_bytes=weight[i], activation_bytes=kept[i]) for i in range(n)]
     tasks += [Task(f"b{i}", phase="backward", of=f"t{i}") for i in range(n) if i in trained]
     missing = [Task(f"b{i}", phase="backward", of=f"t{n - 1}") for i in range(n) if i not in trained]
     tasks += missing  # so that the table of times keeps its shape
@@ -184,7 +187,7 @@ def _fitting(profile, sample, chain, teams, schedule, flight, batches, wishes) -
         if not modes:
             return
         stages.append(Stage(tasks, team, modes[0]))
-    yield PipelinePlan(sample.graph.fingerprint, tuple(stages), batches, flight, schedule, NO_VERDICT), sample
+    yield PipelinePlan(sample.graph.fingerprint, tuple(stages), batches, flight, schedule), sample
 
 
 def memory(profile: Profile, graph: TaskGraph, tasks: tuple[str, ...], held: int, recompute: bool) -> float:
@@ -215,12 +218,43 @@ def simulated(plan: PipelinePlan, sample: Sample, cluster: Cluster) -> float:
     return float(end.max())
 
 
-def most_held(program: Program) -> dict[str, int]:
-    """Device -> the most micro-batches whose forward has begun there and whose backward has not ended, by its order."""
-    most: dict[str, int] = {}
-    now: dict[str, int] = {}
-    for i in program:
-        if i.op == Op.COMPUTE:
-            now[i.queue] = now.get(i.queue, 0) + (1 if i.piece.phase == "forward" else -1)
-            most[i.queue] = max(most.get(i.queue, 0), now[i.queue])
-    return most
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a problem."""
+
+    best_s: float  #: of all plans; inf: none fits
+    value_s: float  #: of the planner's; inf: it says that none fits
+    bound_s: float  #: raw
+    faults: tuple[str, ...] = ()
+
+
+def outcome(profile: Profile, wishes: Wishes) -> Outcome:
+    """Plan, try every plan, and compare."""
+    asked = dataclasses.asdict(wishes)
+    best = min((simulated(p, s, profile.cluster) for p, s in every_plan(profile, wishes)), default=math.inf)
+    raw = PipelineTask(profile, profile.cluster, Wish(**asked)).lower_bound()[0]
+    faults = [f"bound {raw} above {best}"] if raw > best * (1 + NEAR) else []
+    try:
+        file = plan_pipeline(profile, **asked)
+    except Infeasible as error:
+        if math.isfinite(best):
+            faults.append(f"infeasible, though a plan takes {best}: {error}")
+        return Outcome(best, math.inf, raw, tuple(faults))
+    plan, verdict = file.plan, file.verdict
+    sample = profile.sample(file.problem.micro_batch_size)
+    true = simulated(plan, sample, profile.cluster)
+    if abs(true - verdict.value_s) > NEAR * true:
+        faults.append(f"value {verdict.value_s}, simulated {true}")
+    if verdict.value_s < best * (1 - NEAR):
+        faults.append(f"value {verdict.value_s} below the optimum {best}")
+    if verdict.lower_bound_s > raw * (1 + NEAR) or verdict.lower_bound_s < min(raw, verdict.value_s) * (1 - NEAR):
+        faults.append(f"bound {verdict.lower_bound_s} is not the raw one {raw}")
+    if verdict.gap < NEAR and verdict.value_s > best * (1 + 10 * NEAR):
+        faults.append(f"proven optimal at {verdict.value_s}, though a plan takes {best}")
+    flown = in_flight_of(plan.schedule, [s.replicas for s in plan.stages], plan.micro_batches, plan.in_flight)
+    for stage, windows in zip(plan.stages, flown, strict=True):
+        need = memory(profile, sample.graph, stage.tasks, -(-windows // stage.replicas), stage.recompute)
+        room = min(profile.cluster.by_name[d].memory_bytes for d in stage.devices)
+        if need > room * (1 + NEAR):
+            faults.append(f"a stage holds {need} of {room} bytes")
+    return Outcome(best, verdict.value_s, raw, tuple(faults))

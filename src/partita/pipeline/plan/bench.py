@@ -16,7 +16,7 @@ import numpy as np
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.plan import PipelinePlan, Schedule, Stage, Verdict
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
 from partita.nouns.profile import Sample
 from partita.nouns.program import Op, Program
 from partita.nouns.stage_memory import stage_bytes
@@ -26,7 +26,6 @@ from partita.simulate.lower import lower
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import Simulator, durations, times
 
-NO_VERDICT = Verdict(math.nan, math.nan, "", "", math.nan)
 LOWERING = 12.0  #: effort that lowering an instruction costs
 EVALUATION = 250.0  #: and an evaluation, besides a share of every instruction
 
@@ -66,7 +65,7 @@ class Bench:
     known: dict[Candidate, float] = field(default_factory=dict)
     templates: dict[object, Template] = field(default_factory=dict)
 
-    def plan(self, candidate: Candidate, verdict: Verdict = NO_VERDICT) -> PipelinePlan:
+    def plan(self, candidate: Candidate) -> PipelinePlan:
         """The candidate written out."""
         names = [d.name for d in self.cluster.devices]
         stages = tuple(
@@ -78,7 +77,6 @@ class Bench:
             self.costs.micro_batches,
             candidate.in_flight,
             candidate.schedule,
-            verdict,
         )
 
     def _tasks(self, start: int, end: int) -> tuple[str, ...]:
@@ -233,7 +231,7 @@ class Template:
     simulator: Simulator
     at: IntArray  #: [instructions] which of the amounts it takes its duration from
     per_byte_s: FloatArray  #: [instructions] seconds a byte of its piece takes
-    fixed_s: FloatArray  #: [instructions] what receiving takes
+    fixed_s: FloatArray  #: [instructions] what does not depend on the amounts, such as receiving
     lag_s: FloatArray  #: [instructions]
 
     @staticmethod
@@ -244,7 +242,7 @@ class Template:
         at = _positions(program, plan, amounts.moves)
         seconds, size = amounts.values[at].T
         per_byte = np.divide(known.busy_s - seconds, size, out=np.zeros(len(program)), where=size > 0)
-        fixed = np.where(program.op == Op.RECV, known.busy_s, 0.0)
+        fixed = np.where(at == len(amounts.values) - 1, known.busy_s, 0.0)
         return Template(Simulator(program), at, per_byte, fixed, known.lag_s)
 
     def step_s(self, amounts: Amounts) -> float:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.plan import Schedule
+from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.pipeline_problem import Wish
 from partita.nouns.profile import Profile, Sample
 from partita.pipeline.plan.bench import Bench, Candidate, Effort
 from partita.pipeline.plan.chain_dp import Chain, ChainProblem, StageTables
@@ -36,25 +36,6 @@ MOST_DEVICES = 128  #: that a plan may use; of more, those that are fastest or h
 SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
 EFFORT_A_SECOND = 3e7  #: see `Effort`
 SEGMENT_CLASSES = 4e6  #: pairs of a segment and a class of devices that the bound looks at for each step it tries
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the caller fixes; None leaves it to the planner."""
-
-    micro_batches: int | None = None
-    in_flight: int | None = None
-    schedule: Schedule | None = None
-    stages: int | None = None
-    allow_replicas: bool = True
-    allow_recompute: bool = True
-    budget_s: float = 10.0
-    seed: int = 0
-
-    def given(self) -> dict[str, Any]:
-        """What differs from leaving everything to the planner; how many micro-batches does not, it is in the plan."""
-        value = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return {k: v for k, v in value.items() if k not in ("micro_batches", "budget_s", "seed")}
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,12 +14,14 @@ import time
 
 from partita.errors import BadInput, ClusterError, Infeasible, refuse
 from partita.nouns.cluster import Cluster
-from partita.nouns.plan import PipelinePlan, PlanFile, Schedule, Verdict, checked_bound
+from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.pipeline_problem import PipelineProblem, Wish
+from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.profile import Profile
 from partita.pipeline.plan import methods
 from partita.pipeline.plan.bench import Candidate, step_s
 from partita.pipeline.plan.infeasible import does_not_fit, leanest
-from partita.pipeline.plan.pipeline_task import PipelineTask, Wish
+from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.stage_costs import check_phases
 
 
@@ -53,19 +55,17 @@ def plan_pipeline(
     if best is None:
         winner, best = _leanest(task, method)
     bench = task.bench(best)
-    value = step_s(bench.plan(best), bench.sample, task.cluster)
+    plan = bench.plan(best)
+    value = step_s(plan, bench.sample, task.cluster)
     bound, how = task.lower_bound()
-    bound = checked_bound(value, bound)
-    verdict = Verdict(value, bound, how, winner, time.perf_counter() - began, "step")
-    facts = {
-        "job": profile.job,
-        "batch_size": profile.batch_size,
-        "micro_batch_size": bench.sample.micro_batch_size,
-        "optimizer_bytes_per_parameter_byte": profile.optimizer_bytes_per_parameter_byte,
-        "wishes": wish.given(),
-        "compared_s": {name: v for name, (v, _) in found.items() if math.isfinite(v)},
-    }
-    return PlanFile(bench.plan(best, verdict), bench.sample.graph, task.whole_cluster, bench.sample.costs, facts)
+    compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
+    spent = time.perf_counter() - began
+    verdict = Verdict(value, checked_bound(value, bound), how, winner, spent, "step", compared)
+    problem = PipelineProblem(
+        bench.sample.graph, task.whole_cluster, bench.sample.costs, profile.job, profile.batch_size,
+        bench.sample.micro_batch_size, profile.optimizer_bytes_per_parameter_byte, profile.clips, wish,
+    )  # fmt: skip
+    return PlanFile(plan, verdict, problem)
 
 
 def _leanest(task: PipelineTask, method: str) -> tuple[str, Candidate]:
@@ -105,9 +105,3 @@ def _check(task: PipelineTask, method: str) -> None:
     for name, number in (("stages", wish.stages), ("in_flight", wish.in_flight)):
         if number is not None and number < 1:
             raise BadInput(f"{name} is {number}; it must be at least 1")
-
-
-def allocation(plan: PipelinePlan) -> list[tuple[int, str, int, int]]:
-    """(rank, device, stage, replica) of every process that runs the plan: ranks go through the devices stage by stage."""
-    places = [(k, r, d) for k, s in enumerate(plan.stages) for r, d in enumerate(s.devices)]
-    return [(rank, device, stage, replica) for rank, (stage, replica, device) in enumerate(places)]
