@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from partita.pipeline.plan.bench import Bench, Candidate
-from partita.pipeline.plan.chain_dp import Chain, on_devices, segment_s, solve
+from partita.pipeline.plan.chain_dp import Chain, busiest, on_devices, segment_s, solve
 from partita.pipeline.plan.local_search import improved
 from partita.pipeline.plan.pipeline_task import PipelineTask
 
@@ -25,16 +26,20 @@ MOST_CHAINS = 1500  #: of them for each line
 MOST_LINES = 24  #: different lines; where there are more, a few are chosen
 PATIENCE = 24  #: chains simulated without finding a faster one before the others, whose bounds are higher, are left out
 STARTS = 3  #: candidates from which the local search sets out
-LINE_WORK = 2e9  #: stages that the dynamic programs look at, for all lines together
+LINES_SHARE = 0.3  #: of the effort that may go into lines, where there are many
+LEADS_SHARE = 0.5  #: of what is left then, into simulating the chains found
+MOST_WALKS = 200  #: lines tried after that
+NEAR = 1.1  #: times the best step; a candidate within it is worth a local search
 
 Line = tuple[int, ...]  #: numbers of devices
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A chain worth a simulation, and a bound of its step."""
+    """A chain worth a simulation, a bound of its step, and a guess."""
 
     bound_s: float
+    likely_s: float
     bench: Bench
     chain: Chain
 
@@ -45,21 +50,58 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
     few = len(task.states) <= FEW_STATES and all_lines is not None
     found: dict[Candidate, float] = {}
     best, since = math.inf, 0
-    for lead in sorted(_leads(task, all_lines, few), key=lambda x: x.bound_s):
-        if lead.bound_s >= best or (since > PATIENCE and not few) or task.effort.left <= 0:
+    leads = sorted(_leads(task, all_lines, few), key=lambda x: x.likely_s)
+    enough = task.effort.left * (1 - LEADS_SHARE)
+    for lead in leads:
+        if (since > PATIENCE and not few) or (found and task.effort.left <= enough):
             break
-        numbers = task.in_flight(lead.chain, lead.bench.costs.micro_batches)
-        for number in numbers if few or task.tight else {numbers[0]: None, numbers[-1]: None}:
-            candidate = Candidate(lead.bench.number, lead.chain, number, task.schedule)
+        if lead.bound_s >= best:
+            continue
+        for candidate in _candidates(task, lead, few, all_lines is None):
             found[candidate] = lead.bench.step_s(candidate)
             yield candidate
         value = min(found.values())
         best, since = (value, 0) if value < best else (best, since + 1)
     ends = [improved(task, start) for start in _starts(found)]
+    if not ends:
+        return
+    if all_lines is None:
+        ends.append(_wandered(task, min(ends, key=lambda c: task.bench(c).step_s(c))))
     yield from ends
-    if ends and task.wish.schedule is None and task.wish.in_flight is None:
-        best_end = min(ends, key=lambda c: task.bench(c).step_s(c))
-        yield replace(best_end, schedule="gpipe", in_flight=task.bench(best_end).costs.micro_batches)
+    if task.wish.schedule is None and task.wish.in_flight is None:
+        last = min(ends, key=lambda c: task.bench(c).step_s(c))
+        yield replace(last, schedule="gpipe", in_flight=task.bench(last).costs.micro_batches)
+
+
+def _candidates(task: PipelineTask, lead: Lead, few: bool, many: bool) -> list[Candidate]:
+    """The chain with different numbers of micro-batches in flight: few of them where there are many lines."""
+    numbers = task.in_flight(lead.chain, lead.bench.costs.micro_batches)
+    chosen = numbers if few or task.tight else dict.fromkeys((numbers[-1 if many else 0], numbers[-1]))
+    return [Candidate(lead.bench.number, lead.chain, n, task.schedule) for n in chosen]
+
+
+def _wandered(task: PipelineTask, start: Candidate) -> Candidate:
+    """Iterated local search over lines: a few devices of the best plan's line change places, the program plans anew, and
+    the local search sets out from there."""
+    lots, best, bench = random.Random(task.wish.seed), start, task.bench(start)
+    window = task.windows(bench)[0]
+    for _ in range(MOST_WALKS):
+        line = [d for s in best.chain for d in s.devices]
+        line += [d for d in range(len(task.cluster.devices)) if d not in line][: lots.randrange(3)]
+        for _ in range(1 + lots.randrange(4)):
+            a, b = lots.randrange(len(line)), lots.randrange(len(line))
+            line[a], line[b] = line[b], line[a]
+        problem = task.chain_problem(bench, line, window)
+        if task.effort.left < 2 * problem.effort:
+            break
+        task.effort.left -= problem.effort
+        for _, places in solve(problem).chains(0, 2):
+            lead = Lead(0.0, 0.0, bench, on_devices(places, line))
+            tried = min(_candidates(task, lead, False, True), key=bench.step_s)
+            if bench.step_s(tried) < bench.step_s(best) * NEAR:
+                tried = improved(task, tried)
+            best = min((best, tried), key=bench.step_s)
+    return best
 
 
 def _starts(found: dict[Candidate, float]) -> list[Candidate]:
@@ -93,12 +135,14 @@ def _shuffles(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def some_lines(task: PipelineTask) -> list[Line]:
-    """More and more of the fastest devices: in the cluster's order, the fastest first, and last."""
+    """The fastest devices, all or fewer of them: the fastest first, last, and in the cluster's order."""
     work = task.benches[0].costs.forward_s[-1] + task.benches[0].costs.backward_s[-1]
     n = len(task.cluster.devices)
     fast = sorted(range(n), key=lambda d: (work[task.class_of[d]], -task.cluster.devices[d].memory_bytes))
-    counts = [k for k in range(1, n + 1) if k <= 4 or k == n or any(k == n * x // 8 for x in range(1, 8))]
-    orders = [tuple(o) for k in counts for o in (fast[:k], fast[:k][::-1], sorted(fast[:k]))]
+    halves = [n >> k for k in range(n.bit_length() - 1, -1, -1)]  # few devices are cheap to plan for: they come first
+    counts = [*halves, *(c for k in halves if (c := 3 * k // 4) not in halves), 3]
+    orders = [o for k in counts if k <= n for o in (fast[:k], fast[:k][::-1], sorted(fast[:k]))]
+    orders = [tuple(o) for turn in range(3) for o in orders[turn::3]]
     return list(dict.fromkeys(orders))
 
 
@@ -106,21 +150,42 @@ def _leads(task: PipelineTask, all_lines: list[Line] | None, few: bool) -> Itera
     """The best few chains for each micro-batch size, line and way to count what is in flight."""
     lines = some_lines(task) if all_lines is None else all_lines
     seen: set[tuple[int, Chain]] = set()
+    enough = task.effort.left * (1 - LINES_SHARE)
     for at, bench in enumerate(task.benches):
         windows = task.windows(bench)
         if few and task.tight:
             windows = windows[-1:]  # the least in flight: whatever fits at all
         for window, line in itertools.product(windows, lines):
-            table = solve(task.chain_problem(bench, line, window))
+            problem = task.chain_problem(bench, line, window)
+            if seen and all_lines is None and task.effort.left < enough:
+                break
+            task.effort.left -= problem.effort
+            table = solve(problem)
             for first in range(len(line)) if all_lines is not None else (0,):
-                chains = table.chains(first, MOST_CHAINS if few else RUNNERS_UP, math.inf if few else 1.25)
+                chains = table.chains(first, MOST_CHAINS if few else RUNNERS_UP if all_lines else 2, math.inf if few else 1.25)
                 for _, places in chains:
                     chain = on_devices(places, line)
                     if (at, chain) not in seen:
                         seen.add((at, chain))
-                        yield Lead(least_s(task, at, chain), bench, chain)
+                        least = least_s(task, at, chain)
+                        yield Lead(least, max(least, likely_s(task, at, chain)), bench, chain)
 
 
 def least_s(task: PipelineTask, bench: int, chain: Chain) -> float:
     """No plan with this chain takes less."""
     return max(segment_s(task.least_tables[bench], [task.class_of[d] for d in s.devices], 0, s) for s in chain)
+
+
+def likely_s(task: PipelineTask, bench: int, chain: Chain) -> float:
+    """A micro-batch goes through all stages and back, and the busiest device does the rest of its share."""
+    t, once, rest = task.tables[bench], 0.0, 0.0
+    for s in chain:
+        classes = [task.class_of[d] for d in s.devices]
+        each = {
+            c: float(t.work_s[s.end, c] - t.work_s[s.start, c])
+            + s.recompute * float(t.again_s[s.end, c] - t.again_s[s.start, c])
+            for c in set(classes)
+        }
+        once += sum(each[c] for c in classes) / len(classes) + float(t.send_s[s.start])
+        rest = max(rest, *(turns * each[c] for c, turns in busiest(classes, t.micro_batches).items()))
+    return once + rest

@@ -26,8 +26,10 @@ from partita.simulate.lower import lower
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import Simulator, durations, times
 
-LOWERING = 12.0  #: effort that lowering an instruction costs
-EVALUATION = 250.0  #: and an evaluation, besides a share of every instruction
+LOWERING = 10.0  #: effort that lowering an instruction costs
+EVALUATION = 100.0  #: that an evaluation costs, besides
+INSTRUCTION = 0.02  #: for every instruction
+AMOUNT = 1.0  #: and for every amount
 
 Move = tuple[int, int] | str  #: a message from a stage to a stage, or a sum of gradients by its name
 
@@ -46,7 +48,7 @@ class Candidate:
 class Effort:
     """What is left of a search, counted in work and not in seconds, so that it ends alike on every machine.
 
-    One is about a microsecond (2-core x86, other work beside it, 2026-11-21, scripts/planner_effort.py).
+    One is about a microsecond (2-core x86, CPU time, 2026-11-21).
     """
 
     left: float
@@ -109,7 +111,7 @@ class Bench:
         if template is None:
             template = self.templates[shape] = Template.of(self.plan(candidate), self.sample, self.cluster, amounts)
             self.effort.left -= LOWERING * len(template.at)
-        self.effort.left -= EVALUATION + len(template.at) / 30 + 2 * len(amounts.values)
+        self.effort.left -= EVALUATION + INSTRUCTION * len(template.at) + AMOUNT * len(amounts.values)
         return template.step_s(amounts)
 
     @cached_property

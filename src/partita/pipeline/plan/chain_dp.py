@@ -28,6 +28,8 @@ from partita.nouns.stage_memory import stage_bytes
 from partita.pipeline.plan.stage_costs import Bools
 from partita.solve.compiled import compiled
 
+LOOK = 0.016  #: effort (see `bench.Effort`) that looking at one segment on one class of a team's devices costs
+
 _stage_bytes = compiled(stage_bytes)
 
 
@@ -108,6 +110,11 @@ class ChainProblem:
         columns = (first, size, held, start, classes, turns)
         return Teams(*(np.array(c, np.int64) for c in columns))
 
+    @property
+    def effort(self) -> float:
+        """What solving it costs."""
+        return LOOK * len(self.teams.classes) * len(self.modes) * len(self.tables.head_s) ** 2 / 2 * max(1, self.stages)
+
 
 def busiest(classes: Sequence[int], micro_batches: int) -> dict[int, int]:
     """Class -> the most micro-batches that one of its devices runs when replicas take turns.
@@ -175,7 +182,7 @@ class ChainTable:
         last, end = self.value.shape[2] - 1, len(self.problem.line)
         queue: list[tuple[float, int, int, Chain, int, float]] = [(self.best(first), 0, 0, (), first, 0.0)]
         pushed = found = 0
-        while queue and found < most and pushed < 400 * most:
+        while queue and found < most and pushed < 400 * (most + end):
             bound, _, _, chain, at, so_far = heapq.heappop(queue)
             state = chain[-1].end if chain else 0
             if state == last and at == end:

@@ -14,6 +14,8 @@ from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.solve.downsets import StateSequence
 from partita.solve.units import Units
 
+MANY_STAGES = 8  #: beyond these only one number of micro-batches in flight is tried: each takes a program of its own
+
 
 def prefixes(states: StateSequence, units: Units) -> IntArray:
     """The states that are a prefix of the topological order, shortest first."""
@@ -31,5 +33,6 @@ def through(task: PipelineTask, cuts: IntArray, benches: Sequence[Bench] | None 
         return
     for bench, recompute in product(task.benches if benches is None else benches, task.modes):
         chain = tuple(Segment(i, j, (d,), recompute) for d, (i, j) in enumerate(pairwise(ends)))
-        for in_flight in task.in_flight(chain, bench.costs.micro_batches):
+        numbers = task.in_flight(chain, bench.costs.micro_batches)
+        for in_flight in numbers if len(chain) <= MANY_STAGES else numbers[-1:]:
             yield Candidate(bench.number, chain, in_flight, task.schedule)

@@ -14,8 +14,8 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.pipeline_plan import Schedule
 from partita.nouns.pipeline_problem import Wish
 from partita.nouns.profile import Profile, Sample
-from partita.pipeline.plan.bench import Bench, Candidate, Effort
-from partita.pipeline.plan.chain_dp import Chain, ChainProblem, StageTables
+from partita.pipeline.plan.bench import LOWERING, Bench, Candidate, Effort
+from partita.pipeline.plan.chain_dp import LOOK, Chain, ChainProblem, StageTables
 from partita.pipeline.plan.lower_bound import TINY, BoundProblem, Market, Waits, least_step, waits
 from partita.pipeline.plan.stage_costs import (
     StageCosts,
@@ -32,9 +32,10 @@ from partita.solve.units import Units, contract
 
 MOST_DOWNSETS = 60_000  #: enumerated; a graph with more is cut along linear orders only
 MOST_STATES = 800  #: that the dynamic program looks at; a longer sequence is thinned
+FEWEST_STATES = 100  #: that it is never thinned below
 MOST_DEVICES = 128  #: that a plan may use; of more, those that are fastest or hold most
 SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
-EFFORT_A_SECOND = 3e7  #: see `Effort`
+EFFORT_A_SECOND = 7e5  #: see `Effort`; less than a million, for what is not counted and for slower machines
 SEGMENT_CLASSES = 4e6  #: pairs of a segment and a class of devices that the bound looks at for each step it tries
 
 
@@ -50,6 +51,11 @@ class PipelineTask:
     def effort(self) -> Effort:
         """What the search may still spend."""
         return Effort(self.wish.budget_s * EFFORT_A_SECOND)
+
+    @cached_property
+    def most_micro_batches(self) -> int:
+        """Whose program is lowered with a tenth of the effort."""
+        return int(self.wish.budget_s * EFFORT_A_SECOND / 10 / (2 * LOWERING))
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -100,18 +106,27 @@ class PipelineTask:
     def states(self) -> StateSequence:
         """The states that candidates are made of."""
         graph = self.profile.samples[0].graph
-        if len(self.downsets) <= MOST_STATES:
+        most = self._most_states
+        if len(self.downsets) <= most:
             return self.downsets
         done = self.downsets.totals(self._unit_seconds(self.profile.samples[0]).sum(axis=1))[:, 0]
         sent = self.downsets.cuts(spans(graph, self.units, graph.size_bytes))
-        return thinned(self.downsets, done, sent, MOST_STATES)
+        return thinned(self.downsets, done, sent, most)
+
+    @cached_property
+    def _most_states(self) -> int:
+        """So many that the dynamic program over a line of all devices takes a fifth of the effort, within limits."""
+        n = len(self.cluster.devices)
+        teams = sum((n + 1 - m) * min(m, len(self.types)) for m in self._sizes(n, n))
+        return max(FEWEST_STATES, min(MOST_STATES, int(math.sqrt(0.4 * self.effort.left / (LOOK * teams)))))
 
     @cached_property
     def benches(self) -> tuple[Bench, ...]:
         """One for each micro-batch size that the wish allows."""
         found = []
         for k, sample in enumerate(self.profile.samples):
-            if self.wish.micro_batches in (None, micro_batches(self.profile, sample)):
+            number = micro_batches(self.profile, sample)
+            if self.wish.micro_batches in (None, number) and number <= self.most_micro_batches:
                 times = class_times(sample.costs, self.types)
                 costs = stage_costs(self.profile, sample, self.units, self.states, times)
                 found.append(Bench(sample, k, self.cluster, costs, self.class_of, self.effort))
@@ -185,10 +200,14 @@ class PipelineTask:
         return (False, True) if self.tight and self.wish.allow_recompute else (False,)
 
     def sizes(self, bench: Bench) -> tuple[int, ...]:
-        """Numbers of replicas that a stage may have: all small ones, and of the larger those that share out evenly."""
-        most = min(len(self.cluster.devices), bench.costs.micro_batches) if self.wish.allow_replicas else 1
-        even = bench.costs.micro_batches
-        return tuple(m for m in range(1, most + 1) if m <= 12 or even % m == 0 or m == most)
+        """Numbers of replicas that a stage may have: the small ones, and of the larger some that share out evenly."""
+        return self._sizes(len(self.cluster.devices), bench.costs.micro_batches)
+
+    def _sizes(self, devices: int, batches: int) -> tuple[int, ...]:
+        most = min(devices, batches) if self.wish.allow_replicas else 1
+        return tuple(
+            m for m in range(1, most + 1) if m <= 8 or (m <= 16 and m % 2 == 0) or batches % m == 0 or m == most
+        )
 
     def windows(self, bench: Bench) -> list[IntArray]:
         """[ways][devices from a stage to the end + 1] micro-batches in flight that the dynamic program may count with.
@@ -212,6 +231,8 @@ class PipelineTask:
             return [micro_batches]
         least = sum(len(s.devices) for s in chain)
         numbers = [least + s for s in (SLACK if len(chain) > 1 else (0,))]
+        if least > SLACK[-1] and len(chain) > 1:
+            numbers.append(2 * least)
         if self.tight and len(chain) > 1:  # fewer keep less, and wait more
             numbers += [*range(least - 1, max(0, least - 4), -1), *(2**k for k in range(8) if 2**k < least)]
         return list(dict.fromkeys(max(1, min(n, micro_batches)) for n in numbers))

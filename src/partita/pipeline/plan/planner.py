@@ -23,6 +23,7 @@ from partita.pipeline.plan.bench import Candidate, step_s
 from partita.pipeline.plan.infeasible import does_not_fit, leanest
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.stage_costs import check_phases
+from partita.pipeline.plan.stage_costs import micro_batches as micro_batches_of
 
 
 def plan_pipeline(
@@ -96,11 +97,17 @@ def _check(task: PipelineTask, method: str) -> None:
     check_phases(task.profile)
     methods.named(method)
     wish, profile = task.wish, task.profile
-    if wish.micro_batches is not None and not task.benches:
-        there = sorted({-(-profile.batch_size // s.micro_batch_size) for s in profile.samples})
+    there = sorted({micro_batches_of(profile, s) for s in profile.samples})
+    if wish.micro_batches is not None and wish.micro_batches not in there:
         raise BadInput(
             f"{wish.micro_batches} micro-batches were not measured; measured: {', '.join(map(str, there))}",
             hint="ask for one of these, or measure again with that micro-batch size",
+        )
+    if not task.benches:
+        raise BadInput(
+            f"a batch of {profile.batch_size} makes {wish.micro_batches or there[0]} micro-batches at least; "
+            f"{task.most_micro_batches} can be planned in a budget of {wish.budget_s} s",
+            hint="measure with larger micro-batches, or give a larger budget",
         )
     for name, number in (("stages", wish.stages), ("in_flight", wish.in_flight)):
         if number is not None and number < 1:
