@@ -20,6 +20,7 @@ from partita.nouns.pipeline_problem import Wish
 from partita.nouns.profile import Profile, Sample
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.planner import plan_pipeline
+from partita.pipeline.plan.proof import lower_bound
 from partita.simulate.lower import lower
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import durations, times
@@ -232,7 +233,7 @@ def outcome(profile: Profile, wishes: Wishes) -> Outcome:
     """Plan, try every plan, and compare."""
     asked = dataclasses.asdict(wishes)
     best = min((simulated(p, s, profile.cluster) for p, s in every_plan(profile, wishes)), default=math.inf)
-    raw = PipelineTask(profile, profile.cluster, Wish(**asked)).lower_bound()[0]
+    raw = lower_bound(PipelineTask(profile, profile.cluster, Wish(**asked)))[0]
     faults = [f"bound {raw} above {best}"] if raw > best * (1 + NEAR) else []
     try:
         file = plan_pipeline(profile, **asked)

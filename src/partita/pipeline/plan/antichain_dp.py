@@ -141,9 +141,9 @@ def some_lines(task: PipelineTask) -> list[Line]:
     fast = sorted(range(n), key=lambda d: (work[task.class_of[d]], -task.cluster.devices[d].memory_bytes))
     halves = [n >> k for k in range(n.bit_length() - 1, -1, -1)]  # few devices are cheap to plan for: they come first
     counts = [*halves, *(c for k in halves if (c := 3 * k // 4) not in halves), 3]
-    orders = [o for k in counts if k <= n for o in (fast[:k], fast[:k][::-1], sorted(fast[:k]))]
-    orders = [tuple(o) for turn in range(3) for o in orders[turn::3]]
-    return list(dict.fromkeys(orders))
+    chosen = [fast[:k] for k in counts if k <= n]
+    orders = [*chosen, *(line[::-1] for line in chosen), *(sorted(line) for line in chosen)]
+    return list(dict.fromkeys(map(tuple, orders)))
 
 
 def _leads(task: PipelineTask, all_lines: list[Line] | None, few: bool) -> Iterator[Lead]:
@@ -162,7 +162,9 @@ def _leads(task: PipelineTask, all_lines: list[Line] | None, few: bool) -> Itera
             task.effort.left -= problem.effort
             table = solve(problem)
             for first in range(len(line)) if all_lines is not None else (0,):
-                chains = table.chains(first, MOST_CHAINS if few else RUNNERS_UP if all_lines else 2, math.inf if few else 1.25)
+                chains = table.chains(
+                    first, MOST_CHAINS if few else RUNNERS_UP if all_lines else 2, math.inf if few else 1.25
+                )
                 for _, places in chains:
                     chain = on_devices(places, line)
                     if (at, chain) not in seen:

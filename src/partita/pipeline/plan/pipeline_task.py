@@ -16,7 +16,7 @@ from partita.nouns.pipeline_problem import Wish
 from partita.nouns.profile import Profile, Sample
 from partita.pipeline.plan.bench import LOWERING, Bench, Candidate, Effort
 from partita.pipeline.plan.chain_dp import LOOK, Chain, ChainProblem, StageTables
-from partita.pipeline.plan.lower_bound import TINY, BoundProblem, Market, Waits, least_step, waits
+from partita.pipeline.plan.lower_bound import TINY, Waits, waits
 from partita.pipeline.plan.stage_costs import (
     StageCosts,
     class_times,
@@ -36,7 +36,6 @@ FEWEST_STATES = 100  #: that it is never thinned below
 MOST_DEVICES = 128  #: that a plan may use; of more, those that are fastest or hold most
 SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
 EFFORT_A_SECOND = 7e5  #: see `Effort`; less than a million, for what is not counted and for slower machines
-SEGMENT_CLASSES = 4e6  #: pairs of a segment and a class of devices that the bound looks at for each step it tries
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +62,9 @@ class PipelineTask:
         c = self.whole_cluster
         if len(c.devices) <= MOST_DEVICES:
             return c
-        seconds = self._seconds_of(self.profile.samples[0])
-        pace = {t: seconds[k] for k, t in enumerate(self._all_types)}
-        of = {name: t for t in self._all_types for name in t.names}
+        seconds = self.type_seconds(self.profile.samples[0])
+        pace = {t: seconds[k] for k, t in enumerate(self.all_types)}
+        of = {name: t for t in self.all_types for name in t.names}
         fast = sorted(c.devices, key=lambda d: pace[of[d.name]])
         large = sorted(c.devices, key=lambda d: -d.memory_bytes)
         chosen = {d.name for d in fast[: MOST_DEVICES // 2]}
@@ -73,12 +72,13 @@ class PipelineTask:
         return c.only(chosen)
 
     @cached_property
-    def _all_types(self) -> tuple[DeviceType, ...]:
+    def all_types(self) -> tuple[DeviceType, ...]:
+        """The classes of all devices, also of those that plans leave out."""
         return device_types(self.whole_cluster)
 
-    def _seconds_of(self, sample: Sample) -> FloatArray:
+    def type_seconds(self, sample: Sample) -> FloatArray:
         """[all types] seconds of a micro-batch on a device of a type, as far as it can run there."""
-        times = class_times(sample.costs, self._all_types)
+        times = class_times(sample.costs, self.all_types)
         return np.asarray(np.where(np.isinf(times), 0.0, times).sum(axis=0))
 
     @cached_property
@@ -109,7 +109,7 @@ class PipelineTask:
         most = self._most_states
         if len(self.downsets) <= most:
             return self.downsets
-        done = self.downsets.totals(self._unit_seconds(self.profile.samples[0]).sum(axis=1))[:, 0]
+        done = self.downsets.totals(self.unit_seconds(self.profile.samples[0]).sum(axis=1))[:, 0]
         sent = self.downsets.cuts(spans(graph, self.units, graph.size_bytes))
         return thinned(self.downsets, done, sent, most)
 
@@ -140,7 +140,7 @@ class PipelineTask:
     def waits(self) -> tuple[Waits, ...]:
         """[benches] what stages must wait for at least."""
         best = wires(self.cluster)[1]
-        return tuple(waits(b.costs, b.sample, best, self._unit_seconds(b.sample)) for b in self.benches)
+        return tuple(waits(b.costs, b.sample, best, self.unit_seconds(b.sample)) for b in self.benches)
 
     @cached_property
     def tables(self) -> tuple[StageTables, ...]:
@@ -250,73 +250,14 @@ class PipelineTask:
         forward = np.array([t.phase in ("forward", "stage") for t in graph.tasks], np.float64)
         return self.states.totals(self.units.total(forward))[:, 0]
 
-    def _unit_seconds(self, sample: Sample) -> FloatArray:
+    def unit_seconds(self, sample: Sample) -> FloatArray:
         """[units, 2] least forward and backward seconds of a unit over all devices."""
-        fastest = class_times(sample.costs, self._all_types).min(axis=1)
+        fastest = class_times(sample.costs, self.all_types).min(axis=1)
         fastest = np.where(np.isinf(fastest), 0.0, fastest)
         phase = np.array([t.phase for t in sample.graph.tasks])
         forward = (phase != "backward") & (phase != "update")
         backward = phase == "backward"
         return np.stack([self.units.total(fastest * forward), self.units.total(fastest * backward)], axis=1)
-
-    def lower_bound(self) -> tuple[float, str]:
-        """A bound of every plan's step, and how it was obtained; inf where no plan fits."""
-        how = "over all downsets: last stage with fill and drain, the work before it"
-        if len(self.downsets) <= MOST_STATES:
-            how = "over all chains of downsets: stages with fill and drain, devices at a price"
-        if not self.downsets.complete:
-            how = "the work at the speed of all devices; too many downsets to enumerate"
-        least = math.inf
-        for bench in self.benches:
-            least = min(least, self._bound(bench.sample, least))
-        return least, how
-
-    def _bound(self, sample: Sample, enough: float) -> float:
-        """The best of the bounds that two ways to set prices give; `enough` where it is above that."""
-        states = self.downsets
-        few = len(states) <= MOST_STATES
-        groups, members = self._groups(int(max(1, SEGMENT_CLASSES // (len(states) ** 2 if few else len(states)))))
-        times = np.stack(
-            [class_times(sample.costs, [self._all_types[k] for k in g]).min(axis=1) for g in groups], axis=1
-        )
-        costs = stage_costs(self.profile, sample, self.units, states, times)
-        best = wires(self.whole_cluster)[1]
-        wait = waits(costs, sample, best, self._unit_seconds(sample))
-        seconds = self._seconds_of(sample)
-        pace = np.where(seconds > 0, seconds[seconds > 0].min(initial=math.inf) / np.maximum(seconds, 1e-300), 1.0)
-        found = []
-        for price in (pace, np.ones(len(pace))) if np.ptp(pace) > 0 else (pace,):
-            problem = self._bound_problem(costs, wait, groups, members, price, few, times)
-            found.append(least_step(problem, enough) if states.complete else problem.work_alone_s)
-        return max(found)
-
-    def _groups(self, most: int) -> tuple[list[list[int]], FloatArray]:
-        """(numbers of the types in each class of the bound, [all types] devices of each): neighbours in speed."""
-        seconds = self._seconds_of(self.profile.samples[0])
-        order = np.argsort(seconds, kind="stable")
-        parts = np.array_split(order, min(most, len(order)))
-        counts = np.array([len(t.names) for t in self._all_types])
-        return [p.tolist() for p in parts], counts
-
-    def _bound_problem(
-        self, costs: StageCosts, wait: Waits, groups: Sequence[Sequence[int]], counts: FloatArray, price: FloatArray,
-        few: bool, times: FloatArray,
-    ) -> BoundProblem:  # fmt: skip
-        room = np.array([max(self._all_types[k].memory_bytes for k in g) for g in groups])
-        prices = np.array([min(price[k] for k in g) for g in groups])
-        every = np.sort(np.repeat(price, counts.astype(np.int64)))
-        phase = np.array([t.phase for t in costs.graph.tasks])
-        least = np.where(np.isinf(times), math.inf, times * prices).min(axis=1) * (phase != "update")
-        before = costs.micro_batches * costs.states.totals(costs.units.total(np.where(np.isinf(least), 0.0, least)))
-        batches, devices = costs.micro_batches, len(every)
-        most = min(devices, batches) if self.wish.allow_replicas else 1
-        held = (batches, -(-batches // most)) if self.wish.schedule == "gpipe" else (1, 1)
-        return BoundProblem(
-            costs, wait, wires(self.whole_cluster)[1],
-            Market(room, prices, np.concatenate([[0.0], np.cumsum(every)])),
-            np.arange(len(costs.states)) if few else np.array([len(costs.states) - 1]),
-            before[:, 0], held, self.wish.allow_recompute, most, self.wish.stages or 0,
-        )  # fmt: skip
 
 
 def _orders(units: Units) -> list[IntArray]:

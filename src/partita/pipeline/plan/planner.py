@@ -4,7 +4,7 @@
 
 A method proposes candidates (see `methods`); every candidate is lowered and simulated, and the fastest predicted step
 wins, so that fill and drain, messages, updates and gradient sums count as they will in the run and not only the busiest
-stage. One device is always among the candidates of `auto`. `step_bound` says how much better any plan of the family could be.
+stage. One device is always among the candidates of `auto`. `proof` says how much better any plan of the family could be.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 
-from partita.errors import BadInput, ClusterError, Infeasible, refuse
+from partita.errors import BadInput, ClusterError, CostError, Infeasible, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.pipeline_plan import Schedule
 from partita.nouns.pipeline_problem import PipelineProblem, Wish
@@ -22,6 +22,7 @@ from partita.pipeline.plan import methods
 from partita.pipeline.plan.bench import Candidate, step_s
 from partita.pipeline.plan.infeasible import does_not_fit, leanest
 from partita.pipeline.plan.pipeline_task import PipelineTask
+from partita.pipeline.plan.proof import lower_bound
 from partita.pipeline.plan.stage_costs import check_phases
 from partita.pipeline.plan.stage_costs import micro_batches as micro_batches_of
 
@@ -58,7 +59,7 @@ def plan_pipeline(
     bench = task.bench(best)
     plan = bench.plan(best)
     value = step_s(plan, bench.sample, task.cluster)
-    bound, how = task.lower_bound()
+    bound, how = lower_bound(task)
     compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
     spent = time.perf_counter() - began
     verdict = Verdict(value, checked_bound(value, bound), how, winner, spent, "step", compared)
@@ -94,6 +95,7 @@ def fastest(task: PipelineTask, propose: methods.Method) -> tuple[float, Candida
 def _check(task: PipelineTask, method: str) -> None:
     """Raise BadInput for wishes that name nothing there is."""
     refuse(ClusterError, task.whole_cluster.check(), "the cluster")
+    refuse(CostError, task.profile.check(), "the profile")
     check_phases(task.profile)
     methods.named(method)
     wish, profile = task.wish, task.profile
