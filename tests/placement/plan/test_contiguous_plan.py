@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_worlds import FEW, MANY, pairs_of
+from pipeline.plan.planning_worlds import FEW, MANY, pairs_of
 
 from partita.errors import BadInput, Infeasible
 from partita.nouns.cluster import Cluster, Device, Link
