@@ -15,6 +15,7 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.problem import Problem
+from partita.nouns.stage_memory import stage_memory
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.segments import segments
 
@@ -52,9 +53,12 @@ def _row(file: PlanFile, k: int, stage: Stage, held: int) -> StageRow:
     seconds = file.costs.seconds[:, file.costs.column(device.kind)] / device.speed
     forward, backward = phase_seconds(file, stage, seconds)
     names = [graph.tasks[graph.index[t]].name or t for t in (stage.tasks[0], stage.tasks[-1])]
+    assert isinstance(file.problem, PipelineProblem)
+    state = file.problem.optimizer_bytes_per_parameter_byte
     return StageRow(
         k, names[0], names[1], len(stage.tasks), stage.devices, forward, backward + (forward if stage.recompute else 0.0),
-        math.nan, stage_bytes(file, stage, held), min(file.cluster.by_name[d].memory_bytes for d in stage.devices),
+        math.nan, stage_memory(graph, stage.tasks, state).need_bytes(held, stage.recompute),
+        min(file.cluster.by_name[d].memory_bytes for d in stage.devices),
         stage.recompute,
     )  # fmt: skip
 
@@ -67,27 +71,6 @@ def phase_seconds(file: PlanFile, stage: Stage, seconds: FloatArray) -> tuple[fl
         float(seconds[i]) for i, t in enumerate(file.graph.tasks) if t.phase == "backward" and (t.of or t.id) in mine
     )
     return forward, backward
-
-
-def stage_bytes(file: PlanFile, stage: Stage, held: int) -> float:
-    """Memory of each device of a stage: weights, gradients, optimizer state, activations of what is in flight."""
-    graph, mine = file.graph, set(stage.tasks)
-    tasks = [graph.tasks[graph.index[t]] for t in stage.tasks]
-    weights = sum(t.parameter_bytes for t in tasks)
-    weights -= sum(s.size_bytes * max(0, sum(t in mine for t in s.tasks) - 1) for s in graph.shared)
-    training = any(t.phase == "backward" for t in graph.tasks)
-    assert isinstance(file.problem, PipelineProblem)
-    state = 2.0 + file.problem.optimizer_bytes_per_parameter_byte if training else 1.0
-    kept = sum(t.activation_bytes for t in tasks)
-    if not stage.recompute:
-        return weights * state + held * kept
-    index = np.array([t.id in mine for t in graph.tasks])
-    comes = [
-        float(graph.size_bytes[k])
-        for k, u in enumerate(graph.producer.tolist())
-        if not index[u] and index[graph.readers.row(k)].any()
-    ]
-    return weights * state + held * sum(comes) + kept
 
 
 @dataclass(frozen=True, slots=True)

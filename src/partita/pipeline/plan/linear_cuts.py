@@ -8,11 +8,13 @@ from itertools import pairwise, product
 import numpy as np
 
 from partita.nouns.graph import IntArray
-from partita.pipeline.plan.step_time import Bench, Candidate
-from partita.pipeline.plan.task import PipelineTask
-from partita.solve.chain_dp import Link
+from partita.pipeline.plan.bench import Bench, Candidate
+from partita.pipeline.plan.chain_dp import Segment
+from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.solve.downsets import StateSequence
 from partita.solve.units import Units
+
+MANY_STAGES = 8  #: beyond these only one number of micro-batches in flight is tried: each takes a program of its own
 
 
 def prefixes(states: StateSequence, units: Units) -> IntArray:
@@ -29,9 +31,8 @@ def through(task: PipelineTask, cuts: IntArray, benches: Sequence[Bench] | None 
         return
     if task.wish.stages and len(ends) - 1 != task.wish.stages:
         return
-    kind = {name: t for t, group in enumerate(task.types) for name in group.names}
-    order = [kind[d.name] for d in task.cluster.devices]
     for bench, recompute in product(task.benches if benches is None else benches, task.modes):
-        chain = tuple(Link(i, j, t, 1, recompute) for (i, j), t in zip(pairwise(ends), order, strict=False))
-        for in_flight in task.in_flight(chain, bench.costs.micro_batches):
+        chain = tuple(Segment(i, j, (d,), recompute) for d, (i, j) in enumerate(pairwise(ends)))
+        numbers = task.in_flight(chain, bench.costs.micro_batches)
+        for in_flight in numbers if len(chain) <= MANY_STAGES else numbers[-1:]:
             yield Candidate(bench.number, chain, in_flight, task.schedule)
