@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from partita.models.capture.table import Table
 from partita.models.compare import fit_model, settle
 from partita.models.opponents import threadpool_limits
 from partita.models.study import Prepared, prepare, study
-from partita.models.table import Table
 from partita.page.machine import machine_facts
 from partita.page.text import table
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from models.synthetic import ROLES, VTRAIN, Runs, needs_vtrain, runs
 
+from partita.models.capture.table import Table
 from partita.models.compare import fit_model, settle
 from partita.models.explainable import Formula, Hybrid, choose_penalty, fit_formula, fit_hybrid
 from partita.models.fitting import Penalty
@@ -16,7 +17,6 @@ from partita.models.opponents import threadpool_limits
 from partita.models.skeleton import Form
 from partita.models.splits import above
 from partita.models.study import prepare
-from partita.models.table import Table
 
 
 def skeleton_of(world: Runs, seed: int = 0) -> Formula:

@@ -9,9 +9,9 @@ import pytest
 from models.synthetic import ROLES, runs
 
 from partita.errors import MissingDependency
+from partita.models.capture.table import Table
 from partita.models.opponents import OPPONENTS, fit_regressor, threadpool_limits
 from partita.models.splits import above, folds, largest_held_out
-from partita.models.table import Table
 
 pytest.importorskip("sklearn")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from models.synthetic import VTRAIN, needs_vtrain, runs
 
+from partita.models.capture.table import Table, TableError
 from partita.models.compare import EXPLAINABLE, fit_model, inner_splits, judge, settle
 from partita.models.opponents import threadpool_limits
 from partita.models.study import Study, learning_curve, prepare, study
-from partita.models.table import Table, TableError
 
 ITERATION = "iteration time (ms)"
 WORLD = runs(90, noise=0.02, seed=2)

@@ -17,20 +17,20 @@ from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import read_json, write_whole
 from partita.models.ask import Question, advise, as_table, beyond, parse_inputs, typical
+from partita.models.capture.roles import COUNTING, Role, read_roles
+from partita.models.capture.table import Table, TableError
 from partita.models.compare import Score
-from partita.models.explain import explanation
 from partita.models.explainable import Formula, Hybrid
 from partita.models.model import Model
 from partita.models.opponents import Regressor, threadpool_limits
+from partita.models.report.explain import explanation
 from partita.models.report.page import page
 from partita.models.report.ssgd_text import predictions_text
 from partita.models.report.text import predict_text
-from partita.models.roles import COUNTING, Role, read_roles
 from partita.models.skeleton import BATCHES, Form
 from partita.models.ssgd import Wish, predict_profile
 from partita.models.store import read_model, write_model
 from partita.models.study import MODELS, Prepared, Study, learning_curve, prepare, study
-from partita.models.table import Table, TableError
 from partita.nouns.cluster import Cluster
 from partita.nouns.profile import Profile
 from partita.simulate.exchange import Scheme

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from partita.errors import Infeasible
-from partita.models.inputs import text_of
+from partita.models.capture.inputs import text_of
+from partita.models.capture.roles import Role, words
+from partita.models.capture.table import Table, TableError
 from partita.models.model import Model
-from partita.models.roles import Role, words
 from partita.models.skeleton import BATCHES, Form, step_of
-from partita.models.table import Table, TableError
 from partita.nouns.graph import FloatArray
 
 UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}  # fmt: skip

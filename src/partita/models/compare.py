@@ -13,14 +13,14 @@ from functools import partial
 
 import numpy as np
 
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.models.explainable import Beyond, Kind, choose_penalty, fit_formula, fit_hybrid
 from partita.models.fitting import Penalty
 from partita.models.model import Model, widening
 from partita.models.opponents import OPPONENTS, fit_regressor
-from partita.models.roles import Role
 from partita.models.skeleton import Form, step_of
 from partita.models.splits import Split, folds, largest_held_out
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 Fitter = Callable[[Table, FloatArray], Model]

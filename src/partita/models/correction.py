@@ -21,9 +21,9 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from partita.models.inputs import Scale, text_of
-from partita.models.roles import Role
-from partita.models.table import Table
+from partita.models.capture.inputs import Scale, text_of
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.nouns.graph import FloatArray
 
 ORDER = 3

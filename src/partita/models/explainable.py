@@ -13,16 +13,16 @@ from typing import Literal
 
 import numpy as np
 
+from partita.models.capture.inputs import Parameters, Scale, scale_of
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.models.correction import Correction, fit_correction, points_of
 from partita.models.expression import Expression
 from partita.models.fitting import Fit, Norm, Penalty, evolve, fit
 from partita.models.generic import generic
-from partita.models.inputs import Parameters, Scale, scale_of
 from partita.models.model import Prediction, widening
-from partita.models.roles import Role
 from partita.models.skeleton import BATCHES, SPREAD, Form, Step, skeleton, started, step_of
 from partita.models.splits import Split
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 Kind = Literal["generic", "skeleton"]

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from partita.models.capture.inputs import Parameters, Scale
+from partita.models.capture.roles import COUNTING, Role
+from partita.models.capture.table import Table
 from partita.models.expression import Expression, Term
-from partita.models.inputs import Parameters, Scale
-from partita.models.roles import COUNTING, Role
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 EXTRINSIC = (*COUNTING, "rate", "other")

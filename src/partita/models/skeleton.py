@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partita.models.capture.inputs import Parameters, Scale
+from partita.models.capture.roles import Role, known_size, words
+from partita.models.capture.table import Table
 from partita.models.expression import Expression, Term
-from partita.models.inputs import Parameters, Scale
-from partita.models.roles import Role, known_size, words
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 COMPUTE, LAUNCH, EXCHANGE, ACTIVATIONS = range(4)

@@ -15,14 +15,14 @@ import numpy as np
 
 from partita.errors import BadInput
 from partita.files import dump_json, read_json, write_whole
+from partita.models.capture.inputs import Parameters, Scale
+from partita.models.capture.table import Table
 from partita.models.correction import Correction
 from partita.models.explainable import Beyond, Formula, Hybrid
 from partita.models.fitting import Fit, Penalty
-from partita.models.inputs import Parameters, Scale
 from partita.models.model import Model
 from partita.models.opponents import Regressor
 from partita.models.skeleton import Form
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 FORMAT = "partita-model"

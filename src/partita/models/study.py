@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.errors import refuse
+from partita.models.capture.inputs import text_of
+from partita.models.capture.roles import Role, infer
+from partita.models.capture.table import THOUSAND, Table, TableError, check_times, mixed_units
 from partita.models.compare import KINDS, Score, Settings, best_explainable, fit_model, fitter, judge, settle, teaches
 from partita.models.explainable import Hybrid
-from partita.models.inputs import text_of
 from partita.models.model import Model
-from partita.models.roles import Role, infer
 from partita.models.skeleton import Form, step_of
 from partita.models.splits import Split, above, folds
-from partita.models.table import THOUSAND, Table, TableError, check_times, mixed_units
 from partita.nouns.graph import FloatArray
 
 MODELS = ("hybrid", "skeleton", "generic", "log-linear", "gradient boosting", "gaussian process")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.models.roles import Role, infer, read_roles, words
-from partita.models.table import Table, TableError
+from partita.models.capture.roles import Role, infer, read_roles, words
+from partita.models.capture.table import Table, TableError
 
 COUNTS = np.array([1.0, 2.0, 4.0, 8.0])
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.models.roles import Role
-from partita.models.table import Table
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.nouns.graph import FloatArray
 
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from partita.errors import refuse
 from partita.files import read_toml
-from partita.models.table import Table, TableError
+from partita.models.capture.table import Table, TableError
 from partita.nouns.graph import FloatArray
 
 Role = Literal[
