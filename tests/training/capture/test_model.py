@@ -23,7 +23,7 @@ from partita.training.job import Batch, call, load_job, micro_batches
 
 transformers = pytest.importorskip("transformers")
 
-JOBS = f"{__file__.rpartition('/capture/')[0]}/jobs/small_models.py"
+JOBS = f"{__file__.rpartition('/training/')[0]}/jobs/small_models.py"
 
 
 def llama() -> tuple[nn.Module, Any, Batch]:

@@ -60,7 +60,7 @@ def test_tied_weights_load_into_the_plain_model(tmp_path: Path) -> None:
     """GPT-2 over two stages: its one matrix is in the file under both of its names, and trained as in one process."""
     pytest.importorskip("transformers")
     plan_file("gpt2", stages=2).write(tmp_path / "plan.json")
-    found = trained(tmp_path, "models:gpt2", tmp_path / "plan.json", "--steps", "2")
+    found = trained(tmp_path, "small_models:gpt2", tmp_path / "plan.json", "--steps", "2")
     job = load_job(source_of("gpt2"))
     wanted, model = alone(job, 2, 2)
     assert found == pytest.approx(wanted, rel=1e-5)
