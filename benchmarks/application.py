@@ -38,8 +38,8 @@ from partita.cli.talk import Talk
 from partita.errors import Interrupted, PartitaError
 from partita.files import dump_json, write_whole
 from partita.models.capture.table import Table
-from partita.models.explainable import Formula, fit_formula
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula
 from partita.models.model import Z
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile

@@ -10,8 +10,8 @@ from partita.errors import Infeasible
 from partita.models.ask import Question, advise, as_table, beyond, parse_inputs, typical, unit_s
 from partita.models.capture.roles import Role
 from partita.models.capture.table import Table, TableError
-from partita.models.explainable import Formula, fit_formula
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula
 from partita.models.skeleton import Form
 
 WORLD = runs(80, seed=1)

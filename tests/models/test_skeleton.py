@@ -9,8 +9,8 @@ from models.synthetic import ROLES, Runs, runs
 from partita.models.capture.inputs import Parameters, scale_of
 from partita.models.capture.roles import Role
 from partita.models.capture.table import Table
-from partita.models.explainable import Formula, fit_formula, open_forms
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula, open_forms
 from partita.models.skeleton import Form, skeleton, step_of
 
 LIGHT = Penalty(0.1)

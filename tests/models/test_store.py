@@ -14,8 +14,9 @@ from small_worlds import JUNK, places_in, refused_or
 
 from partita.errors import BadInput
 from partita.models.capture.table import Table
-from partita.models.explainable import Formula, fit_formula, fit_hybrid
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula
+from partita.models.hybrid import fit_hybrid
 from partita.models.model import Model
 from partita.models.opponents import fit_regressor
 from partita.models.skeleton import Form

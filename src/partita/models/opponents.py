@@ -46,7 +46,7 @@ def features(table: Table, roles: Mapping[str, Role], scale: Scale) -> FloatArra
     for name, role in roles.items():
         if role == "kind":
             columns += list(scale.indicators(table, name).values())
-        elif role != "ignore":
+        else:
             columns.append(scale.log(table, name))
     return np.stack(columns, axis=1)
 

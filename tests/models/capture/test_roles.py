@@ -26,7 +26,7 @@ def table(**columns: object) -> Table:
         ("pp", "pipeline"), ("data parallelism", "data"), ("dp", "data"),
         ("global batch", "batch"), ("gbs", "batch"), ("total_batch_size", "batch"), ("batch per GPU", "local_batch"),
         ("local batch size", "local_batch"), ("batch_size", "batch?"), ("bs", "batch?"), ("micro batch", "micro_batch"),
-        ("microBatchSize", "micro_batch"), ("number of micro batches", "batch?"),
+        ("microBatchSize", "micro_batch"), ("number of micro batches", "micro_batches"), ("num_micro_batches", "micro_batches"),
         ("hidden size", "size"), ("# layers", "size"), ("frobs", "size"), ("GPU memory", "size"),
         ("bandwidth (Gbps)", "rate"), ("clock MHz", "rate"), ("learning rate", "size"), ("seed", "ignore"), ("run id", "ignore"),
     ],

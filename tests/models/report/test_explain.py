@@ -11,8 +11,9 @@ import pytest
 from models.synthetic import ROLES, runs
 
 from partita.models.capture.table import Table
-from partita.models.explainable import Formula, fit_formula, fit_hybrid
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula
+from partita.models.hybrid import fit_hybrid
 from partita.models.opponents import fit_regressor
 from partita.models.report.explain import corrections, effects, elasticity, explanation, shares, write_formula
 from partita.models.skeleton import Form, step_of
