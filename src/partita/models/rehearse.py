@@ -6,8 +6,8 @@ and which regularisation extrapolate best (`choose`), and by how much a predicti
     |log t - log t_hat|  <=  Z sqrt( sd^2 + (s_c d)^2 )     for 90 % of the rows held out in column c
 
 d is how far a row lies outside, as the logarithm of the ratio to the nearest value seen: a wrong exponent makes an error
-that grows with it. s_c is the smallest for which that holds. A column with a single value cannot be rehearsed; there as much
-is supposed as in the worst of those that can.
+that grows with it. s_c is the smallest for which that holds, and the root mean square of these over the values held out. A
+column of which the others would be a single value cannot be rehearsed; there the root mean square of those that can stands.
 """
 
 from __future__ import annotations
@@ -91,21 +91,26 @@ def question(table: Table, roles: Mapping[str, Role], split_by: str | None) -> l
 
 def drift(refit: Refit, table: Table, times: FloatArray, roles: Mapping[str, Role]) -> dict[str, float]:
     """Column -> s_c, for every column of numbers; `refit` fits what is to be judged to other rows, without any drift."""
-    slopes: dict[bool, dict[str, list[FloatArray]]] = {True: {}, False: {}}
-    for r in rehearsals(table, roles):
-        model = refit(table.take(r.split.train), times[r.split.train])
-        test = table.take(r.split.test)
-        predicted = model.predict(test)
-        error = np.log(times[r.split.test] / predicted.time)
-        nearest = table.numbers(r.column)[r.split.train].max()
-        out = np.log(table.numbers(r.column)[r.split.test] / nearest) if nearest > 0 else np.zeros(len(test))
-        beyond = np.sqrt(np.maximum((error / Z) ** 2 - predicted.log_sd**2, 0.0))
-        if np.any(out > 0):
-            slopes[r.taught].setdefault(r.column, []).append(beyond[out > 0] / out[out > 0])
-    taught, blind = ({n: max(_level(x) for x in v) for n, v in slopes[t].items()} for t in (True, False))
-    known = taught or blind
-    worst = max(known.values(), default=0.0)
-    return {n: known.get(n, worst) for n, r in roles.items() if r not in ("kind", "derived")}
+    every = [(r, slopes(refit, table, times, r)) for r in rehearsals(table, roles)]
+    taught = [(r.column, s) for r, s in every if r.taught] or [(r.column, s) for r, s in every]
+    known = {n: _pooled([_level(s) for c, s in taught if c == n]) for n in dict.fromkeys(c for c, _ in taught)}
+    usual = _pooled(list(known.values()))
+    return {n: known.get(n, usual) for n, r in roles.items() if r not in ("kind", "derived")}
+
+
+def _pooled(deviations: Sequence[float]) -> float:
+    """Standard deviations as one: each held-out level is one observation of how far a prediction drifts."""
+    return float(np.sqrt(np.mean(np.square(deviations)))) if len(deviations) else 0.0
+
+
+def slopes(refit: Refit, table: Table, times: FloatArray, r: Rehearsal) -> FloatArray:
+    """[held-out rows] the s_c with which the interval of each would just have held its time."""
+    model, test = refit(table.take(r.split.train), times[r.split.train]), table.take(r.split.test)
+    predicted, values = model.predict(test), table.numbers(r.column)
+    error = np.log(times[r.split.test] / predicted.time)
+    out = np.log(np.maximum(values[r.split.test], 1e-12) / max(values[r.split.train].max(), 1e-12))
+    found: FloatArray = np.sqrt(np.maximum((error / Z) ** 2 - predicted.log_sd**2, 0.0)) / np.maximum(out, 1e-3)
+    return found
 
 
 def _level(slopes: FloatArray) -> float:
