@@ -32,15 +32,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from convergence import Convergence, Spread, crossing, fit_convergence
 
 from partita.cli.talk import Talk
 from partita.errors import Interrupted, PartitaError
 from partita.files import dump_json, write_whole
-from partita.models.convergence import Convergence, Spread, crossing, fit_convergence
-from partita.models.explainable import Formula, fit_formula
+from partita.models.capture.table import Table
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula
 from partita.models.model import Z
-from partita.models.table import Table
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.page.machine import machine_facts

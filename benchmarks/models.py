@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from partita.models.compare import fit_model, settle
+from partita.models.capture.table import Table
+from partita.models.compare import Fitter
 from partita.models.opponents import threadpool_limits
 from partita.models.study import Prepared, prepare, study
-from partita.models.table import Table
 from partita.page.machine import machine_facts
 from partita.page.text import table
 
@@ -52,8 +52,8 @@ def seeds_apart(prepared: Prepared) -> dict[str, float]:
     began = time.perf_counter()
     found = []
     for seed in SEEDS:
-        settings = settle(rows, times, roles, seed=seed)
-        found.append(fit_model("hybrid", rows, times, roles, settings, seed=seed).predict(rows).time)
+        fitter = Fitter(roles, seed=seed)
+        found.append(fitter.fit("hybrid", rows, times, fitter.settle(rows, times)).predict(rows).time)
     spent = (time.perf_counter() - began) / len(SEEDS)
     away = np.abs(np.stack(found) / np.mean(found, axis=0) - 1)
     return {"largest": float(away.max()), "median": float(np.median(away)), "settle_and_fit_s": spent}

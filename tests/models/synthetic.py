@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.models.inputs import Parameters, scale_of
-from partita.models.roles import Role
+from partita.models.capture.inputs import Parameters, scale_of
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.models.skeleton import Form, skeleton, started
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 DATA = Path(os.environ.get("PARTITA_DATA") or Path(__file__).parents[2].parent / "shared" / "data")

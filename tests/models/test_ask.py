@@ -8,11 +8,11 @@ from models.synthetic import ROLES, runs
 
 from partita.errors import Infeasible
 from partita.models.ask import Question, advise, as_table, beyond, parse_inputs, typical, unit_s
-from partita.models.explainable import Formula, fit_formula
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table, TableError
 from partita.models.fitting import Penalty
-from partita.models.roles import Role
+from partita.models.formula import Formula, fit_formula
 from partita.models.skeleton import Form
-from partita.models.table import Table, TableError
 
 WORLD = runs(80, seed=1)
 MODEL: Formula = fit_formula("skeleton", WORLD.table, WORLD.times, ROLES, Penalty(0.1), seed=0, form=Form())

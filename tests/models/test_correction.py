@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from models.synthetic import ROLES, runs
 
+from partita.models.capture.inputs import scale_of
 from partita.models.correction import Correction, fit_correction, points_of
-from partita.models.inputs import scale_of
 
 
 def surface(rows: int, columns: int, seed: int = 0) -> tuple[np.ndarray, tuple[bool, ...], np.ndarray]:

@@ -9,9 +9,9 @@ import pytest
 from models.synthetic import ROLES, runs
 
 from partita.errors import MissingDependency
+from partita.models.capture.table import Table
 from partita.models.opponents import OPPONENTS, fit_regressor, threadpool_limits
-from partita.models.splits import above, folds, largest_held_out
-from partita.models.table import Table
+from partita.models.splits import above, folds
 
 pytest.importorskip("sklearn")
 
@@ -68,15 +68,7 @@ def test_folds_test_every_row_once(rows: int) -> None:
     assert all(np.array_equal(np.sort(np.concatenate([s.train, s.test])), np.arange(rows)) for s in parts)
 
 
-def test_the_largest_counts_are_held_out() -> None:
+def test_rows_above_a_value_are_held_out() -> None:
     devices = np.array([1.0, 8.0, 2.0, 4.0, 1.0, 8.0, 4.0])
-    last, before = largest_held_out(devices)
-    assert devices[last.test].tolist() == [8.0, 8.0]
-    assert set(devices[last.train]) == {1.0, 2.0, 4.0}
-    assert set(devices[before.test]) == {4.0}
-    assert set(devices[before.train]) == {1.0, 2.0}
-    assert largest_held_out(np.ones(9)) == []
-    few = devices[devices <= 2]
-    assert [set(few[s.test]) for s in largest_held_out(few)] == [{2.0}]
     one = above(devices, 2.0)
     assert (set(devices[one.train]), set(devices[one.test])) == ({1.0, 2.0}, {4.0, 8.0})

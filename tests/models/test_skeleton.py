@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from models.synthetic import ROLES, Runs, runs
 
-from partita.models.explainable import Formula, fit_formula, open_forms
+from partita.models.capture.inputs import Parameters, scale_of
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.models.fitting import Penalty
-from partita.models.inputs import Parameters, scale_of
-from partita.models.roles import Role
+from partita.models.formula import Formula, fit_formula, open_forms
 from partita.models.skeleton import Form, skeleton, step_of
-from partita.models.table import Table
 
 LIGHT = Penalty(0.1)
 

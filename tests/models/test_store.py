@@ -13,13 +13,14 @@ from models.synthetic import ROLES, runs
 from small_worlds import JUNK, places_in, refused_or
 
 from partita.errors import BadInput
-from partita.models.explainable import Formula, fit_formula, fit_hybrid
+from partita.models.capture.table import Table
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula
+from partita.models.hybrid import fit_hybrid
 from partita.models.model import Model
 from partita.models.opponents import fit_regressor
 from partita.models.skeleton import Form
 from partita.models.store import ModelError, read_model, write_model
-from partita.models.table import Table
 
 WORLD = runs(40, noise=0.03)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from models.synthetic import VTRAIN, needs_vtrain, runs
 
-from partita.models.compare import EXPLAINABLE, fit_model, inner_splits, judge, settle
+from partita.models.capture.table import Table, TableError
+from partita.models.compare import EXPLAINABLE, Fitter, judge
+from partita.models.formula import Formula
+from partita.models.hybrid import Hybrid
 from partita.models.opponents import threadpool_limits
 from partita.models.study import Study, learning_curve, prepare, study
-from partita.models.table import Table, TableError
 
 ITERATION = "iteration time (ms)"
 WORLD = runs(90, noise=0.02, seed=2)
@@ -143,45 +144,48 @@ def test_the_learning_curve_ends_at_the_score_of_all_rows(found: Study) -> None:
 
 
 def test_tested_rows_do_not_influence_what_is_chosen() -> None:
-    """Nonsense in the rows above the split changes neither settings, nor the chosen model, nor what is predicted."""
+    """Nonsense in the rows that judge changes neither settings, nor the chosen model, nor what is predicted."""
     few = WORLD.table.numbers("devices") <= 4
     honest, spoiled = (
         prepare(changed(step_s=t), "step_s", split_by="devices", up_to=4)
         for t in (WORLD.times, np.where(few, WORLD.times, WORLD.times * np.linspace(2, 5, 90)))
     )
-    a, b = (
-        settle(p.table.take(p.training.train), p.times[p.training.train], p.roles, seed=0, split_by="devices")
-        for p in (honest, spoiled)
+    one, other = (
+        judge(Fitter(p.roles, p.split_by), ["skeleton"], p.table, p.times, p.splits[0]) for p in (honest, spoiled)
     )
-    assert a == b
-    fitter = partial(named, "skeleton", honest.roles, a)
-    one, other = (judge(fitter, p.table, p.times, p.splits) for p in (honest, spoiled))
-    np.testing.assert_array_equal(one.predicted, other.predicted)
+    assert one.settings == other.settings
+    np.testing.assert_array_equal(one.scores[0].predicted, other.scores[0].predicted)
+    assert study(honest, models=("skeleton",)).best == study(spoiled, models=("skeleton",)).best
 
 
-def named(name: str, roles: Any, settings: Any, table: Table, times: Any) -> Any:
-    return fit_model(name, table, times, roles, settings, seed=0)
+def test_in_folds_too_settings_are_chosen_without_the_rows_that_judge() -> None:
+    p = prepare(WORLD.full(), "step_s")
+    (fold, *_) = p.splits
+    spoiled = p.times.copy()
+    spoiled[fold.test] *= np.linspace(2, 5, len(fold.test))
+    one, other = (judge(Fitter(p.roles), ["hybrid"], p.table, t, fold) for t in (p.times, spoiled))
+    assert one.settings == other.settings
+    np.testing.assert_array_equal(one.scores[0].predicted, other.scores[0].predicted)
+    for name in ("low", "high"):
+        np.testing.assert_array_equal(getattr(one.scores[0], name), getattr(other.scores[0], name))
 
 
-def test_what_is_chosen_is_chosen_by_the_question_that_will_be_asked() -> None:
-    """Inside the training rows the largest counts are held out, as far as the others teach anything; folds otherwise."""
-    devices = WORLD.table.numbers("devices")
-    last, before = inner_splits(WORLD.table, WORLD.roles, "devices")
-    assert set(devices[last.test]) == {8.0}
-    assert set(devices[before.test]) == {4.0}
-    assert len(inner_splits(WORLD.table, WORLD.roles, None)) == 3
-    few = WORLD.table.take(devices <= 2)  # holding out 2 would leave one count
-    assert [len(s.test) for s in inner_splits(few, WORLD.roles, "devices")] == [
-        len(few) // 3 + (k < len(few) % 3) for k in range(3)
-    ]
+def test_the_final_model_knows_the_range_of_all_rows() -> None:
+    found = study(prepare(WORLD.full(), "step_s", split_by="devices", up_to=4), models=("skeleton",))
+    formula = found.model.formula if isinstance(found.model, Hybrid) else found.model
+    assert isinstance(formula, Formula)
+    assert formula.scale.span["devices"] == (1.0, 8.0)
+    assert not formula.beyond(WORLD.table).any()
+    twice = Table({**WORLD.table.columns, "devices": WORLD.table.numbers("devices") * 2})
+    assert np.all((formula.beyond(twice) > 0) == (WORLD.table.numbers("devices") == 8))
 
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
     say: Callable[[str, int, int], None] = lambda what, done, total: told.append((what, done, total))  # noqa: E731
     study(prepare(some(40), "step_s"), models=("skeleton",), progress=say)
-    assert [d for _, d, _ in told] == [0, 1]
-    assert all(t == 2 for _, _, t in told)
+    assert [d for _, d, _ in told] == list(range(7))
+    assert all(t == 7 for _, _, t in told)
 
 
 # ---- measured data ----------------------------------------------------------------------------------------------------------
@@ -190,10 +194,8 @@ def test_progress_is_told() -> None:
 def hybrid_on_vtrain(up_to: float) -> tuple[float, float]:
     """(mean error, coverage) of the hybrid fitted up to a number of GPUs, on those above."""
     p = prepare(Table.read(VTRAIN), ITERATION, split_by="# GPUs", up_to=up_to)
-    train = p.training.train
     with threadpool_limits(1):
-        settings = settle(p.table.take(train), p.times[train], p.roles, seed=0, split_by="# GPUs")
-        score = judge(partial(named, "hybrid", p.roles, settings), p.table, p.times, p.splits)
+        (score,) = judge(Fitter(p.roles, p.split_by), ["hybrid"], p.table, p.times, p.splits[0]).scores
     return score.mape, float(score.inside.mean())
 
 

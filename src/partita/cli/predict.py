@@ -17,20 +17,21 @@ from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import read_json, write_whole
 from partita.models.ask import Question, advise, as_table, beyond, parse_inputs, typical
+from partita.models.capture.roles import BATCHES, COUNTING, Role, read_roles
+from partita.models.capture.table import Table, TableError
 from partita.models.compare import Score
-from partita.models.explain import explanation
-from partita.models.explainable import Formula, Hybrid
+from partita.models.formula import Formula
+from partita.models.hybrid import Hybrid
 from partita.models.model import Model
 from partita.models.opponents import Regressor, threadpool_limits
+from partita.models.report.explain import explanation
 from partita.models.report.page import page
 from partita.models.report.ssgd_text import predictions_text
 from partita.models.report.text import predict_text
-from partita.models.roles import COUNTING, Role, read_roles
-from partita.models.skeleton import BATCHES, Form
+from partita.models.skeleton import Form
 from partita.models.ssgd import Wish, predict_profile
 from partita.models.store import read_model, write_model
 from partita.models.study import MODELS, Prepared, Study, learning_curve, prepare, study
-from partita.models.table import Table, TableError
 from partita.nouns.cluster import Cluster
 from partita.nouns.profile import Profile
 from partita.simulate.exchange import Scheme
@@ -119,6 +120,8 @@ def _of_table(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Models fitted and compared; the best explainable one written and asked."""
     with threadpool_limits(1):  # the matrices are small: threads of the linear algebra cost more than they bring
         found = _study(options, talk)
+        if found.settings.fallback:
+            talk.say(f"   {found.settings.fallback}")
         document = _compared(options, found)
         if options.report:
             curve = learning_curve(found, seed=options.seed)
@@ -147,6 +150,8 @@ def _study(options: argparse.Namespace, talk: Talk) -> Study:
     )  # fmt: skip
     for note in prepared.notes:
         talk.say(f"   {note}")
+    for column, of in prepared.derived.items():
+        talk.say(f"   column {column!r} is determined by {', '.join(map(repr, of))}, which count for it")
     talk.step(f"{len(table)} runs, {len(prepared.roles)} inputs, {len(models)} models")
     return study(prepared, seed=options.seed, models=models, progress=talk.progress)
 
@@ -166,6 +171,8 @@ def _compared(options: argparse.Namespace, s: Study) -> dict[str, Any]:
         "target": p.target,
         "rows": len(p.times),
         "roles": dict(p.roles),
+        "derived_columns": [{"column": c, "of": list(of)} for c, of in p.derived.items()],
+        "fallback": s.settings.fallback,
         "left_out": [{"column": c, "why": w} for c, w in p.left_out],
         "notes": list(p.notes),
         "split": {**kind, "train_rows": len(p.splits[0].train), "test_rows": tested},

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from partita.errors import Infeasible
-from partita.models.inputs import text_of
+from partita.models.capture.inputs import text_of
+from partita.models.capture.roles import BATCHES, Role, words
+from partita.models.capture.table import Table, TableError
 from partita.models.model import Model
-from partita.models.roles import Role, words
-from partita.models.skeleton import BATCHES, Form, step_of
-from partita.models.table import Table, TableError
+from partita.models.skeleton import Form, step_of
 from partita.nouns.graph import FloatArray
 
 UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0}  # fmt: skip
@@ -122,12 +122,12 @@ def as_table(rows: Sequence[Mapping[str, float | str]], like: Table) -> Table:
     missing = [n for n in like.names if any(n not in r for r in rows)]
     if missing:
         raise TableError(f"the rows lack {', '.join(map(repr, missing))}", hint="give every input of the model")
-    return Table(
-        {
-            n: np.array([str(r[n]) for r in rows]) if like.is_text(n) else np.array([float(r[n]) for r in rows])
-            for n in like.names
-        }
-    )
+    words = [n for n in like.names if not like.is_text(n) and any(isinstance(r[n], str) for r in rows)]
+    if words:
+        raise TableError(
+            f"{', '.join(map(repr, words))} must be numbers", hint="as in the rows that the model was fitted to"
+        )
+    return Table({n: np.array([r[n] if not like.is_text(n) else str(r[n]) for r in rows]) for n in like.names})
 
 
 def beyond(row: Mapping[str, float | str], table: Table) -> str:

@@ -14,16 +14,16 @@ measured range the formula speaks alone. Lengths, weights and noise maximise the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from partita.models.inputs import Scale, text_of
-from partita.models.roles import Role
-from partita.models.table import Table
+from partita.models.capture.inputs import Scale, text_of
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.nouns.graph import FloatArray
 
 ORDER = 3
@@ -41,6 +41,7 @@ class Correction:
     weights: FloatArray  #: [orders] variance of each order, and of the product of all columns
     noise: float  #: variance
     weighted: FloatArray  #: [rows] inverse covariance times residual
+    smooth: bool = False  #: k_d = exp(-(x_d - y_d)^2 / 2 l_d^2): goes on beyond the rows as it went within them
 
     def at(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
         """([rows] mean of the log factor, [rows] its standard deviation, noise included)."""
@@ -58,8 +59,13 @@ class Correction:
         diagonal = np.diag(inverse)
         return (inverse @ residual) / diagonal, np.sqrt(1.0 / diagonal)
 
+    def moved(self, points: FloatArray, residual: FloatArray) -> Correction:
+        """The same lengths, weights and noise on other rows."""
+        covariance = self.covariance(points, points) + self.noise * np.eye(len(points))
+        return replace(self, points=points, weighted=cho_solve(cho_factor(covariance, lower=True), residual))
+
     def covariance(self, a: FloatArray, b: FloatArray) -> FloatArray:
-        return _covariance(a, b, self.kinds, self.lengths, self.weights)
+        return _covariance(a, b, self.kinds, self.lengths, self.weights, self.smooth)
 
 
 def points_of(table: Table, roles: Mapping[str, Role], scale: Scale) -> tuple[FloatArray, tuple[bool, ...]]:
@@ -69,23 +75,31 @@ def points_of(table: Table, roles: Mapping[str, Role], scale: Scale) -> tuple[Fl
         if role == "kind":
             number = {level: float(i) for i, level in enumerate(scale.levels[name])}
             columns.append(np.array([number.get(c, -1.0) for c in text_of(table, name).tolist()]))
-        elif role != "ignore":
+        elif role != "derived":
             columns.append(scale.log(table, name) / np.log(2.0))
-        if role != "ignore":
+        if role != "derived":
             kinds.append(role == "kind")
     return np.stack(columns, axis=1), tuple(kinds)
 
 
-def fit_correction(points: FloatArray, kinds: tuple[bool, ...], residual: FloatArray, *, seed: int) -> Correction:
-    """The correction of `residual` = log(measured / predicted). O(rows^3) once, and a few hundred times for ROWS rows."""
-    keep = np.random.default_rng(seed).permutation(len(points))[:ROWS]
+def fit_correction(
+    points: FloatArray,
+    kinds: tuple[bool, ...],
+    residual: FloatArray,
+    *,
+    seed: int,
+    smooth: bool = False,
+    rows: int = ROWS,
+) -> Correction:
+    """The correction of `residual` = log(measured / predicted). O(rows^3) once, and a few hundred times for `rows` rows."""
+    keep = np.random.default_rng(seed).permutation(len(points))[:rows]
     sample, target, n = points[keep], residual[keep], points.shape[1]
     variance, orders = float(np.var(residual)) + 1e-8, n if n <= ORDER else ORDER + 1
 
     def evidence(q: FloatArray) -> float:
-        covariance = _covariance(sample, sample, kinds, np.exp(q[:n]), np.exp(q[n:-1])) + np.exp(q[-1]) * np.eye(
-            len(sample)
-        )
+        covariance = _covariance(sample, sample, kinds, np.exp(q[:n]), np.exp(q[n:-1]), smooth) + np.exp(
+            q[-1]
+        ) * np.eye(len(sample))
         try:
             factor = cho_factor(covariance, lower=True)
         except np.linalg.LinAlgError:
@@ -97,16 +111,15 @@ def fit_correction(points: FloatArray, kinds: tuple[bool, ...], residual: FloatA
     bounds = (
         [(-1.0, 4.0)] * n
         + [(np.log(variance) - 8, np.log(variance) + 2.5)] * orders
-        + [(least, np.log(variance) + 0.5)]
+        + [(least, max(np.log(variance) + 0.5, least + 1.0))]
     )
     found = minimize(evidence, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20}).x
     lengths, weights, noise = np.exp(found[:n]), np.exp(found[n:-1]), float(np.exp(found[-1]))
-    covariance = _covariance(points, points, kinds, lengths, weights) + noise * np.eye(len(points))
-    return Correction(points, kinds, lengths, weights, noise, cho_solve(cho_factor(covariance, lower=True), residual))
+    return Correction(points, kinds, lengths, weights, noise, residual, smooth).moved(points, residual)
 
 
 def _covariance(
-    a: FloatArray, b: FloatArray, kinds: tuple[bool, ...], lengths: FloatArray, weights: FloatArray
+    a: FloatArray, b: FloatArray, kinds: tuple[bool, ...], lengths: FloatArray, weights: FloatArray, smooth: bool
 ) -> FloatArray:
     """[a, b]. The symmetric polynomials grow column by column: e_o += e_(o-1) k_d."""
     shape = (len(a), len(b))
@@ -114,7 +127,10 @@ def _covariance(
     together = np.ones(shape)
     for d, kind in enumerate(kinds):
         apart = a[:, d][:, None] - b[:, d][None]
-        near = np.exp(-(UNLIKE * (apart != 0) if kind else np.abs(apart)) / lengths[d])
+        if smooth and not kind:
+            near = np.exp(-0.5 * (apart / lengths[d]) ** 2)
+        else:
+            near = np.exp(-(UNLIKE * (apart != 0) if kind else np.abs(apart)) / lengths[d])
         together *= near
         for o in range(ORDER, 0, -1):
             e[o] += e[o - 1] * near

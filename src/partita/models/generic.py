@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from partita.models.capture.inputs import Parameters, Scale
+from partita.models.capture.roles import COUNTING, Role
+from partita.models.capture.table import Table
 from partita.models.expression import Expression, Term
-from partita.models.inputs import Parameters, Scale
-from partita.models.roles import COUNTING, Role
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 EXTRINSIC = (*COUNTING, "rate", "other")
@@ -35,7 +35,7 @@ def generic(table: Table, roles: Mapping[str, Role], scale: Scale, parameters: P
             for level, x in scale.indicators(table, name).items():
                 label = f"{name}={level}"
                 terms.append(_term(label, x, [(parameters.add(label, 0.0, 3.0), one), *scaling]))
-        elif role not in (*EXTRINSIC, "ignore"):
+        elif role not in (*EXTRINSIC, "derived"):
             power = (parameters.add(f"{name}^", 0.5, 1.0), scale.log(table, name))
             terms.append(_term(name, one, [(parameters.add(name, 0.0, 3.0), one), power, *scaling]))
     terms.append(_term("C", one, [(parameters.add("C", 0.0, 3.0), one)]))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from partita.models.table import Table
+from partita.models.capture.table import Table
 from partita.nouns.graph import FloatArray
 
 COVERAGE = 0.9

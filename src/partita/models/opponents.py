@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from partita.errors import MissingDependency
-from partita.models.inputs import Scale, scale_of
+from partita.models.capture.inputs import Scale, scale_of
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.models.model import Prediction, widening
-from partita.models.roles import Role
 from partita.models.splits import folds
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 
@@ -46,7 +46,7 @@ def features(table: Table, roles: Mapping[str, Role], scale: Scale) -> FloatArra
     for name, role in roles.items():
         if role == "kind":
             columns += list(scale.indicators(table, name).values())
-        elif role != "ignore":
+        else:
             columns.append(scale.log(table, name))
     return np.stack(columns, axis=1)
 

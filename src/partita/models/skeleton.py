@@ -26,26 +26,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partita.models.capture.inputs import Parameters, Scale
+from partita.models.capture.roles import BATCHES, Role, family
+from partita.models.capture.table import Table
 from partita.models.expression import Expression, Term
-from partita.models.inputs import Parameters, Scale
-from partita.models.roles import Role, known_size, words
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 COMPUTE, LAUNCH, EXCHANGE, ACTIVATIONS = range(4)
-#  columns that a term is proportional to, where a table has them: of compute, launch, exchange and update, activations
-DECISIVE = (
-    frozenset({"flops", "macs", "gflops"}),
-    frozenset[str](),
-    frozenset({"parameters", "params", "weights"}),
-    frozenset({"activations"}),
-)
+#  families that a term is proportional to, where a table has them: of compute, launch, exchange and update, activations
+DECISIVE = ("operations", "", "parameters", "activations")
 UNKNOWN = (0.5, 0.0, 0.2, 0.3)  #: a size of which the name says nothing
 RATE = (-1.0, 0.0, -1.0, -1.0)
 NOTHING = (0.0, 0.0, 0.0, 0.0)
 SPREAD = ("devices", "hosts", "per_host", "data")
 GROWTH = 0.3  #: prior sd of the exponent by which an exchange grows beyond a ring's (n-1)/n; 1 is a parameter server's
-BATCHES = ("batch", "local_batch", "batch?", "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -86,12 +80,12 @@ def step_of(table: Table, roles: Mapping[str, Role], form: Form) -> Step:
     else:
         n = product("data") * t * p
     replicas = product("data") if "data" in has else np.maximum(n / (t * p), 1.0)
-    if "local_batch" in has or ("batch?" in has and not form.batch_is_global):
+    if "local_batch" in has or ("batch?" in has and not form.batch_is_global and "batch" not in has):
         batch = product("local_batch" if "local_batch" in has else "batch?")
     elif has & {"batch", "batch?"}:
         batch = product("batch" if "batch" in has else "batch?") / replicas
     else:
-        batch = product("micro_batch")
+        batch = product("micro_batch") * product("micro_batches")
     samples = np.minimum(product("micro_batch"), batch) if "micro_batch" in has else batch
     return Step(replicas, t, p, n, hosts, samples, np.maximum(batch / samples, 1.0), batch)
 
@@ -148,24 +142,37 @@ def _columns(
 ) -> list[tuple[int, FloatArray]]:
     """(parameter, values) of every size, rate and kind in one term."""
     found: list[tuple[int, FloatArray]] = []
-    told = any(_says_it_all(n, column) for n, r in roles.items() if r == "size")
+    means, told = _expected(roles, column)
     for name, role in roles.items():
-        if role in ("size", "rate", "other"):
-            mean = {"size": known_size(name) or UNKNOWN, "rate": RATE, "other": NOTHING}[role][column]
-            if (
-                told and role == "size"
-            ):  # a column of flops makes layers and width redundant: only what they change is left
-                mean = 1.0 if _says_it_all(name, column) else 0.0
-            found.append((parameters.add(f"{owner}^{name}", mean, 0.3 if told else 0.5), scale.log(table, name)))
+        if name in means:
+            found.append((parameters.add(f"{owner}^{name}", means[name], 0.3 if told else 0.5), scale.log(table, name)))
         elif role == "kind":
             for level, x in scale.indicators(table, name).items():
                 found.append((parameters.add(f"{owner}:{name}={level}", 0.0, 0.7), x))
     return found
 
 
-def _says_it_all(name: str, column: int) -> bool:
-    """Whether a column is the very quantity that a term is proportional to."""
-    return bool(DECISIVE[column] & set(words(name)))
+def _expected(roles: Mapping[str, Role], column: int) -> tuple[dict[str, float], bool]:
+    """(column -> exponent expected in a term, whether one column is the very quantity): every quantity counts once.
+
+    A column of flops says all of computing; else a composition (parameters, tokens) says nothing where what it is composed
+    of is there; columns of one family share its exponent.
+    """
+    sizes = {n: family(n) for n, r in roles.items() if r == "size"}
+    names = [f.name for f in sizes.values() if f is not None]
+    told = DECISIVE[column] in names
+    parts = bool({"depth", "width"} & set(names))
+    means = {n: RATE[column] if r == "rate" else 0.0 for n, r in roles.items() if r in ("rate", "other")}
+    for name, known in sizes.items():
+        if told:
+            means[name] = float(known is not None and known.name == DECISIVE[column]) / names.count(DECISIVE[column])
+        elif known is None:
+            means[name] = UNKNOWN[column]
+        elif known.composed and parts:
+            means[name] = 0.0
+        else:
+            means[name] = known.exponents[column] / names.count(known.name)
+    return means, told
 
 
 def started(expression: Expression, times: FloatArray, parameters: Parameters) -> FloatArray:

@@ -33,16 +33,3 @@ def folds(rows: int, *, seed: int, count: int = FOLDS) -> list[Split]:
 def above(values: FloatArray, most: float) -> Split:
     """Fitted to the rows up to `most`, judged by those above."""
     return Split(np.flatnonzero(values <= most), np.flatnonzero(values > most))
-
-
-def largest_held_out(values: FloatArray) -> list[Split]:
-    """The largest value against the smaller ones, and the next largest where two smaller ones remain; none for one value."""
-    counts = np.unique(values)
-    if len(counts) < 2:
-        return []
-    found = [above(values, counts[-2])]
-    if len(counts) > 3:
-        lower = np.flatnonzero(values <= counts[-2])
-        inner = above(values[lower], counts[-3])
-        found.append(Split(lower[inner.train], lower[inner.test]))
-    return found

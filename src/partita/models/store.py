@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from partita.errors import BadInput
 from partita.files import dump_json, read_json, write_whole
+from partita.models.capture.inputs import Parameters, Scale
+from partita.models.capture.table import Table
 from partita.models.correction import Correction
-from partita.models.explainable import Beyond, Formula, Hybrid
 from partita.models.fitting import Fit, Penalty
-from partita.models.inputs import Parameters, Scale
+from partita.models.formula import Formula, Kind
+from partita.models.hybrid import Hybrid
 from partita.models.model import Model
 from partita.models.opponents import Regressor
 from partita.models.skeleton import Form
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 FORMAT = "partita-model"
@@ -90,19 +91,18 @@ def _formula_json(f: Formula) -> dict[str, Any]:
         "cost": f.fit.cost,
         "penalty": {"weight": f.penalty.weight, "norm": f.penalty.norm},
         "widen": f.widen,
-        "beyond": {"devices": f.beyond.devices if np.isfinite(f.beyond.devices) else None, "stretch": f.beyond.stretch},
+        "drift": dict(f.drift),
     }
 
 
 def _formula(value: Mapping[str, Any]) -> Formula:
     rows = list(value["parameters"])
-    if value["kind"] not in ("generic", "skeleton"):
+    if value["kind"] not in get_args(Kind):
         raise ValueError(f"unknown kind {value['kind']!r}")
     parameters = Parameters(
         [str(r["name"]) for r in rows], [float(r["prior"]) for r in rows], [float(r["prior_sd"]) for r in rows]
     )
     theta = np.array([float(r["value"]) for r in rows])
-    most = value["beyond"]["devices"]
     covariance = np.array(value["covariance"], np.float64).reshape(len(rows), len(rows))
     return Formula(
         value["kind"],
@@ -113,7 +113,7 @@ def _formula(value: Mapping[str, Any]) -> Formula:
         Fit(theta, covariance, float(value["noise"]), float(value["cost"])),
         Penalty(float(value["penalty"]["weight"]), value["penalty"]["norm"]),
         float(value["widen"]),
-        Beyond(np.inf if most is None else float(most), float(value["beyond"]["stretch"])),
+        {str(n): float(s) for n, s in value["drift"].items()},
     )
 
 
@@ -125,6 +125,7 @@ def _correction_json(model: Hybrid) -> dict[str, Any]:
         "lengths": c.lengths.tolist(),
         "weights": c.weights.tolist(),
         "noise": c.noise,
+        "smooth": c.smooth,
         "weighted": c.weighted.tolist(),
         "widen": model.widen,
     }
@@ -136,7 +137,9 @@ def _hybrid(formula: Formula, value: Mapping[str, Any]) -> Hybrid:
     )
     kinds = tuple(bool(k) for k in value["kinds"])
     return Hybrid(
-        formula, Correction(points, kinds, lengths, weights, float(value["noise"]), weighted), float(value["widen"])
+        formula,
+        Correction(points, kinds, lengths, weights, float(value["noise"]), weighted, bool(value["smooth"])),
+        float(value["widen"]),
     )
 
 

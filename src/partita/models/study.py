@@ -12,18 +12,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.errors import refuse
-from partita.models.compare import KINDS, Score, Settings, best_explainable, fit_model, fitter, judge, settle, teaches
-from partita.models.explainable import Hybrid
-from partita.models.inputs import text_of
+from partita.models.capture.derived import derived
+from partita.models.capture.inputs import text_of
+from partita.models.capture.roles import Role, infer
+from partita.models.capture.table import THOUSAND, Table, TableError, check_sizes, check_times, mixed_units
+from partita.models.choose import KINDS, Settings
+from partita.models.compare import Fitter, Score, joined, judge
+from partita.models.formula import Kind
+from partita.models.hybrid import Hybrid
 from partita.models.model import Model
-from partita.models.roles import Role, infer
+from partita.models.rehearse import FEWEST
 from partita.models.skeleton import Form, step_of
 from partita.models.splits import Split, above, folds
-from partita.models.table import THOUSAND, Table, TableError, check_times, mixed_units
 from partita.nouns.graph import FloatArray
 
 MODELS = ("hybrid", "skeleton", "generic", "log-linear", "gradient boosting", "gaussian process")
-FEWEST = 8  #: training rows below which nothing is fitted
+MOST_ROWS = 10_000  #: a correction takes rows^2 x 8 bytes several times over, and rows^3 operations
+MOST_INPUTS = 100
 GIVEN_AWAY = 0.9995  #: correlation of logarithms from which a column is the time in another dress
 Progress = Callable[[str, int, int], None]
 
@@ -36,6 +41,7 @@ class Prepared:
     times: FloatArray  #: [rows]
     target: str
     roles: Mapping[str, Role]
+    derived: Mapping[str, tuple[str, ...]]  #: column -> the columns that determine it
     left_out: tuple[tuple[str, str], ...]  #: (column, why)
     notes: tuple[str, ...]
     splits: tuple[Split, ...]
@@ -47,22 +53,16 @@ class Prepared:
         """[rows] what the rows are grouped by in a picture: the split column, else the device count."""
         return self.table.numbers(self.split_by) if self.split_by else step_of(self.table, self.roles, Form()).devices
 
-    @property
-    def training(self) -> Split:
-        """What settings may be chosen by: the training rows, where one split divides them from the rest."""
-        every = np.arange(len(self.times))
-        return self.splits[0] if self.split_by else Split(every, every)
-
 
 @dataclass(frozen=True, eq=False)
 class Study:
     """Models compared, and the best explainable one fitted to all rows."""
 
     prepared: Prepared
-    settings: Settings
+    settings: Settings  #: of the model
     scores: tuple[Score, ...]
     best: str
-    model: Model
+    model: Model  #: fitted to all rows
 
 
 def prepare(
@@ -77,7 +77,10 @@ def prepare(
 ) -> Prepared:
     """Inputs, roles and splits. Raises TableError for whatever cannot give an honest fit."""
     table.known([target, *drop, *([split_by] if split_by else [])])
+    if len(table) > MOST_ROWS:
+        raise TableError(f"{len(table)} rows; at most {MOST_ROWS} are fitted", hint="draw some of them at random")
     times = check_times(table, target)
+    check_sizes(table, [n for n in table.names if n not in (target, *drop)])
     refuse(TableError, mixed_units(table, target), "units are mixed up", hint="bring each column to one unit")
     left_out = [(n, "dropped on request") for n in drop]
     left_out += [
@@ -91,11 +94,15 @@ def prepare(
         raise TableError(f"cannot split by {split_by!r}: {why}", hint="name an input column that varies")
     if not inputs:
         raise TableError(f"no column besides {target!r} varies", hint="measure different configurations")
+    if len(inputs) > MOST_INPUTS:
+        raise TableError(f"{len(inputs)} inputs; at most {MOST_INPUTS} are fitted", hint="--drop what does not matter")
     found = infer(table, inputs, roles, split_by)
     left_out += [(n, "neither time nor work: ignored") for n, r in found.items() if r == "ignore"]
     found = {n: r for n, r in found.items() if r != "ignore"}
+    said = derived(table, found, list(roles or ()))
+    found |= dict.fromkeys(said, "derived")
     prepared = Prepared(
-        replace(table, columns={n: table.columns[n] for n in found}), times, target, found, tuple(left_out),
+        replace(table, columns={n: table.columns[n] for n in found}), times, target, found, said, tuple(left_out),
         tuple(_given_away(table, times, found)), tuple(folds(len(times), seed=seed)), split_by, up_to,
     )  # fmt: skip
     if split_by is not None:
@@ -138,7 +145,7 @@ def _split(prepared: Prepared, column: str, up_to: float | None) -> Split:
         raise TableError(f"no row has {column!r} {side} {up_to:g}", hint=f"its values are {there}")
     seen = np.unique(values[split.train])
     shards = [prepared.table.numbers(n) for n, r in prepared.roles.items() if r in ("data", "tensor", "pipeline")]
-    if not teaches(values, shards, split):
+    if all(len(np.unique(v[split.train])) == 1 for v in (values, *shards)):
         raise TableError(
             f"all {len(split.train)} training rows have {column!r} = {seen[0]:g}: nothing tells how the time changes with it",
             hint=f"measure at least one other value too, or raise --train-up-to (its values are {there})",
@@ -149,7 +156,9 @@ def _split(prepared: Prepared, column: str, up_to: float | None) -> Split:
 def _enough(prepared: Prepared) -> None:
     """Raises TableError where there are fewer rows than constants to find."""
     need = 2 + sum(
-        len(set(text_of(prepared.table, n).tolist())) - 1 if r == "kind" else 1 for n, r in prepared.roles.items()
+        len(set(text_of(prepared.table, n).tolist())) - 1 if r == "kind" else 1
+        for n, r in prepared.roles.items()
+        if r != "derived"
     )
     need, least = max(need, FEWEST), min(len(s.train) for s in prepared.splits)
     if least < need:
@@ -162,21 +171,33 @@ def _enough(prepared: Prepared) -> None:
 def study(
     prepared: Prepared, *, seed: int = 0, models: Sequence[str] = MODELS, progress: Progress | None = None
 ) -> Study:
-    """Every model fitted and judged; see `compare` for how the best explainable one is chosen."""
-    table, times, roles = prepared.table, prepared.times, prepared.roles
-    train = prepared.training.train
+    """Every model fitted and judged; then settings, the best explainable model and its constants from all rows.
+
+    Where one split divides the rows, which explainable model is the best is decided by those that are fitted to.
+    """
+    table, times = prepared.table, prepared.times
+    fitter = _fitter(prepared, seed, models)
     say = progress or (lambda what, done, total: None)
-    say("choosing regularisation and the explainable model", 0, len(models) + 1)
-    kinds = tuple(k for k in KINDS if k == "skeleton" or k in models)
-    settings = settle(table.take(train), times[train], roles, seed=seed, split_by=prepared.split_by, kinds=kinds)
-    best = best_explainable(table.take(train), times[train], roles, settings, seed=seed, split_by=prepared.split_by)
-    scores = []
-    for i, name in enumerate(models):
-        say(f"fitting {name}", i + 1, len(models) + 1)
-        scores.append(judge(fitter(name, roles, settings, seed), table, times, prepared.splits))
-    model = fit_model(best, table, times, roles, settings, seed=seed)
+    parts, total = [], len(prepared.splits) + 2
+    for i, split in enumerate(prepared.splits):
+        say("judging models by rows they have not seen", i, total)
+        parts.append(judge(fitter, models, table, times, split))
+    say("choosing the explainable model", total - 2, total)
+    settings = fitter.settle(table, times)
+    if prepared.split_by:
+        train = prepared.splits[0].train
+        best = fitter.best(table.take(train), times[train], parts[0].settings)
+    else:
+        best = fitter.best(table, times, settings)
+    say(f"fitting {best} to all rows", total - 1, total)
+    model = fitter.fit(best, table, times, settings)
     _no_thousands(prepared, model)
-    return Study(prepared, settings, tuple(scores), best, model)
+    return Study(prepared, settings, joined(parts), best, model)
+
+
+def _fitter(prepared: Prepared, seed: int, models: Sequence[str]) -> Fitter:
+    kinds: tuple[Kind, ...] = (*KINDS, "generic") if "generic" in models else KINDS
+    return Fitter(prepared.roles, prepared.split_by, seed, kinds)
 
 
 def _no_thousands(prepared: Prepared, model: Model) -> None:
@@ -202,6 +223,6 @@ def learning_curve(
     for part in parts:
         some = Split(np.sort(order[: max(1, round(part * len(order)))]), split.test)
         if len(some.train) >= 2 * len(p.roles) + 2:
-            fit = fitter(study.best, p.roles, study.settings, seed)
-            found.append((len(some.train), judge(fit, p.table, p.times, [some]).mape))
+            (score,) = judge(_fitter(p, seed, [study.best]), [study.best], p.table, p.times, some).scores
+            found.append((len(some.train), score.mape))
     return found

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from partita.models.measure.networks import ACTIVATIONS, FACTORS, FRAMEWORKS, OP
 
 Level = int | str
 MOST_WORKERS = 64
+MOST_NUMBER = 1e100  #: whole numbers of a file may be too large for a float
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Campaign:
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-_WHOLE = {"rows": 1, "seed": 0, "passes": 1, "extra": 0, "block": 1}  #: key -> the least that makes sense
+_WHOLE = {"rows": (1, 10**6), "seed": (0, 2**63 - 1), "passes": (1, 1000), "extra": (0, 1000), "block": (1, 10**6)}
 _NUMBERS = ("spread", "visit_s", "least_flops", "most_flops", "timeout_s")
 _HEAD = (*_WHOLE, *_NUMBERS, "frameworks", "workers")
 _WORDS = {"activation": ACTIVATIONS, "optimizer": OPTIMIZERS}
@@ -78,9 +78,9 @@ def _faults(value: Mapping[str, Any]) -> list[str]:
 def _head_faults(head: Mapping[str, Any]) -> list[str]:
     faults = [_unknown("key", f"campaign.{k}", tuple(f"campaign.{h}" for h in _HEAD)) for k in head if k not in _HEAD]
     faults += [] if "rows" in head else ["campaign.rows is missing"]
-    for key, least in _WHOLE.items():
-        if key in head and not (_is_whole(head[key]) and head[key] >= least):
-            faults.append(f"campaign.{key} is {head[key]!r}, not a whole number from {least} on")
+    for key, (least, most) in _WHOLE.items():
+        if key in head and not (_is_whole(head[key]) and least <= head[key] <= most):
+            faults.append(f"campaign.{key} is {head[key]!r}, not a whole number from {least} to {most}")
     for key in _NUMBERS:
         if key in head and not _is_positive(head[key], zero=key == "least_flops"):
             faults.append(f"campaign.{key} is {head[key]!r}, not a number above 0")
@@ -127,4 +127,5 @@ def _is_whole(x: Any) -> bool:
 
 
 def _is_positive(x: Any, *, zero: bool = False) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x) and (x > 0 or (zero and x == 0))
+    number = isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < MOST_NUMBER
+    return number and (x > 0 or (zero and x == 0))

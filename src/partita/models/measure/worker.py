@@ -1,6 +1,6 @@
 """A worker of a campaign: one framework, one rank; it serves one configuration after another.
 
-    python -m partita.models.measure.worker SPEC.json       (started by `campaign_crew`)
+    python -m partita.models.measure.worker SPEC.json       (started by `crew`)
 
 One JSON line in, one JSON line out:
 

@@ -10,9 +10,11 @@
     "global batch" = "batch"        batch      samples a step, of all devices together
     "batch per GPU" = "local_batch" local_batch  samples a step, of one device
     "micro batch" = "micro_batch"   micro_batch  samples that go through at once
+    "# micro batches"               micro_batches  how many of these make the batch of a replica
     "hidden size" = "size"          size       more of it is more work (layers, width, sequence, parameters, flops)
     "bandwidth" = "rate"            rate       more of it is less time
     "prefetch" = "other"            other      a number of which nothing is expected
+    "tokens" = "derived"            derived    determined by other columns, which say it all
     "optimizer" = "kind"            kind       a category
     "seed" = "ignore"               ignore     no input
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -32,11 +35,11 @@ import numpy as np
 
 from partita.errors import refuse
 from partita.files import read_toml
-from partita.models.table import Table, TableError
+from partita.models.capture.table import Table, TableError
 from partita.nouns.graph import FloatArray
 
 Role = Literal[
-    "devices", "hosts", "per_host", "data", "tensor", "pipeline", "batch", "local_batch", "batch?", "micro_batch", "size", "rate", "other", "kind", "ignore"
+    "devices", "hosts", "per_host", "data", "tensor", "pipeline", "batch", "local_batch", "batch?", "micro_batch", "micro_batches", "size", "rate", "other", "derived", "kind", "ignore"
 ]  # fmt: skip
 
 DEVICE_WORDS = {
@@ -45,7 +48,23 @@ DEVICE_WORDS = {
     "processes", "procs", "learners", "n_gpu", "devs",
 }  # fmt: skip
 HOST_WORDS = {"node", "nodes", "host", "hosts", "machine", "machines", "server", "servers", "instances"}
-RATE_WORDS = {"bandwidth", "gbps", "mbps", "mbit", "gbit", "clock", "ghz", "mhz", "speed", "tflops", "rate"}
+RATE_WORDS = {
+    "bandwidth",
+    "gbps",
+    "mbps",
+    "mbit",
+    "gbit",
+    "clock",
+    "ghz",
+    "mhz",
+    "speed",
+    "tflops",
+    "rate",
+    "cores",
+    "vcpus",
+    "cpus",
+    "threads",
+}
 PER_DEVICE = {"per", "local", "device", "gpu", "worker", "rank"}
 GLOBAL = {"global", "total", "effective", "overall"}
 COUNTING = (
@@ -59,28 +78,47 @@ COUNTING = (
 MANY = 12  #: distinct values from which a numeric column with zeros is a size and no kind
 
 
-#           words of a size's name                                exponents: compute, launch, exchange, activations
-SIZES: tuple[tuple[frozenset[str], tuple[float, float, float, float]], ...] = (
-    (frozenset({"layer", "layers", "depth", "blocks", "nlayers"}), (1.0, 1.0, 1.0, 1.0)),
-    (frozenset({"hidden", "width", "channels", "filters", "units", "embedding", "dmodel", "dim"}), (1.7, 0.0, 2.0, 1.0)),
-    (frozenset({"sequence", "seq", "seqlen", "tokens", "context"}), (1.0, 0.0, 0.0, 1.0)),
-    (frozenset({"image", "resolution", "pixels"}), (1.7, 0.0, 0.0, 1.7)),
-    (frozenset({"kernel"}), (1.5, 0.0, 1.5, 0.0)),
-    (frozenset({"flops", "macs", "gflops"}), (1.0, 0.0, 0.0, 0.5)),
-    (frozenset({"parameters", "params", "weights"}), (0.4, 0.0, 1.0, 0.2)),
-    (frozenset({"heads", "head"}), (0.0, 0.0, 0.0, 0.0)),
-    (frozenset({"activations"}), (0.5, 0.0, 0.0, 1.0)),
+BATCHES = ("batch", "local_batch", "batch?", "micro_batch")
+
+Exponents = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Sizes of one meaning, and what is expected of them before any row is seen."""
+
+    name: str
+    said: frozenset[str]  #: words of a column's name that tell
+    exponents: Exponents  #: of compute, launch, exchange, activations
+    composed: bool = False  #: a product of other sizes: what it says is said by them, where they are there
+
+
+FAMILIES = (
+    Family("operations", frozenset({"flops", "macs", "gflops", "tflop", "tflops"}), (1.0, 0.0, 0.0, 0.5), True),
+    Family("parameters", frozenset({"parameters", "params", "weights", "billion", "billions"}), (0.8, 0.0, 1.0, 0.4), True),
+    Family("activations", frozenset({"activations"}), (0.5, 0.0, 0.0, 1.0), True),
+    Family("depth", frozenset({"layer", "layers", "depth", "blocks", "nlayers"}), (1.0, 1.0, 1.0, 1.0)),
+    Family("width", frozenset({"hidden", "width", "channels", "filters", "units", "embedding", "dmodel", "dim"}), (1.7, 0.0, 2.0, 1.0)),
+    Family("sequence", frozenset({"sequence", "seq", "seqlen", "context"}), (1.0, 0.0, 0.0, 1.0)),
+    Family("tokens", frozenset({"tokens"}), (1.0, 0.0, 0.0, 1.0), True),
+    Family("image", frozenset({"image", "resolution", "pixels"}), (1.7, 0.0, 0.0, 1.7)),
+    Family("kernel", frozenset({"kernel"}), (1.5, 0.0, 1.5, 0.0)),
+    Family("heads", frozenset({"heads", "head"}), (0.0, 0.0, 0.0, 0.0)),
+    Family("repeats", frozenset({"steps", "iterations", "iters", "epochs", "timesteps"}), (1.0, 1.0, 1.0, 1.0)),
+    Family("data", frozenset({"data", "input", "rows", "records", "samples", "examples", "images", "points", "cells", "items"}), (1.0, 0.0, 0.0, 1.0)),
+    Family("tuning", frozenset({"lr", "learning", "momentum", "dropout", "decay", "temperature"}), (0.0, 0.0, 0.0, 0.0)),
+    Family("room", frozenset({"memory", "ram", "vram", "price", "cost"}), (0.0, 0.0, 0.0, 0.0)),
 )  # fmt: skip
 
 
-def known_size(name: str) -> tuple[float, float, float, float] | None:
-    """What is expected of a size by the words of its name: its exponents in compute, launch, exchange and activations.
+def family(name: str) -> Family | None:
+    """What a size is, by the words of its name.
 
-    >>> known_size("# layers"), known_size("frobs")
-    ((1.0, 1.0, 1.0, 1.0), None)
+    >>> family("# layers").name, family("frobs")
+    ('depth', None)
     """
-    said = set(words(name))
-    return next((exponents for known, exponents in SIZES if said & known), None)
+    said = {*words(name), "".join(words(name))}
+    return next((f for f in FAMILIES if said & f.said), None)
 
 
 def words(name: str) -> list[str]:
@@ -111,7 +149,7 @@ def infer(
 def _may_count(table: Table, name: str, role: Role) -> bool:
     """Whether a column that the data are split by, and of which the name says nothing, looks like a count of devices."""
     few = role == "size" and len(np.unique(table.numbers(name))) <= MANY
-    return few and _counts(table, name) and known_size(name) is None
+    return few and _counts(table, name) and family(name) is None
 
 
 def _one_total(table: Table, roles: dict[str, Role], given: Mapping[str, Role]) -> dict[str, Role]:
@@ -151,8 +189,8 @@ def _numeric_role(name: str, table: Table) -> Role:
         return "pipeline"
     if joined in ("dp", "dpsize", "dpdegree") or ("data" in joined and parallel):
         return "data"
-    if "micro" in joined and "batch" in joined and not has({"number", "num", "n", "count"}):
-        return "micro_batch"
+    if "micro" in joined and "batch" in joined:
+        return "micro_batches" if has({"number", "num", "n", "count", "batches"}) else "micro_batch"
     if "batch" in joined or joined in ("bs", "mbs", "gbs"):
         if has(GLOBAL) or joined == "gbs":
             return "batch"

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from partita.models.explainable import Formula, Hybrid
+from partita.models.capture.inputs import text_of
+from partita.models.capture.table import Table
 from partita.models.expression import Expression, Term
-from partita.models.inputs import text_of
+from partita.models.formula import Formula
+from partita.models.hybrid import Hybrid
 from partita.models.model import Model
 from partita.models.opponents import Regressor, features
 from partita.models.skeleton import SPREAD
 from partita.models.study import Prepared
-from partita.models.table import Table
 from partita.nouns.graph import FloatArray
 
 STEP = 1.02  #: factor by which a column is changed to see what it does
@@ -36,6 +37,7 @@ SAYS = {
     "across": "gradients among the hosts",
     "update": "the optimizer's step",
     "rest": "what is always there",
+    "product": "a product of powers: the rows do not support more",
     "base": "scaled by the devices, of no column",
     "C": "what is always there",
 }

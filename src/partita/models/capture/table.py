@@ -25,6 +25,10 @@ from partita.nouns.graph import FloatArray, IntArray
 
 TextArray = npt.NDArray[np.str_]
 THOUSAND = 1000.0
+MOST_CELLS = 10_000_000  #: of a file: more are refused unread
+LARGEST = (
+    1e30  #: numbers beyond it, or nearer to zero than its inverse, measure nothing and overflow in a product of powers
+)
 
 
 class TableError(BadInput):
@@ -53,10 +57,9 @@ class Table:
         self.known([name])
         column = self.columns[name]
         if column.dtype.kind == "U":
-            bad = next(i for i, c in enumerate(column) if not _is_number(c))
-            raise TableError(
-                f"column {name!r} is text: row {bad + 1} is {str(column[bad])!r}", hint="name a column of numbers"
-            )
+            bad = next((i for i, c in enumerate(column) if not _is_number(c)), None)
+            what = "" if bad is None else f": row {bad + 1} is {str(column[bad])!r}"
+            raise TableError(f"column {name!r} is text{what}", hint="name a column of numbers")
         return np.asarray(column, np.float64)
 
     def known(self, names: Sequence[str]) -> None:
@@ -91,7 +94,10 @@ def _read_csv(path: Path) -> Table:
         dialect: Any = csv.Sniffer().sniff(text[:20_000], delimiters=",;\t")
     except csv.Error:
         dialect = csv.excel
-    rows = [r for r in csv.reader(io.StringIO(text), dialect) if any(c.strip() for c in r)]
+    try:
+        rows = [r for r in csv.reader(io.StringIO(text), dialect) if any(c.strip() for c in r)]
+    except csv.Error as error:
+        raise TableError(f"{path} is not CSV: {error}", hint="save it again as CSV, or as Parquet") from error
     if len(rows) < 2:
         raise TableError(f"{path} has {len(rows)} lines", hint="a line of column names, then a line for each run")
     names = [n.strip() for n in rows[0]]
@@ -105,21 +111,44 @@ def _read_csv(path: Path) -> Table:
 
 def _read_parquet(path: Path) -> Table:
     try:
+        import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingDependency(
             "Parquet files need pyarrow, which is not installed", hint="pip install pyarrow"
         ) from error
+    raw = io.BytesIO(read_bytes(path, TableError))
     try:
-        found = parquet.read_table(io.BytesIO(read_bytes(path, TableError)))
-    except (OSError, ValueError) as error:
-        raise TableError(
-            f"{path} is not Parquet: {str(error).splitlines()[0]}", hint="the file may be cut off"
-        ) from error
-    cells = {n: ["" if v is None else str(v) for v in found.column(n).to_pylist()] for n in found.column_names}
-    told = json.loads((found.schema.metadata or {}).get(b"partita", b"{}"))
-    afterwards = tuple(str(n) for k in ("targets", "notes") for n in told.get(k, ()))
-    return replace(_checked(path, cells), afterwards=afterwards)
+        shape = parquet.read_metadata(raw)
+        if shape.num_rows * shape.num_columns > MOST_CELLS:
+            raise TableError(
+                f"{path} has {shape.num_rows} rows and {shape.num_columns} columns; at most {MOST_CELLS} cells are read",
+                hint="keep the runs and the columns that matter",
+            )
+        found = parquet.read_table(raw)
+        names = [str(n) for n in found.column_names]
+        cells = [["" if v is None else str(v) for v in found.column(i).to_pylist()] for i in range(len(names))]
+        told = dict(found.schema.metadata or {}).get(b"partita", b"{}")
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, pyarrow.ArrowException) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TableError(f"{path} is not Parquet: {said}", hint="the file may be cut off or damaged") from error
+    faults = [f"column {n!r} is there {names.count(n)} times" for n in dict.fromkeys(names) if names.count(n) > 1]
+    faults += [] if len(found) else ["it has no rows"]
+    refuse(TableError, faults, str(path), hint="a named column for each fact, a row for each run")
+    table = _checked(path, dict(zip(names, cells, strict=True)))
+    return replace(table, afterwards=_known_afterwards(path, told))
+
+
+def _known_afterwards(path: Path, told: bytes) -> tuple[str, ...]:
+    """The targets and notes that a campaign's metadata name."""
+    try:
+        value = json.loads(told)
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"the metadata of {path} are damaged: {error}", hint="write the file again") from error
+    lists: list[Any] = [value.get(k, []) for k in ("targets", "notes")] if isinstance(value, dict) else [None]
+    if not all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in lists):
+        raise TableError(f"the metadata of {path} do not list targets and notes", hint="write the file again")
+    return tuple(n for names in lists for n in names)
 
 
 def _checked(path: Path, cells: Mapping[str, Sequence[str]]) -> Table:
@@ -150,13 +179,23 @@ def _is_number(cell: str) -> bool:
 def check_times(table: Table, target: str) -> FloatArray:
     """[rows] the target. Raises TableError where a time is zero, negative, or in other units than its neighbours."""
     times = table.numbers(target)
-    bad = np.flatnonzero(times <= 0)
+    bad = np.flatnonzero((times < 1 / LARGEST) | (times > LARGEST))
     if len(bad):
         first = ", ".join(f"line {i + 2}: {times[i]:g}" for i in bad[:5])
         raise TableError(
             f"column {target!r} has {len(bad)} values that are no times ({first})", hint="a time is greater than zero"
         )
     return times
+
+
+def check_sizes(table: Table, names: Sequence[str]) -> None:
+    """Raises TableError for numbers that measure nothing."""
+    faults = []
+    for name in names:
+        x = np.abs(table.columns[name].astype(np.float64)) if not table.is_text(name) else np.zeros(1)
+        bad = np.flatnonzero((x > LARGEST) | ((x > 0) & (x < 1 / LARGEST)))
+        faults += [f"column {name!r} holds {x[i]:g} (line {i + 2})" for i in bad[:1]]
+    refuse(TableError, faults, "numbers beyond all measures", hint="correct them, or --drop those columns")
 
 
 def mixed_units(table: Table, target: str) -> list[str]:

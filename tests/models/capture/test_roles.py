@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.models.roles import Role, infer, read_roles, words
-from partita.models.table import Table, TableError
+from partita.models.capture.roles import Role, infer, read_roles, words
+from partita.models.capture.table import Table, TableError
 
 COUNTS = np.array([1.0, 2.0, 4.0, 8.0])
 
@@ -26,7 +26,7 @@ def table(**columns: object) -> Table:
         ("pp", "pipeline"), ("data parallelism", "data"), ("dp", "data"),
         ("global batch", "batch"), ("gbs", "batch"), ("total_batch_size", "batch"), ("batch per GPU", "local_batch"),
         ("local batch size", "local_batch"), ("batch_size", "batch?"), ("bs", "batch?"), ("micro batch", "micro_batch"),
-        ("microBatchSize", "micro_batch"), ("number of micro batches", "batch?"),
+        ("microBatchSize", "micro_batch"), ("number of micro batches", "micro_batches"), ("num_micro_batches", "micro_batches"),
         ("hidden size", "size"), ("# layers", "size"), ("frobs", "size"), ("GPU memory", "size"),
         ("bandwidth (Gbps)", "rate"), ("clock MHz", "rate"), ("learning rate", "size"), ("seed", "ignore"), ("run id", "ignore"),
     ],

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from models.synthetic import ROLES, runs
 
-from partita.models.explain import corrections, effects, elasticity, explanation, shares, write_formula
-from partita.models.explainable import Formula, fit_formula, fit_hybrid
+from partita.models.capture.table import Table
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula
+from partita.models.hybrid import fit_hybrid
 from partita.models.opponents import fit_regressor
+from partita.models.report.explain import corrections, effects, elasticity, explanation, shares, write_formula
 from partita.models.skeleton import Form, step_of
 from partita.models.study import prepare
-from partita.models.table import Table
 
 WORLD = runs(100, noise=0.02, seed=3)
 PREPARED = prepare(WORLD.full(), "step_s", roles=ROLES)

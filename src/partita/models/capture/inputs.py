@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.models.roles import Role
-from partita.models.table import Table
+from partita.models.capture.roles import Role
+from partita.models.capture.table import Table
 from partita.nouns.graph import FloatArray
 
 
@@ -26,12 +26,20 @@ class Scale:
         str, float
     ]  #: numeric column -> what is added before the logarithm: 0, or its mean where zeros occur
     levels: Mapping[str, tuple[str, ...]]  #: kind -> its levels, sorted
+    span: Mapping[str, tuple[float, float]]  #: numeric column -> smallest and largest value
 
     def log(self, table: Table, name: str) -> FloatArray:
         """[rows] the logarithm of a numeric column over its reference."""
         shift = self.offset[name]
         values: FloatArray = np.log(np.maximum(table.numbers(name) + shift, 1e-12) / (self.reference[name] + shift))
         return values
+
+    def outside(self, table: Table, name: str) -> FloatArray:
+        """[rows] how far a numeric column lies outside the rows seen, as the logarithm of a ratio; 0 inside."""
+        x, shift = table.numbers(name), self.offset[name]
+        low, high = (v + shift for v in self.span[name])
+        x = np.maximum(x + shift, 1e-12)
+        return np.maximum(np.maximum(np.log(x / high), np.log(low / x)), 0.0) if low > 0 else np.zeros(len(x))
 
     def indicators(self, table: Table, name: str) -> dict[str, FloatArray]:
         """Level -> [rows] 1 where the row has it; nothing for a kind with a single level."""
@@ -44,6 +52,7 @@ class Scale:
             "reference": dict(self.reference),
             "offset": dict(self.offset),
             "levels": {k: list(v) for k, v in self.levels.items()},
+            "span": {k: list(v) for k, v in self.span.items()},
         }
 
     @staticmethod
@@ -53,21 +62,23 @@ class Scale:
             {str(k): float(v) for k, v in value["reference"].items()},
             {str(k): float(v) for k, v in value["offset"].items()},
             {str(k): tuple(str(x) for x in v) for k, v in value["levels"].items()},
+            {str(k): (float(v[0]), float(v[1])) for k, v in value["span"].items()},
         )
 
 
 def scale_of(table: Table, roles: Mapping[str, Role]) -> Scale:
     """The scale of the rows that a model is fitted to."""
-    reference, offset, levels = {}, {}, {}
+    reference, offset, levels, span = {}, {}, {}, {}
     for name, role in roles.items():
         if role == "kind":
             levels[name] = tuple(sorted(set(text_of(table, name).tolist())))
-        elif role != "ignore":
+        else:
             values = table.numbers(name)
             positive = values[values > 0]
             reference[name] = float(np.exp(np.log(positive).mean())) if len(positive) else 1.0
             offset[name] = reference[name] if np.any(values <= 0) else 0.0
-    return Scale(reference, offset, levels)
+            span[name] = float(values.min()), float(values.max())
+    return Scale(reference, offset, levels, span)
 
 
 def text_of(table: Table, name: str) -> Any:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -11,7 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from partita.models.convergence import ConvergenceError, Spread, crossing, fit_convergence
+
+def loaded(name: str) -> ModuleType:
+    """A script of benchmarks/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+law_of_steps = loaded("convergence")
+ConvergenceError, Spread = law_of_steps.ConvergenceError, law_of_steps.Spread
+crossing, fit_convergence = law_of_steps.crossing, law_of_steps.fit_convergence
 
 BATCHES = np.array([16.0, 64.0, 64.0, 256.0])
 

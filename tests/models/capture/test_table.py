@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.models.table import Table, TableError, check_times, mixed_units
+from partita.models.capture.table import Table, TableError, check_times, mixed_units
 
 
 def read(tmp_path: Path, text: str) -> Table:

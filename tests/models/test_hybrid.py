@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from models.synthetic import ROLES, VTRAIN, Runs, needs_vtrain, runs
 
-from partita.models.compare import fit_model, settle
-from partita.models.explainable import Formula, Hybrid, choose_penalty, fit_formula, fit_hybrid
+from partita.models.capture.table import Table
+from partita.models.compare import Fitter
 from partita.models.fitting import Penalty
+from partita.models.formula import Formula, fit_formula
+from partita.models.hybrid import Hybrid, fit_hybrid
 from partita.models.model import Model, Prediction, widening
 from partita.models.opponents import threadpool_limits
 from partita.models.skeleton import Form
-from partita.models.splits import above
 from partita.models.study import prepare
-from partita.models.table import Table
 
 
 def skeleton_of(world: Runs, seed: int = 0) -> Formula:
@@ -41,7 +41,8 @@ def test_nine_tenths_lie_inside_the_intervals(fitter: Callable[[Runs], Model]) -
 
 def test_intervals_widen_where_nothing_was_measured() -> None:
     world = runs(120, noise=0.03, devices=(1, 2))
-    model = hybrid_of(world)
+    fitter = Fitter(ROLES, "devices")
+    model = fitter.fit("hybrid", world.table, world.times, fitter.settle(world.table, world.times))
     far = Table({**world.table.columns, "devices": world.table.numbers("devices") * 16})
     near, beyond = model.predict(world.table), model.predict(far)
     assert np.median(beyond.high / beyond.low) > 1.5 * np.median(near.high / near.low)
@@ -66,8 +67,8 @@ def test_ten_seeds_agree_within_a_percent_on_vtrain() -> None:
     found = []
     with threadpool_limits(1):
         for seed in range(10):
-            settings = settle(p.table, p.times, p.roles, seed=seed)
-            found.append(fit_model("hybrid", p.table, p.times, p.roles, settings, seed=seed).predict(p.table).time)
+            fitter = Fitter(p.roles, seed=seed)
+            found.append(fitter.fit("hybrid", p.table, p.times, fitter.settle(p.table, p.times)).predict(p.table).time)
     assert spread(found) < 0.01
 
 
@@ -103,21 +104,6 @@ def test_the_generic_expression_finds_a_sum_of_powers() -> None:
     first = np.arange(200) < 120
     model = fit_formula("generic", t.take(first), truth[first], ROLES, Penalty(0.03), seed=0)
     assert np.abs(model.predict(t.take(~first)).time / truth[~first] - 1).mean() < 0.03
-
-
-def test_the_penalty_chosen_is_no_worse_than_the_others_by_more_than_a_tenth() -> None:
-    world = runs(90, noise=0.02)
-    splits = [above(world.table.numbers("devices"), 4)]
-    chosen = choose_penalty("skeleton", world.table, world.times, ROLES, splits, seed=0)
-    assert chosen == choose_penalty("skeleton", world.table, world.times, ROLES, splits, seed=0)
-    (split,) = splits
-
-    def held_out(penalty: Penalty) -> float:
-        train = world.table.take(split.train)
-        model = fit_formula("skeleton", train, world.times[split.train], ROLES, penalty, seed=0, form=Form())
-        return float(np.abs(model.predict(world.table.take(split.test)).time / world.times[split.test] - 1).mean())
-
-    assert held_out(chosen) <= 1.3 * min(held_out(Penalty(w)) for w in (0.1, 0.3, 1.0))
 
 
 def test_widening_makes_nine_tenths_of_errors_fit() -> None:

@@ -1,0 +1,66 @@
+"""Tables with known laws (benchmarks/model_tables.py): never much worse than the best plain regressor, mostly far better."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from partita.models.compare import Fitter, judge
+from partita.models.opponents import OPPONENTS, threadpool_limits
+from partita.models.study import prepare
+
+
+def loaded() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "model_tables.py"
+    spec = importlib.util.spec_from_file_location("model_tables", path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["model_tables"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = loaded().TABLES
+
+
+def errors(
+    name: str, column: str, up_to: float, *, plain: tuple[str, ...], seed: int = 0
+) -> tuple[float, float, float]:
+    """(mean error of the hybrid, least of the plain regressors', share of intervals that held)."""
+    pytest.importorskip("sklearn")
+    make, target, _ = TABLES[name]
+    p = prepare(make(np.random.default_rng(seed)), target, split_by=column, up_to=up_to)
+    with threadpool_limits(1):
+        ours, *others = judge(Fitter(p.roles, column), ("hybrid", *plain), p.table, p.times, p.splits[0]).scores
+    return ours.mape, min(o.mape for o in others), float(ours.inside.mean())
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "up_to"),
+    [("gpt sizes", "hidden_size", 1024), ("weak scaling", "GPUs", 32), ("epochs", "workers", 2), ("anonymous", "x1", 3)],
+)  # fmt: skip
+def test_what_was_once_counted_twice_or_misread(name: str, column: str, up_to: float) -> None:
+    """Derived columns, models that grow with the devices, a batch of which nobody says whose, columns without meaning."""
+    ours, plain, _ = errors(name, column, up_to, plain=("log-linear",))
+    assert ours < 0.6 * plain
+    assert ours < 0.25
+
+
+@pytest.mark.slow
+def test_over_all_tables_split_by_devices_by_size_and_by_batch() -> None:
+    rows = [
+        errors(name, column, up_to, plain=tuple(OPPONENTS), seed=2)
+        for name, (_, _, splits) in TABLES.items()
+        for column, up_to in splits
+        if column is not None
+    ]
+    ours, plain, inside = np.array(rows).T
+    worse = (ours > 1.15 * plain) & (ours > plain + 0.02)
+    assert worse.mean() <= 0.25
+    assert np.median(ours / plain) < 0.8
+    assert 0.85 <= inside.mean() <= 0.97
