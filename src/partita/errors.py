@@ -115,6 +115,10 @@ class Infeasible(PartitaError):
         self.relaxation = relaxation
 
 
+class InternalError(PartitaError):
+    """Partita contradicts itself: a fault of its own, to be reported."""
+
+
 class WorkerFailed(PartitaError):
     """A worker died: `rank` is who, `doing` what it was executing."""
 

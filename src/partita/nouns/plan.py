@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from partita.errors import PlanError, refuse
+from partita.errors import InternalError, PlanError, refuse
 from partita.files import dump_json, read_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
@@ -42,6 +42,21 @@ class Verdict:
             if self.lower_bound_s > 0
             else (0.0 if self.value_s == 0 else math.inf)
         )
+
+
+def checked_bound(value_s: float, bound_s: float) -> float:
+    """A raw lower bound, fit to be printed beside the value of a plan that it must not exceed.
+
+    Raises InternalError where it does by more than rounding: then the bound or the value is wrong.
+
+    >>> checked_bound(2.0, 1.5)
+    1.5
+    """
+    if not bound_s <= value_s * (1 + 1e-9) + 1e-12:
+        raise InternalError(
+            f"a lower bound of {bound_s!r} s is above the plan's {value_s!r} s", hint="report this with the input files"
+        )
+    return min(bound_s, value_s)
 
 
 @dataclass(frozen=True, slots=True)

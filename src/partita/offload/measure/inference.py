@@ -26,6 +26,7 @@ from partita.errors import CostError, sentence_of
 from partita.files import expect_format
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
+from partita.nouns.offload import LARGEST
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cuts import Side, cut_points, fitted, measured_halves
@@ -81,7 +82,7 @@ class InferenceTimes:
                 "server" if value.get("side") == "server" else "device",
                 int(value.get("points", 0)),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CostError(f"{what} is damaged: {sentence_of(error)}", hint="delete it and measure again") from error
 
 
@@ -90,7 +91,10 @@ def _row(e: Estimate) -> dict[str, float]:
 
 
 def _estimate(row: Mapping[str, Any]) -> Estimate:
-    return Estimate(float(row["seconds"]), float(row["low"]), float(row["high"]), "measured")
+    seconds, low, high = float(row["seconds"]), float(row["low"]), float(row["high"])
+    if not 0 <= seconds <= LARGEST:
+        raise ValueError(f"{seconds:g} seconds")
+    return Estimate(seconds, low, high, "measured")
 
 
 def measure_model(model: OnnxModel, budget_s: float = 4.0, side: Side = "device") -> InferenceTimes:
