@@ -31,7 +31,7 @@ from partita import __version__
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.run.client import Client
 from partita.offload.run.codec import encode
-from partita.offload.run.session import Session, model_inputs
+from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.run.store import cut_id
 from partita.offload.run.tally import quantile
 from partita.offload.run.wire import pack, unpack

@@ -15,7 +15,7 @@ from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.offload.run.client import Client
 from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.rate import RateEstimate
-from partita.offload.run.session import Session
+from partita.offload.onnx_session import Session
 
 # ---- rates -----------------------------------------------------------------------------------------------------------------
 

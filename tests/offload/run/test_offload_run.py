@@ -21,7 +21,7 @@ from partita.offload.plan.lower import simulate_offload
 from partita.offload.run.client import Client
 from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.record import OffloadRun
-from partita.offload.run.session import Session
+from partita.offload.onnx_session import Session
 
 SMALL, TWO = net(), net("two", 1, outputs=2)
 

@@ -16,7 +16,7 @@ from partita.files import dump_json
 from partita.nouns.timeline import Timeline
 from partita.offload.capture import jobs as offload_jobs
 from partita.offload.capture.jobs import JobSpec
-from partita.offload.run.session import Session
+from partita.offload.onnx_session import Session
 from partita.offload.run.work import come_at_random, stream_plan
 
 ONE, TWO = net(), net("two", 1, outputs=2)

@@ -20,7 +20,7 @@ from partita.offload.run import client as clients
 from partita.offload.run.client import Client, NoMemory, Refused, Unreachable
 from partita.offload.run.codec import encode
 from partita.offload.run.credentials import Key
-from partita.offload.run.session import Session
+from partita.offload.onnx_session import Session
 from partita.offload.run.store import NoRoom, Store, Unknown, cut_id
 from partita.offload.run.wire import HEALTH, SERVICE, pack, unpack
 

@@ -22,7 +22,7 @@ import numpy as np
 from partita.errors import CaptureError
 from partita.nouns.graph import FloatArray
 from partita.offload.capture.onnx_model import OnnxModel
-from partita.offload.measure.session import open_session
+from partita.offload.onnx_session import open_session
 
 Side = Literal["device", "server"]
 

@@ -31,7 +31,7 @@ from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cuts import Side, cut_points, fitted, measured_halves
 from partita.offload.measure.profile import kernels_of, shares
-from partita.offload.measure.session import open_session
+from partita.offload.onnx_session import open_session
 
 WINDOW_S = 0.25  #: some periods of any usual CPU quota
 FEWEST, STEADY = 5, 0.02  #: windows; quit when the middle half of them lies within this share of the median

@@ -28,7 +28,7 @@ from partita.offload.run.codec import Codec
 from partita.offload.run.connection import Event, Line, Parcel
 from partita.offload.run.rate import RateEstimate
 from partita.offload.run.record import Interval, JobTimes, OffloadRun, timeline_of
-from partita.offload.run.session import Session, model_inputs
+from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.run.wire import Array
 
 Replan = Callable[[OffloadProblem], OffloadPlan]

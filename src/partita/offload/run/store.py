@@ -11,7 +11,7 @@ from typing import Any
 
 from partita.errors import PartitaError
 from partita.offload.capture.onnx_model import OnnxModel
-from partita.offload.run.session import Session
+from partita.offload.onnx_session import Session
 
 _MOST_CUTS = 4096  #: remembered for one model
 

@@ -15,7 +15,7 @@ from partita.offload.measure.inference import InferenceTimes, measure_model
 from partita.offload.plan.lower import simulate_offload
 from partita.offload.plan.online import Waiting, stream
 from partita.offload.run.client import Client
-from partita.offload.run.session import Session, model_inputs
+from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.run.wire import Array
 
 
