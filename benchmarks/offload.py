@@ -47,9 +47,9 @@ from partita.offload.plan.baselines import BASELINES
 from partita.offload.plan.lower import part_times
 from partita.offload.plan.planner import plan_offload
 from partita.offload.run.client import Client
-from partita.offload.run.credentials import Key
+from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.execute import RunSettings, execute
-from partita.offload.run.messages import message_cost
+from partita.offload.run.message_cost import message_cost
 from partita.offload.run.record import MACHINES, busy_s
 from partita.testbed import processors
 from partita.testbed.hosts import Testbed
@@ -74,7 +74,10 @@ def models_of(names: Sequence[str]) -> dict[str, OnnxModel]:
 
 def device(server: str, names: Sequence[str]) -> None:
     """The process in the device's host: commands in, answers out, a line of JSON each."""
-    models, key = models_of(names), Key.of(server.rpartition(":")[0], insecure=True, ca=None, token_file=None)
+    models, key = (
+        models_of(names),
+        ClientCredentials.of(server.rpartition(":")[0], insecure=True, ca=None, token_file=None),
+    )
     tell({"pid": os.getpid()})
     for line in sys.stdin:
         asked = json.loads(line)
@@ -97,7 +100,7 @@ def tell(value: Json) -> None:
     print(json.dumps(value), flush=True)
 
 
-def measured(models: Mapping[str, OnnxModel], server: str, key: Key, budget_s: float) -> Json:
+def measured(models: Mapping[str, OnnxModel], server: str, key: ClientCredentials, budget_s: float) -> Json:
     found: Json = {}
     with Client(server, key) as client:
         for name, model in models.items():
@@ -106,7 +109,7 @@ def measured(models: Mapping[str, OnnxModel], server: str, key: Key, budget_s: f
     return found
 
 
-def carried_out(asked: Json, models: Mapping[str, OnnxModel], server: str, key: Key) -> Json:
+def carried_out(asked: Json, models: Mapping[str, OnnxModel], server: str, key: ClientCredentials) -> Json:
     """Run a plan; between getting ready and the clock, wait for a line: quota and rate are set meanwhile."""
     problem = OffloadProblem.from_json(asked["problem"])
     plan = OffloadPlan.from_json(asked["plan"], problem)

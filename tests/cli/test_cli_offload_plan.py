@@ -61,7 +61,8 @@ def test_bad_costs_are_refused_with_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("what", "value"), [("device_s", 1e300), ("server_s", 10**400), ("output_bytes", 1e16), ("output_bytes", float("nan"))]
+    ("what", "value"),
+    [("device_s", 1e300), ("server_s", 10**400), ("output_bytes", 1e16), ("output_bytes", float("nan"))],
 )
 def test_huge_numbers_of_a_task_are_refused(what: str, value: float, tmp_path: Path, capsys: Capture) -> None:
     problem = instance("chain", 1)

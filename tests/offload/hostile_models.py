@@ -74,7 +74,10 @@ def endless(more: str = "first") -> onnx.ModelProto:
         [helper.make_tensor_value_info(n, t, s) for n, t, s in (("i", INT, []), ("go", BOOL, []), ("v", FLOAT, [1]))],
         [helper.make_tensor_value_info(n, t, s) for n, t, s in (("on", BOOL, []), ("w", FLOAT, [1]))],
     )
-    relu, loop = helper.make_node("Relu", ["x"], ["r"], more), helper.make_node("Loop", ["n", "go0", "r"], ["y"], body=body)
+    relu, loop = (
+        helper.make_node("Relu", ["x"], ["r"], more),
+        helper.make_node("Loop", ["n", "go0", "r"], ["y"], body=body),
+    )
     return made([relu, loop], {"x": [1]}, {"y": [1]}, {"n": np.int64(2**62), "go0": True})
 
 

@@ -25,7 +25,6 @@ from typing import Any
 from partita.errors import CostError, PlanError, refuse
 from partita.files import read_json
 
-
 MOST_JOBS = 100_000
 MOST_THREADS = 4096  #: of a server
 LARGEST = 1e15  #: seconds, bytes and rates beyond it (or below its inverse, for rates) are taken for a slip

@@ -29,7 +29,9 @@ except ImportError as _error:
 
 Array = npt.NDArray[Any]
 
-SILENT = 4  #: ONNX Runtime's log level that leaves errors to the exceptions and drops advice, e.g. on unused initialisers
+SILENT = (
+    4  #: ONNX Runtime's log level that leaves errors to the exceptions and drops advice, e.g. on unused initialisers
+)
 _LOOK_S = 0.1  #: how often a time limit is looked at
 
 _TYPES = {

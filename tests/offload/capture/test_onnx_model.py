@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-
 from offload.hostile_models import doubling, reads_a_file
+from onnx import TensorProto, helper, numpy_helper
 
 from partita.errors import CaptureError
 from partita.offload.capture.cut import NEVER_S, crossing_bytes

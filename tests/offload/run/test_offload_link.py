@@ -12,10 +12,10 @@ from offload.run.slow_link import SlowLink
 from offload.run.small_nets import image, net, plan_of, problem_of, served
 
 from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.offload.onnx_session import Session
 from partita.offload.run.client import Client
 from partita.offload.run.execute import RunSettings, execute
-from partita.offload.run.rate import RateEstimate
-from partita.offload.onnx_session import Session
+from partita.offload.run.link_rate import RateEstimate
 
 # ---- rates -----------------------------------------------------------------------------------------------------------------
 

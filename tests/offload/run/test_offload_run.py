@@ -17,11 +17,11 @@ from offload.run.small_nets import address, image, net, plan_of, problem_of, ser
 
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.onnx_session import Session
 from partita.offload.plan.lower import simulate_offload
 from partita.offload.run.client import Client
 from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.record import OffloadRun
-from partita.offload.onnx_session import Session
 
 SMALL, TWO = net(), net("two", 1, outputs=2)
 
@@ -135,16 +135,16 @@ def test_without_a_server_the_device_answers() -> None:
 
 
 def test_a_wrong_token_is_a_sentence_and_the_device_answers(tmp_path: Path) -> None:
-    from partita.offload.run.credentials import Key
+    from partita.offload.run.credentials import ClientCredentials
 
     (tmp_path / "token").write_text("right\n")
     with served(tmp_path, "--token-file", str(tmp_path / "token")) as (where, _):
         said: list[str] = []
-        run = alone(lambda: Client(where, Key("wrong")), said)
+        run = alone(lambda: Client(where, ClientCredentials("wrong")), said)
         assert {t.where for t in run.times} == {"device"}
         assert len(said) == 1
         assert "token" in said[0]
-        assert {t.where for t in alone(lambda: Client(where, Key("right")), []).times} == {"both"}
+        assert {t.where for t in alone(lambda: Client(where, ClientCredentials("right")), []).times} == {"both"}
 
 
 def test_a_model_the_server_has_no_memory_for_stays_on_the_device(tmp_path: Path) -> None:

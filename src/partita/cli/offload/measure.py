@@ -36,7 +36,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-s", type=float, default=4.0, metavar="S", help="seconds a model and side; default 4")
     parser.add_argument("--cache", metavar="DIR", help="where measurements are kept; default $XDG_CACHE_HOME/partita")
     parser.add_argument("--token-file", metavar="FILE", help="the server's token")
-    parser.add_argument("--ca", metavar="PEM", help="the server's certificate")
+    parser.add_argument("--ca", metavar="PEM", help="the server's certificate, or that of its authority")
+    parser.add_argument(
+        "--server-name",
+        metavar="NAME",
+        help="the name in the server's own certificate; default: that of one made by serve",
+    )
     parser.add_argument("--insecure", action="store_true", help="plain text, also beyond loopback")
     parser.add_argument("-o", "--out", metavar="JSON", help="write the costs (partita offload plan --costs reads them)")
 
@@ -117,10 +122,16 @@ def _other_side(
         slower = {h: {t: s / options.server_speedup for t, s in x.seconds.items()} for h, x in device.items()}
         return slower, LinkTimes(given, given, given), options.server_threads
     from partita.offload.run.client import Client
-    from partita.offload.run.credentials import Key, split_address
+    from partita.offload.run.credentials import ClientCredentials, split_address
 
     host, _ = split_address(options.server)
-    key = Key.of(host, insecure=options.insecure, ca=options.ca, token_file=options.token_file)
+    key = ClientCredentials.of(
+        host,
+        insecure=options.insecure,
+        ca=options.ca,
+        token_file=options.token_file,
+        server_name=options.server_name,
+    )
     with Client(options.server, key) as client:
         threads = client.hello().threads
         server = {}

@@ -59,7 +59,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true", help="compare every answer with the whole model's on this device"
     )
     parser.add_argument("--token-file", metavar="FILE", help="the server's token")
-    parser.add_argument("--ca", metavar="PEM", help="the server's certificate")
+    parser.add_argument("--ca", metavar="PEM", help="the server's certificate, or that of its authority")
+    parser.add_argument(
+        "--server-name",
+        metavar="NAME",
+        help="the name in the server's own certificate; default: that of one made by serve",
+    )
     parser.add_argument("--insecure", action="store_true", help="plain text, also beyond loopback")
     parser.add_argument(
         "-o", "--out", metavar="DIR", help="write timeline.json, predicted.json, plan.json, executed.json and outputs/"
@@ -127,12 +132,18 @@ def _arrivals(options: argparse.Namespace, work: list[JobSpec]) -> list[JobSpec]
 
 def _connect(options: argparse.Namespace) -> Callable[[], Client] | None:
     from partita.offload.run.client import Client
-    from partita.offload.run.credentials import Key, split_address
+    from partita.offload.run.credentials import ClientCredentials, split_address
 
     if options.server is None:
         return None
     host, _ = split_address(options.server)
-    key = Key.of(host, insecure=options.insecure, ca=options.ca, token_file=options.token_file)
+    key = ClientCredentials.of(
+        host,
+        insecure=options.insecure,
+        ca=options.ca,
+        token_file=options.token_file,
+        server_name=options.server_name,
+    )
     return lambda: Client(options.server, key)
 
 

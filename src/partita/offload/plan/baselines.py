@@ -22,7 +22,6 @@ from partita.offload.plan.local import improve, whole_pool
 from partita.offload.plan.shop import Found, alone_s, best_of, found
 from partita.solve.johnson import johnson_order
 
-
 MOST_LOOKS = 30_000_000  #: jobs looked at in a baseline's search: about a second
 
 

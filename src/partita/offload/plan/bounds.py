@@ -155,7 +155,7 @@ def _least_sum(floor: Floor, weights: FloatArray, alone: FloatArray, active: lis
 def _least_pair(firsts: FloatArray, lasts: FloatArray, count: IntArray) -> float:
     """The least firsts[a] + lasts[b] of two jobs; of one kind only where there are two of it. O(kinds)."""
     alike = np.where(count > 1, firsts + lasts, np.inf).min()
-    least, second = (np.partition(lasts, 1)[:2] if len(lasts) > 1 else (lasts[0], np.inf))
+    least, second = np.partition(lasts, 1)[:2] if len(lasts) > 1 else (lasts[0], np.inf)
     others = np.full(len(lasts), least)
     others[int(lasts.argmin())] = second
     return float(min(alike, (firsts + others).min()))

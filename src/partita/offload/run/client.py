@@ -14,7 +14,7 @@ from partita.errors import PartitaError
 from partita.nouns.offload import OffloadLink
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.inference import InferenceTimes
-from partita.offload.run.credentials import Key
+from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.wire import CHUNK_BYTES, MOST_MESSAGE_BYTES, PROTOCOL, SERVICE, Head, pack, unpack
 
 _CALL_S = 10.0  #: for a small call
@@ -58,9 +58,9 @@ class Welcome:
 class Client:
     """A connection to one server. Close it; closing is bounded in time. Safe to use from several threads."""
 
-    def __init__(self, target: str, key: Key | None = None) -> None:
+    def __init__(self, target: str, key: ClientCredentials | None = None) -> None:
         self.target = target
-        self._key = key or Key()
+        self._key = key or ClientCredentials()
         self._channel = self._key.channel(
             target,
             (

@@ -63,7 +63,9 @@ def decode(coding: Any, tensors: Mapping[str, Array], most_bytes: int) -> dict[s
             shape = tuple(int(n) for n in how["shape"])
             out[name] = _decoded(how, shape, tensors[name], room)
         except (KeyError, TypeError, ValueError, IndexError, zlib.error, OverflowError) as error:
-            raise WireError(f"tensor {name!r} cannot be decoded: {type(error).__name__}: {first_line(error)}") from error
+            raise WireError(
+                f"tensor {name!r} cannot be decoded: {type(error).__name__}: {first_line(error)}"
+            ) from error
         room -= out[name].nbytes
     return out
 

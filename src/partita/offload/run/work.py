@@ -12,10 +12,10 @@ from partita.errors import CostError, refuse
 from partita.nouns.offload import OffloadLink, OffloadPlan, OffloadProblem
 from partita.offload.capture.jobs import JobSpec
 from partita.offload.measure.inference import InferenceTimes, measure_model
+from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.plan.lower import simulate_offload
 from partita.offload.plan.online import Waiting, stream
 from partita.offload.run.client import Client
-from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.run.wire import Array
 
 
