@@ -91,6 +91,12 @@ def gluttonous(numbers: int = 10**10) -> onnx.ModelProto:
     return made(nodes, {"x": [1]}, {"y": []}, {"s": np.array([numbers])})
 
 
+def talkative(numbers: int) -> onnx.ModelProto:
+    """Answers one number with so many."""
+    nodes = [helper.make_node("Expand", ["x", "s"], ["y"], "expand")]
+    return made(nodes, {"x": [1]}, {"y": [numbers]}, {"s": np.array([numbers])})
+
+
 def doubling(depth: int = 40) -> onnx.ModelProto:
     """Function k calls function k - 1 twice: 2^depth nodes in a few kilobytes."""
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]

@@ -31,7 +31,7 @@ from partita.offload.run.settings import ServerSettings
 from partita.offload.run.wire import Array, first_line, message_bytes, pack, unpack
 
 _REPLIES = 64  #: of a client, waiting to be sent
-_SLOWEST_BYTES_PER_S = 20e3  #: a reader slower than this is given up
+_SLOWEST_BYTES_PER_S = 50e3  #: a reader slower than this is given up
 _T = TypeVar("_T")
 _Context = Any
 
