@@ -24,7 +24,7 @@ from partita.offload.run.wire import SERVICE, pack, unpack
 
 NET = net()
 MEMORY_MB = 100
-FLAGS = "--limit-s 1 --stall-s 1 --queue 16 --clients 6 --message-mb 4".split()
+FLAGS = ["--limit-s", "1", "--stall-s", "1", "--queue", "16", "--clients", "6", "--message-mb", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +202,10 @@ def test_noise_half_greetings_and_giant_headers(server: str) -> None:
             with suppress(OSError):
                 end.sendall((chance.randbytes(2000), greeting[:10], greeting + chance.randbytes(500), b"")[k % 4])
         honest(server)
-        with Client(server) as client, pytest.raises(grpc.RpcError):
+        with Client(server) as client:
             call = client._channel.unary_unary(f"/{SERVICE}/Hello")
-            call(pack({}), metadata=(("x", "y" * 1_000_000),), timeout=5)
+            with pytest.raises(grpc.RpcError):
+                call(pack({}), metadata=(("x", "y" * 1_000_000),), timeout=5)
 
 
 def test_clients_that_do_not_read_are_given_up(server: str) -> None:
@@ -219,7 +220,7 @@ def test_clients_that_do_not_read_are_given_up(server: str) -> None:
             calls.append(client.work(iter([job(model, n, {"x": np.ones(1, np.float32)}) for n in range(2000)])))
         honest(server)
         until = time.monotonic() + 20
-        while number(server, "clients_stalled_total") - before < 3 and time.monotonic() < until:
+        while number(server, "jobs_in") and time.monotonic() < until:
             time.sleep(0.2)
         assert number(server, "clients_stalled_total") - before == 3
         assert number(server, "jobs_in") == 0

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -175,3 +176,11 @@ class ClientCredentials:
             return grpc.insecure_channel(target, options)
         named = (*options, ("grpc.ssl_target_name_override", self.server_name))
         return grpc.secure_channel(target, grpc.ssl_channel_credentials(self.ca), named)
+
+
+def credentials_of(flags: Any) -> ClientCredentials:
+    """What the flags of a verb that calls a server say: server, insecure, ca, token_file, server_name. Raises BadInput."""
+    host, _ = split_address(flags.server)
+    return ClientCredentials.of(
+        host, insecure=flags.insecure, ca=flags.ca, token_file=flags.token_file, server_name=flags.server_name
+    )

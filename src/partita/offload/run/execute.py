@@ -313,7 +313,9 @@ class _Device:
             time.sleep(max(0.0, timeout_s))
             return ""
         try:
-            event = self.connection.events.get(timeout=timeout_s) if timeout_s > 0 else self.connection.events.get_nowait()
+            event = (
+                self.connection.events.get(timeout=timeout_s) if timeout_s > 0 else self.connection.events.get_nowait()
+            )
         except queue.Empty:
             return ""
         self._take(event)
