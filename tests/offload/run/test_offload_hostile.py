@@ -235,11 +235,11 @@ def test_idle_streams_make_room(server: str) -> None:
         yield from ()
 
     with ExitStack() as stack:
-        for _ in range(6):
-            stack.enter_context(Client(server)).work(silent())
+        calls = [stack.enter_context(Client(server)).work(silent()) for _ in range(6)]
         until = time.monotonic() + 10
         while number(server, "clients") < 6 and time.monotonic() < until:
             time.sleep(0.05)
+        assert number(server, "clients") == len(calls)
         honest(server)
         gate.set()
 

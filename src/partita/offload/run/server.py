@@ -31,7 +31,7 @@ from partita.offload.run.wire import CHUNK_BYTES, HEALTH, PROTOCOL, SERVICE, Wir
 
 _MOST_MEASURE_S = 20.0  #: of one model
 _MOST_MEASURED = 256  #: measurements remembered
-_CALLS = 32  #: calls at once beside the streams of jobs
+_CALLS = 128  #: calls at once beside the streams of jobs
 _MOST_NAME, _MOST_SAID = 200, 1000  #: characters
 _MOST_LINK_BYTES = 64 << 20  #: of one measurement of the link
 _MOST_STAMPS = 4096
