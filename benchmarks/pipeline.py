@@ -48,7 +48,7 @@ def benchmark(data: str, devices: int, micro_batches: int, rounds: int, out: Pat
         "single_step_s": single,
         "pipeline_step_s": pipeline,
         "torch_step_s": torch,
-        "predicted_step_s": file.plan.verdict.value_s,
+        "predicted_step_s": file.verdict.value_s,
         "speedup": single / pipeline,
         "torch_speedup": single / torch,
         "faster_than_torch": torch / pipeline,

@@ -19,7 +19,7 @@ from typing import Any
 
 from partita.cli.talk import Talk
 from partita.errors import PartitaError
-from partita.nouns.plan import PipelinePlan
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.page.text import table
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.run.loop import compare_engines
@@ -43,7 +43,7 @@ def rows(devices: int, rounds: int, talk: Talk) -> list[dict[str, Any]]:
             assert isinstance(file.plan, PipelinePlan)
             with tempfile.TemporaryDirectory() as folder:
                 run = compare_engines(file, source, {}, folder, engines=("single", "pipeline"), rounds=rounds)
-            predicted, measured = file.plan.verdict.value_s, run.median_s("pipeline")
+            predicted, measured = file.verdict.value_s, run.median_s("pipeline")
             found.append(
                 {
                     "model": model,

@@ -34,12 +34,11 @@ from partita.errors import PartitaError
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, PlacementPlan, Stage, Verdict
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.program import Program
 from partita.simulate.lower import lower
 from partita.simulate.simulator import Durations, Simulator, durations, times
-
-UNJUDGED = Verdict(0.0, 0.0, "none", "benchmark", 0.0)
 
 
 def layered_graph(tasks: int, layers: int, seed: int) -> TaskGraph:
@@ -68,7 +67,7 @@ def small_program() -> tuple[Program, Durations]:
     """300 tasks on 4 devices."""
     graph, cluster, dice = layered_graph(300, 30, seed=0), some_cluster(4), random.Random(1)
     where = {t.id: f"cpu{dice.randrange(4)}" for t in graph.tasks}
-    program = lower(graph, cluster, PlacementPlan(graph.fingerprint, where, UNJUDGED))
+    program = lower(graph, cluster, PlacementPlan(graph.fingerprint, where))
     return program, durations(program, graph, random_costs(graph, 2), cluster)
 
 
@@ -83,7 +82,7 @@ def large_pipeline(instructions: int) -> tuple[Program, Callable[[], Durations]]
     graph, cluster = TaskGraph.build("chain", [*forward, *backward], tensors), some_cluster(stages)
     rows = tuple(Stage((f"f{i}",), (f"cpu{i}",)) for i in range(stages))
     micro_batches = -(-instructions // a_micro_batch)
-    plan = PipelinePlan(graph.fingerprint, rows, micro_batches, 2 * stages, "1f1b", UNJUDGED)
+    plan = PipelinePlan(graph.fingerprint, rows, micro_batches, 2 * stages, "1f1b")
     program, costs = lower(graph, cluster, plan), random_costs(graph, 3)
     return program, lambda: durations(program, graph, costs, cluster)
 

@@ -14,7 +14,9 @@ from partita.errors import BadInput
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, PlacementPlan, Schedule, Stage, Verdict
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import Verdict
 
 VERDICT = Verdict(2.0, 1.0, "critical path", "by hand", 0.5)
 
@@ -62,12 +64,12 @@ def stage_plan(
     stages = tuple(
         Stage((f"f{k}",), tuple(f"cpu{first[k] + r}" for r in range(m)), recompute) for k, m in enumerate(replicas)
     )
-    return PipelinePlan(graph.fingerprint, stages, micro_batches, in_flight, schedule, VERDICT)
+    return PipelinePlan(graph.fingerprint, stages, micro_batches, in_flight, schedule)
 
 
 def placed(graph: TaskGraph, where: Sequence[str]) -> PlacementPlan:
     """Task i on device where[i]."""
-    return PlacementPlan(graph.fingerprint, {t.id: d for t, d in zip(graph.tasks, where, strict=True)}, VERDICT)
+    return PlacementPlan(graph.fingerprint, {t.id: d for t, d in zip(graph.tasks, where, strict=True)})
 
 
 names = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)

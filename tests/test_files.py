@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_worlds import refused_or
 
-from partita import files
 from partita.errors import BadInput, GraphError
 from partita.files import dump_json, expect_format, read_bytes, read_json, read_text, read_toml, write_whole
 
@@ -69,11 +68,12 @@ def test_what_is_not_there_or_no_file(tmp_path: Path) -> None:
         read_bytes(tmp_path, GraphError)
 
 
-def test_a_file_too_large_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_too_large_is_refused_unread(tmp_path: Path) -> None:
     path = write_whole(tmp_path / "big", b" " * 3_000_000)
-    monkeypatch.setattr(files, "MOST_BYTES", 1_000_000)
-    with pytest.raises(BadInput, match="has 3 MB; at most 1 MB are read"):
-        read_bytes(path, BadInput)
+    assert len(read_bytes(path, BadInput, 3_000_000)) == 3_000_000
+    for endless in (path, "/dev/zero"):
+        with pytest.raises(BadInput, match=r"MB; at most 1 MB are read"):
+            read_bytes(endless, BadInput, 1_000_000)
 
 
 def test_text_is_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
@@ -89,6 +89,11 @@ def test_text_is_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
         ("", r"is not JSON: line 1 column 1"),
         ("[" * 100_000, r"is not JSON: nested too deeply"),
         ('{"a": ' + "1" * 5000 + "}", r"is not JSON: .*digits"),
+        ('{"a": 123456789012345678901}', r"is not JSON: an integer of 21 digits is beyond 64 bits"),
+        ('{"a": 1e999}', r"is not JSON: 1e999 is no finite number"),
+        ('{"a": NaN}', r"is not JSON: NaN is no finite number"),
+        ('{"a": "\\ud800"}', r"is not JSON: '.ud800' is half of a character"),
+        ('{"a": ' + "[" * 100 + "]" * 100 + "}", r"is not JSON: nested too deeply: more than 60 levels"),
         ("[1, 2]", r"holds a JSON list, not an object"),
         ('{"format": "other"}', r"is 'other', not 'partita-graph'"),
         ("{}", r"is None, not 'partita-graph'.* hint: give a file that says"),
@@ -115,6 +120,9 @@ def test_toml_says_where_it_breaks(tmp_path: Path) -> None:
     assert read_toml(write_whole(tmp_path / "a.toml", "x = 1\n[t]\ny = inf\n"), BadInput)["x"] == 1
     with pytest.raises(BadInput, match=r"is not TOML: .*line 2"):
         read_toml(write_whole(tmp_path / "b.toml", "x = 1\ny = \n"), BadInput)
+    assert read_toml(write_whole(tmp_path / "d.toml", "day = 2020-01-01"), BadInput) == {"day": "2020-01-01"}
+    with pytest.raises(BadInput, match=r"is not TOML: an integer of 21 digits is beyond 64 bits"):
+        read_toml(write_whole(tmp_path / "e.toml", "x = 0xffffffffffffffffff"), BadInput)
     with pytest.raises(BadInput, match=r"is not TOML"):
         read_toml(write_whole(tmp_path / "c.toml", "x = " + "[" * 100_000), BadInput)
 

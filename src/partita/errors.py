@@ -13,6 +13,7 @@
     |   |-- CheckpointError      ... a checkpoint
     |   `-- MissingDependency    ... an optional package that is not installed
     |-- Infeasible               exit code 3   the request is sound, but nothing satisfies it
+    |-- InternalError            exit code 1   Partita contradicts itself: a fault of ours, never of what was handed in
     |-- WorkerFailed             exit code 1   a rank died or stopped answering
     `-- Interrupted              exit code 130 the user asked to stop, and it did, in good order
 
@@ -116,7 +117,7 @@ class Infeasible(PartitaError):
 
 
 class InternalError(PartitaError):
-    """Partita contradicts itself: a fault of its own, to be reported."""
+    """Partita contradicts itself: a fault of ours that no input should bring about."""
 
 
 class WorkerFailed(PartitaError):

@@ -1,22 +1,33 @@
 """Files at the door: read with a clear error, write whole or not at all.
 
-Every noun reads and writes through these few functions, so that a damaged file always gives one sentence with the
-file's name and the place of the fault, and a crash in the middle of a write never leaves half a file behind.
+Everything reads and writes through these few functions, so that a damaged or hostile file always gives one sentence with
+the file's name and the place of the fault, and a crash in the middle of a write never leaves half a file behind. What
+comes out of `read_json` and `read_toml` is shallow enough to recurse into, its integers fit 64 bits, its text is Unicode
+and (JSON only) its numbers are numbers; `damaged` turns what goes wrong with it later into a sentence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import re
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.errors import BadInput
+from partita.errors import BadInput, sentence_of
 
-MOST_BYTES = 1 << 30  #: larger text files are refused unread: nothing here writes one
+MOST_BYTES = 1 << 30  #: larger files are refused unread: nothing here writes one
+MOST_TEXT_BYTES = 1 << 27  #: parsed, text takes up to 30 times its size in memory: 4 GB; a timeline of 900,000 spans has that
+MOST_LEVELS = 60  #: of lists and tables in each other: no file of ours has more than 12, and Python recurses 1,000 deep
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_LONG_INTEGER = re.compile(r"\d{19}")
+_LARGE_EXPONENT = re.compile(r"[eE]\+?\d{3}|\d{300}")
 
 
 def write_whole(path: str | Path, data: str | bytes) -> Path:
@@ -25,7 +36,7 @@ def write_whole(path: str | Path, data: str | bytes) -> Path:
     Raises BadInput where the folder does not exist or cannot be written.
     """
     path = Path(path)
-    raw = data.encode() if isinstance(data, str) else data
+    raw = data.encode(errors="backslashreplace") if isinstance(data, str) else data
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -48,23 +59,24 @@ def _umask() -> int:
     return mask
 
 
-def read_bytes(path: str | Path, kind: type[BadInput]) -> bytes:
-    """The file's bytes. Raises `kind` where it is missing, a folder, unreadable or larger than MOST_BYTES."""
-    path = Path(path)
+def read_bytes(path: str | Path, kind: type[BadInput], most: int = MOST_BYTES) -> bytes:
+    """The file's bytes. Raises `kind` where it is missing, a folder, unreadable or has more than `most` bytes."""
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise kind(
-                f"{path} has {size / 1e6:.0f} MB; at most {MOST_BYTES / 1e6:.0f} MB are read", hint="check the path"
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise kind(f"{path} cannot be read: {error.strerror}", hint="check the path") from error
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            raw = file.read(most + 1) if size <= most else b""  # a pipe does not say its size
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        why = error.strerror if isinstance(error, OSError) else error
+        raise kind(f"{path} cannot be read: {why}", hint="check the path") from error
+    size = max(size, len(raw))
+    if size > most:
+        raise kind(f"{path} has {size / 1e6:.0f} MB; at most {most / 1e6:.0f} MB are read", hint="check the path")
+    return raw
 
 
 def read_text(path: str | Path, kind: type[BadInput]) -> str:
     """The file as UTF-8 text (a byte-order mark is dropped). Raises `kind` with the offending byte's place."""
-    raw = read_bytes(path, kind)
+    raw = read_bytes(path, kind, MOST_TEXT_BYTES)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,47 +86,121 @@ def read_text(path: str | Path, kind: type[BadInput]) -> str:
         ) from error
 
 
-def read_json(path: str | Path, kind: type[BadInput], format: str | None = None) -> dict[str, Any]:
-    """The JSON object in a file; with `format`, one whose "format" says so.
+def read_json(path: str | Path, kind: type[BadInput], format: str | None = None, version: int = 1) -> dict[str, Any]:
+    """The JSON object in a file; with `format`, one whose "format" and "version" say so.
 
     Raises `kind` with line and column where it does not parse, or where it is another kind of file.
     """
-    text = read_text(path, kind)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        place = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        if isinstance(error, json.JSONDecodeError):
-            place = f"line {error.lineno} column {error.colno}: {error.msg}"
-        raise kind(f"{path} is not JSON: {place}", hint="the file may be cut off; make it again") from error
+    value = parse_json(read_text(path, kind), kind, str(path))
     if not isinstance(value, dict):
         raise kind(
             f"{path} holds a JSON {type(value).__name__}, not an object", hint="give the file that Partita wrote"
         )
     if format is not None:
-        expect_format(value, format, kind, str(path))
+        expect_format(value, format, kind, str(path), version)
     return value
 
 
-def expect_format(value: Mapping[str, Any], format: str, kind: type[BadInput], what: str) -> None:
-    """Raise `kind` unless the object says it is `format`, version 1."""
+def parse_json(text: str | bytes, kind: type[BadInput], what: str, *, nan: bool = False) -> Any:
+    """The value of a JSON text from outside; numbers that are not finite only where `nan` allows them.
+
+    Raises `kind` with line and column where it does not parse, nests deeper than MOST_LEVELS, has an integer beyond 64
+    bits or half of a surrogate pair. O(size).
+
+    >>> parse_json('{"a": [1, 2.5]}', BadInput, "it")
+    {'a': [1, 2.5]}
+    """
+    try:
+        return _loads(text if isinstance(text, str) else text.decode("utf-8-sig"), nan)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{what} is not JSON: {_place(error)}", hint="the file may be cut off; make it again") from error
+
+
+def _loads(text: str, nan: bool) -> Any:
+    """The value of a JSON text within the limits. A call for each number costs, so only where the text may need it."""
+    value = json.loads(
+        text,
+        parse_int=_integer if _LONG_INTEGER.search(text) else None,
+        parse_float=_finite if not nan and _LARGE_EXPONENT.search(text) else None,
+        parse_constant=None if nan else _finite,
+    )
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # raises for half of a pair
+    _expect_shallow(value)
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 63:
+        raise ValueError(f"an integer of {len(digits.lstrip('-'))} digits is beyond 64 bits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits} is no finite number")
+    return value
+
+
+def _expect_shallow(value: Any) -> None:
+    """Raise ValueError where lists and tables lie in each other more than MOST_LEVELS deep. O(values)."""
+    level = [[value]]
+    for _ in range(MOST_LEVELS + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested too deeply: more than {MOST_LEVELS} levels")
+
+
+def _place(error: ValueError | RecursionError) -> str:
+    """Where and why a text does not parse."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno} column {error.colno}: {error.msg}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[error.start]!r} is half of a character"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+@contextlib.contextmanager
+def damaged(kind: type[BadInput], what: str, hint: str) -> Iterator[None]:
+    """Turn what a value of the wrong shape raises while it is read into `kind`; PartitaErrors pass as they are.
+
+    >>> with damaged(BadInput, "plan.json", hint="make it again"):
+    ...     float({"x": "one"}["x"])
+    Traceback (most recent call last):
+    partita.errors.BadInput: plan.json is damaged: ValueError: could not convert string to float: 'one'. hint: make it again
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        raise kind(f"{what} is damaged: {sentence_of(error)}", hint=hint) from error
+
+
+def expect_format(value: Mapping[str, Any], format: str, kind: type[BadInput], what: str, version: int = 1) -> None:
+    """Raise `kind` unless the object says it is `format` of this version."""
     found = value.get("format")
     if found != format:
         raise kind(f"{what} is {found!r}, not {format!r}", hint=f'give a file that says "format": "{format}"')
-    if value.get("version") != 1:
+    if value.get("version") != version:
         raise kind(
-            f"{what} has version {value.get('version')!r}; this Partita reads version 1",
+            f"{what} has version {value.get('version')!r}; this Partita reads version {version}",
             hint="make it again with this Partita",
         )
 
 
 def read_toml(path: str | Path, kind: type[BadInput]) -> dict[str, Any]:
-    """The TOML table in a file. Raises `kind` with line and column where it does not parse."""
+    """The TOML table in a file, dates as text. Raises `kind` with line and column where it does not parse."""
+    text = read_text(path, kind)
     try:
-        return tomllib.loads(read_text(path, kind))
+        value: dict[str, Any] = _loads(json.dumps(tomllib.loads(text), default=str), nan=True)  # for the limits of JSON
     except (ValueError, RecursionError) as error:
-        place = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise kind(f"{path} is not TOML: {place}", hint="correct that line") from error
+        raise kind(f"{path} is not TOML: {_place(error)}", hint="correct that line") from error
+    return value
 
 
 def dump_json(value: Mapping[str, Any]) -> str:

@@ -109,7 +109,7 @@ def test_a_profile_is_planned_for_the_step(tmp_path, capsys):
     assert d["micro_batches"] == 8
     assert 0 <= d["gap"] < 0.1
     assert d["compared_s"]["single"] > d["value_s"]
-    assert PlanFile.read(out).plan.verdict.value_s == d["value_s"]
+    assert PlanFile.read(out).verdict.value_s == d["value_s"]
     code, text, err = said(capsys, "plan", source, "--no-replicas")
     assert "layer 1" in text
     assert "against single" in text

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_worlds import VERDICT, given_costs, training_chain
+from small_worlds import given_costs, training_chain
 
 from partita.errors import BadInput, CostError
 from partita.models.report.ssgd_text import predictions_text
@@ -19,7 +19,7 @@ from partita.models.ssgd import InputPath, Scaling, SsgdPrediction, Wish, predic
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, Stage
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.program import Builder, Op, Piece, Program
 from partita.nouns.timeline import Timeline
@@ -96,7 +96,7 @@ def data_parallel(world: World) -> Program:
     tasks = tuple(t.id for t in graph.tasks if t.phase == "forward")
     stage = Stage(tasks, tuple(d.name for d in world.cluster.devices))
     micro_batches = world.profile.batch_size // SIZE
-    plan = PipelinePlan(graph.fingerprint, (stage,), micro_batches, world.devices, "1f1b", VERDICT)
+    plan = PipelinePlan(graph.fingerprint, (stage,), micro_batches, world.devices, "1f1b")
     return lower(graph, world.cluster, plan)
 
 

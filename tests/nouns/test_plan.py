@@ -14,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_worlds import VERDICT, clusters, damaged, given_costs, graphs, placed, refused_or, stage_plan, training_chain
 
-from partita.errors import BadInput, PlanError
+from partita.errors import BadInput, InternalError, PlanError
 from partita.files import dump_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, Plan, PlanFile, Stage, Verdict, plan_from_json
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import Plan, PlanFile, Verdict, checked_bound, plan_from_json
+from partita.nouns.problem import Problem
 
 CHAIN = training_chain(3)
 PIPELINE = stage_plan(CHAIN, [2, 1, 1], 8, 4, recompute=True)
@@ -26,7 +29,11 @@ CLUSTER = Cluster.uniform(5)
 
 
 def plan_file(plan: Plan = PIPELINE) -> PlanFile:
-    return PlanFile(plan, CHAIN, CLUSTER, given_costs(CHAIN), {"bandwidth_bytes_per_s": 1e9})
+    if plan.kind == "pipeline":
+        return PlanFile(plan, VERDICT, PipelineProblem(CHAIN, CLUSTER, given_costs(CHAIN), "job.py:job", 64, 8))
+    held = np.arange(len(CHAIN), dtype=np.float64)
+    problem = Problem(CHAIN, CLUSTER, given_costs(CHAIN), held, source="chain", bandwidth_bytes_per_s=1e9)
+    return PlanFile(plan, VERDICT, problem)
 
 
 @pytest.mark.parametrize("plan", [PIPELINE, placed(CHAIN, ["cpu0", "cpu1", "cpu1", "cpu4", "cpu4", "cpu0"])])
@@ -35,7 +42,8 @@ def test_a_file_gives_back_the_plan_and_its_problem(tmp_path: Path, plan: Plan) 
     assert again.plan == plan
     assert (again.graph.fingerprint, again.cluster) == (CHAIN.fingerprint, CLUSTER)
     np.testing.assert_array_equal(again.costs.seconds, given_costs(CHAIN).seconds)
-    assert again.facts == {"bandwidth_bytes_per_s": 1e9}
+    assert again.verdict == VERDICT
+    assert again.problem.shown() == plan_file(plan).problem.shown()
 
 
 def test_the_json_says_what_scripts_rely_on() -> None:
@@ -55,6 +63,17 @@ def test_any_placement_comes_back(graph: TaskGraph, cluster: Cluster, data: st.D
     assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
+@pytest.mark.parametrize("bound", [1.1, 1.0 + 1e-8, math.inf, math.nan])
+def test_a_bound_above_the_value_is_never_hidden(bound: float) -> None:
+    with pytest.raises(InternalError, match="above a plan that takes 1.0 s"):
+        checked_bound(1.0, bound)
+
+
+def test_a_bound_may_meet_the_value_up_to_rounding() -> None:
+    assert [checked_bound(1.0, b) for b in (0.25, 1.0, 1.0 + 1e-12)] == [0.25, 1.0, 1.0]
+    assert checked_bound(0.0, 0.0) == 0.0
+
+
 def test_the_gap_is_a_share_of_the_bound() -> None:
     assert VERDICT.gap == 1.0
     assert Verdict(0.0, 0.0, "exact", "m", 0.0).gap == 0.0
@@ -69,11 +88,11 @@ def test_a_plan_knows_its_devices_in_the_order_of_ranks() -> None:
 
 def test_all_faults_of_a_pipeline_are_told_at_once() -> None:
     stages = (Stage(("f0", "f0", "x"), ("cpu0", "cpu9")), Stage(("f1",), ("cpu0",)), Stage((), ()))
-    plan = PipelinePlan(CHAIN.fingerprint, stages, 0, 1, "2f2b", VERDICT)  # type: ignore[arg-type]
+    plan = PipelinePlan(CHAIN.fingerprint, stages, 0, 1, "2f2b")  # type: ignore[arg-type]
     faults = "; ".join(plan.check(CHAIN, CLUSTER))
     for fault in (
         "stage 2 has no tasks", "stage 2 has no devices", "task 'f0' is used 2 times", "unknown task 'x'",
-        "task 'f2' is in no stage", "device 'cpu0' is used 2 times", "unknown device 'cpu9'",
+        "task 'f2' is in no stage", "unknown device 'cpu9'",
         "0 micro-batches with 1 in flight", "unknown schedule '2f2b'",
     ):  # fmt: skip
         assert fault in faults
@@ -84,7 +103,7 @@ def test_stages_must_follow_the_edges_and_keep_groups_together() -> None:
     assert "edge f0 -> f1 runs from stage 1 back to 0" in turned.check(CHAIN, CLUSTER)
     graph = TaskGraph.build("g", [Task("f0", group="w"), Task("f1", group="w")], [("f0", 1.0, ["f1"])])
     assert stage_plan(graph, [1, 1], 1, 1).check(graph, CLUSTER) == [
-        "colocation group 'w' is spread over stages [0, 1]"
+        "colocation group 'w' is spread over cpu0 and cpu1"
     ]
     assert placed(graph, ["cpu0", "cpu1"]).check(graph, CLUSTER) == [
         "colocation group 'w' is spread over ['cpu0', 'cpu1']"
@@ -111,7 +130,7 @@ def test_all_faults_of_a_placement_are_told_at_once() -> None:
     ("change", "says"),
     [
         ({"kind": "wish"}, r"unknown kind of plan 'wish'\. hint: known: pipeline, placement"),
-        ({"version": 2}, "has version 2"),
+        ({"version": 1}, "has version 1"),
         ({"problem": None}, "is damaged: TypeError"),
         ({"stages": [{"tasks": ["f0"]}]}, "is damaged: KeyError: 'devices'"),
         ({"objective": "fame"}, "unknown objective 'fame'"),

@@ -46,13 +46,16 @@ def test_a_span_is_an_instruction_with_its_time() -> None:
 
 
 def test_the_critical_path_goes_through_what_was_waited_for() -> None:
-    assert TIMELINE.critical_path(PROGRAM) == [0, 1, 3, 4]
+    none = np.zeros(5)
+    assert TIMELINE.critical_path(PROGRAM, none) == [0, 1, 3, 4]
     late = dataclasses.replace(
         TIMELINE, start_s=np.array([1.0, 3.0, 1.0, 6.0, 6.0]), end_s=np.array([3.0, 4.0, 6.0, 6.0, 7.0])
     )
-    assert late.critical_path(PROGRAM) == [2, 3, 4]
+    assert late.critical_path(PROGRAM, none) == [2, 3, 4]
+    latency = np.array([0.0, 2.5, 0.0, 0.0, 0.0])  # the message arrives at 6.5, after X has ended
+    assert late.critical_path(PROGRAM, latency) == [0, 1, 3, 4]
     with pytest.raises(TimelineError, match="the timeline has 5 spans, the program 1 instructions"):
-        TIMELINE.critical_path(one_computation("F0"))
+        TIMELINE.critical_path(one_computation("F0"), none)
 
 
 def one_computation(name: str) -> Program:
@@ -103,9 +106,9 @@ def test_all_faults_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"traceEvents": []}, "is no timeline of Partita: KeyError: 'otherData'.* hint: give a file that"),
+        ({"traceEvents": []}, "is damaged: KeyError: 'otherData'.* hint: give a timeline that"),
         ({"otherData": {"format": "other", "version": 1}}, "is a 'other' of version 1, not a partita-timeline"),
-        ({"otherData": 3}, "is no timeline of Partita"),
+        ({"otherData": 3}, "is damaged: TypeError"),
     ],
 )
 def test_another_trace_is_told(tmp_path: Path, value: dict[str, Any], says: str) -> None:

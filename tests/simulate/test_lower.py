@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_worlds import VERDICT, graphs, placed, stage_plan, training_chain
+from small_worlds import graphs, placed, stage_plan, training_chain
 
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, Stage
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.program import Instruction, Op, Program
 from partita.simulate.lower import boundaries, lower
 
@@ -77,9 +77,7 @@ def test_a_message_carries_all_that_one_stage_reads_of_another() -> None:
     graph = TaskGraph.build(
         "g", tasks, [("a", 1.0, ["c", "d"]), ("b", 2.0, ["d"]), ("b", 4.0, ["c"]), ("a", 8.0, ["b"])]
     )
-    plan = PipelinePlan(
-        graph.fingerprint, (Stage(("a", "b"), ("cpu0",)), Stage(("c", "d"), ("cpu1",))), 1, 1, "1f1b", VERDICT
-    )
+    plan = PipelinePlan(graph.fingerprint, (Stage(("a", "b"), ("cpu0",)), Stage(("c", "d"), ("cpu1",))), 1, 1, "1f1b")
     (send,) = of(lower(graph, Cluster.uniform(2), plan), Op.SEND)
     assert (send.piece.tensors, send.size_bytes) == ((0, 1, 2), 7.0)  # once, however many read it; not what stays
 
@@ -144,7 +142,7 @@ def test_a_parameter_shared_within_a_stage_is_summed_once_and_only_over_replicas
     tensors = [("f0", 1.0, ["f1"]), ("f1", 1.0, ["b1"]), ("b1", 1.0, ["b0"])]
     graph = TaskGraph.build("g", tasks, tensors, [SharedParameter("w", 4.0, ("f0", "f1"))])
     stage = Stage(("f0", "f1"), ("cpu0", "cpu1"))
-    program = lower(graph, Cluster.uniform(2), PipelinePlan(graph.fingerprint, (stage,), 2, 2, "1f1b", VERDICT))
+    program = lower(graph, Cluster.uniform(2), PipelinePlan(graph.fingerprint, (stage,), 2, 2, "1f1b"))
     assert [(i.piece.name, i.size_bytes) for i in of(program, Op.REDUCE)] == [("R0", 16.0), ("R0", 16.0)]
 
 

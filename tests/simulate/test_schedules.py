@@ -12,7 +12,7 @@ from small_worlds import given_costs, stage_plan, training_chain
 
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster, Device, Link
-from partita.nouns.plan import Schedule
+from partita.nouns.pipeline_plan import Schedule
 from partita.simulate.lower import lower
 from partita.simulate.schedules import gpipe, in_flight_of, one_forward_one_backward, slots, unit_ends
 from partita.simulate.simulator import durations, simulate

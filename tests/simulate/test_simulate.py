@@ -16,7 +16,8 @@ from partita.errors import CostError, PlanError, ProgramError
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
-from partita.nouns.plan import Plan, Schedule
+from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.plan import Plan
 from partita.nouns.program import Builder, Op, Piece, Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.exchange import ring_s

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import sys
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ".".join(["partita.cli", options.verb, *getattr(options, "inner", "").split()])
         )
         document = module.run(options, talk)
+        _say_anything()
         sys.stdout.write(json.dumps(document) + "\n" if options.json else module.text(document).rstrip("\n") + "\n")
         sys.stdout.flush()
     except PartitaError as error:
@@ -57,6 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _say_anything() -> None:
+    """Let stdout write what its encoding has no character for as an escape, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser(called: Sequence[str]) -> argparse.ArgumentParser:

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     talk.step(f"planning a pipeline over {devices} workers")
     file = plan_pipeline(profile, allow_replicas=False, allow_recompute=False, stages=devices)
     others = loop.alternatives(profile, allow_replicas=False, allow_recompute=False)
-    verdict = file.plan.verdict
+    verdict = file.verdict
     talk.say(
         f"   predicted {seconds(verdict.value_s)} a step; no such plan can be below {seconds(verdict.lower_bound_s)} ({verdict.bound})"
     )

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     file = PlanFile.read(options.plan)
     talk.step("planning again with one more device, twice the bandwidth, more memory")
     found = answers(file, options.budget_s)
-    value = file.plan.verdict.value_s
+    value = file.verdict.value_s
     rows = [{**asdict(a), "value_s": _finite(a.value_s), "lower_bound_s": _finite(a.lower_bound_s)} for a in found]
     explained = {**document(file, options.plan), "what_if": [{**r, "gain": _gain(value, r["value_s"])} for r in rows]}
     bottleneck, why, drawing = _bottleneck(file)
@@ -48,7 +48,7 @@ def _bottleneck(file: PlanFile) -> tuple[str, str, str]:
     """(device, what it spends its time on, a drawing) of the busiest device."""
     width = min(140, max(60, shutil.get_terminal_size((100, 24)).columns))
     shown = document(file)
-    if file.plan.verdict.objective == "throughput":
+    if file.verdict.objective == "throughput":
         row = max(shown["table"], key=lambda r: r["load_s"])
         parts = {
             "compute": row["compute_s"],

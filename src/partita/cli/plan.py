@@ -13,7 +13,7 @@ from partita.errors import BadInput
 from partita.nouns.cluster import Cluster
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
-from partita.page.plan_rows import load_rows, stage_rows
+from partita.page.plan_rows import load_rows, stage_rows, visits
 from partita.page.text import Kind, facts, percent, seconds, table
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.placement.capture.formats import read_problem
@@ -143,9 +143,9 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
 
 def document(file: PlanFile, out: str | None = None) -> dict[str, Any]:
     """What is printed: the plan without its problem, and what a person wants to know of it."""
-    verdict = file.plan.verdict
+    verdict = file.verdict
     rows = stage_rows(file) if verdict.objective == "step" else load_rows(file)
-    value = {**file.plan.to_json(), "gap": _finite(verdict.gap), **file.facts, "plan": out}
+    value = {**file.shown(), "gap": _finite(verdict.gap), **visits(file), "plan": out}
     return {**value, "table": [{k: _finite(v) for k, v in asdict(r).items()} for r in rows]}
 
 

@@ -29,8 +29,8 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     busy = timeline.busy_share()
     return {
         "step_s": timeline.duration_s,
-        "planned_s": file.plan.verdict.value_s,
-        "objective": file.plan.verdict.objective,
+        "planned_s": file.verdict.value_s,
+        "objective": file.verdict.objective,
         "bottleneck": max(busy, key=lambda name: busy[name]),
         "busy_share": busy,
         "instructions": len(timeline),

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from partita.errors import PartitaError
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
+from partita.nouns.pipeline_problem import PipelineProblem, Wish
 from partita.nouns.plan import PlanFile
 from partita.nouns.problem import Problem
-from partita.nouns.profile import Profile, Sample
-from partita.page.plan_rows import problem_of
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.placement.plan.contiguous_plan import plan_contiguous
 
@@ -52,7 +50,7 @@ def _answer(change: str, plan: Callable[[], PlanFile]) -> Answer:
         file = plan()
     except PartitaError:
         return Answer(change, math.nan, math.nan, 0)
-    verdict = file.plan.verdict
+    verdict = file.verdict
     return Answer(change, verdict.value_s, verdict.lower_bound_s, len(devices_used(file)))
 
 
@@ -64,33 +62,24 @@ def devices_used(file: PlanFile) -> set[str]:
 
 def _planner(file: PlanFile, cluster: Cluster, faster: float, budget_s: float) -> Callable[[], PlanFile]:
     """How the file's question is asked for another cluster, whose links are so many times faster."""
-    verdict = file.plan.verdict
-    if verdict.objective == "step":
-        return lambda: plan_pipeline(profile_of(file), cluster, **_wishes(file, cluster))
-    problem = with_links(replace(problem_of(file), cluster=cluster), faster)
+    verdict, problem = file.verdict, file.problem
+    if isinstance(problem, PipelineProblem):
+        wish = _grown(problem, cluster)
+        return lambda: plan_pipeline(problem.profile, cluster, **wish.given())
+    faster_problem = with_links(problem.on(cluster), faster)
     if verdict.method.startswith("free"):
         from partita.placement.plan.free import plan_free  # it needs optional solvers
 
-        return lambda: plan_free(problem, verdict.objective, budget_s=budget_s)
-    return lambda: plan_contiguous(problem, verdict.objective, replicas=file.plan.kind == "pipeline")
+        return lambda: plan_free(faster_problem, verdict.objective, budget_s=budget_s)
+    return lambda: plan_contiguous(faster_problem, verdict.objective, replicas=file.plan.kind == "pipeline")
 
 
-def _wishes(file: PlanFile, cluster: Cluster) -> dict[str, Any]:
+def _grown(problem: PipelineProblem, cluster: Cluster) -> Wish:
     """What was asked for when the plan was made; a fixed number of stages grows with the devices."""
-    wishes = dict(file.facts.get("wishes", {}))
-    if wishes.get("stages") and len(cluster.devices) > len(file.cluster.devices):
-        wishes["stages"] = min(wishes["stages"] + 1, len(cluster.devices))
-    return wishes
-
-
-def profile_of(file: PlanFile) -> Profile:
-    """The profile that a pipeline plan's file still holds: one micro-batch size."""
-    facts = file.facts
-    size = int(facts.get("micro_batch_size", 1))
-    batch = int(facts.get("batch_size", size * getattr(file.plan, "micro_batches", 1)))
-    sample = Sample(size, file.graph, file.costs)
-    state = float(facts.get("optimizer_bytes_per_parameter_byte", 0.0))
-    return Profile(str(facts.get("job", file.graph.name)), batch, (sample,), file.cluster, state)
+    stages, devices = problem.wish.stages, len(cluster.devices)
+    if stages is None or devices <= len(problem.cluster.devices):
+        return problem.wish
+    return replace(problem.wish, stages=min(stages + 1, devices))
 
 
 def with_one_more(cluster: Cluster) -> Cluster:

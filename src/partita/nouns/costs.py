@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import CostError, refuse
+from partita.files import damaged
 from partita.nouns.graph import FloatArray, TaskGraph
 
 Source = Literal["measured", "predicted", "given"]
@@ -144,12 +145,10 @@ class CostTable:
                 len(graph), -1
             )
 
-        try:
+        with damaged(CostError, what, hint="measure again"):
             kinds = tuple(str(k) for k in value["kinds"])
             source = np.array(value["source"], np.uint8).reshape(len(graph), -1)
             transfer = np.array([math.nan if x is None else float(x) for x in value["transfer_s"]], np.float64)
             table = CostTable(kinds, grid(value["seconds"]), grid(value["low"]), grid(value["high"]), source, transfer)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise CostError(f"{what}: {type(error).__name__}: {error}", hint="measure again") from error
         refuse(CostError, table.check(graph), what)
         return table

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import GraphError, refuse
-from partita.files import expect_format
+from partita.files import damaged, expect_format
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -237,7 +237,7 @@ class TaskGraph:
         """The graph in a parsed JSON object. Raises GraphError with every fault at once."""
         expect_format(value, "partita-graph", GraphError, what)
         known = {f.name for f in fields(Task)}
-        try:
+        with damaged(GraphError, what, hint="see docs/reference/files.md"):
             rows = list(value["tasks"])
             unknown = [f"task {r.get('id')!r} has the unknown field {k!r}" for r in rows for k in r if k not in known]
             refuse(GraphError, unknown, what)
@@ -247,15 +247,10 @@ class TaskGraph:
                 SharedParameter(str(s["name"]), float(s["size_bytes"]), tuple(str(t) for t in s["tasks"]))
                 for s in value.get("shared", ())
             ]
-            graph_name = str(value.get("name", what))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise GraphError(f"{what}: {type(error).__name__}: {error}", hint="see docs/reference/files.md") from error
-        try:
-            return TaskGraph.build(graph_name, tasks, tensors, shared)
-        except GraphError as error:
-            raise GraphError(f"{what}: {error.message}", hint=error.hint) from error
-        except (TypeError, OverflowError) as error:
-            raise GraphError(f"{what}: {type(error).__name__}: {error}", hint="see docs/reference/files.md") from error
+            try:
+                return TaskGraph.build(str(value.get("name", what)), tasks, tensors, shared)
+            except GraphError as error:
+                raise GraphError(f"{what}: {error.message}", hint=error.hint) from error
 
 
 def csr(rows: Sequence[Sequence[int]]) -> Csr:

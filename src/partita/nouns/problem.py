@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -38,7 +38,10 @@ class Problem:
     memory_bytes: FloatArray  #: [tasks] what a task holds on its device
     rule: Rule = "sum"
     pays: frozenset[str] = frozenset()  #: kinds of device whose load includes what crosses their boundary
-    facts: Mapping[str, Any] = field(default_factory=dict)  #: for the plan file, e.g. {"bandwidth_bytes_per_s": 1e9}
+    source_format: str = ""  #: of the file it came from
+    source: str = ""  #: that file's name
+    bandwidth_bytes_per_s: float | None = None  #: that its transfer times were made with, where the file gave bytes
+    kind: ClassVar[str] = "placement"
 
     @cached_property
     def transfer_s(self) -> FloatArray:
@@ -70,6 +73,46 @@ class Problem:
                 parent[b] = a
         number: dict[int, int] = {}
         return np.array([number.setdefault(root(i), len(number)) for i in range(len(parent))], np.int64)
+
+    def on(self, cluster: Cluster) -> Problem:
+        """The same question for other machines."""
+        return replace(self, cluster=cluster)
+
+    def shown(self) -> dict[str, Any]:
+        """What of it stands beside the plan, for scripts."""
+        rate = self.bandwidth_bytes_per_s
+        return {
+            "source_format": self.source_format,
+            "source": self.source,
+            **({} if rate is None else {"bandwidth_bytes_per_s": rate}),
+            "rule": self.rule,
+            "pays": sorted(self.pays),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        parts = {"graph": self.graph.to_json(), "cluster": self.cluster.to_json(), "costs": self.costs.to_json()}
+        return {"kind": self.kind, **self.shown(), "memory_bytes": self.memory_bytes.tolist(), **parts}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], what: str) -> Problem:
+        """Raises GraphError, ClusterError or CostError, KeyError, TypeError or ValueError where it is damaged."""
+        graph = TaskGraph.from_json(value["graph"], f"{what}: graph")
+        if value["rule"] not in get_args(Rule):
+            raise ValueError(f"unknown rule {value['rule']!r}")
+        rate = value.get("bandwidth_bytes_per_s")
+        problem = Problem(
+            graph,
+            Cluster.from_json(value["cluster"], f"{what}: cluster"),
+            CostTable.from_json(value["costs"], graph, f"{what}: costs"),
+            np.array(value["memory_bytes"], np.float64),
+            value["rule"],
+            frozenset(str(k) for k in value["pays"]),
+            str(value["source_format"]),
+            str(value["source"]),
+            None if rate is None else float(rate),
+        )
+        refuse(CostError, problem.check(), what)
+        return problem
 
     def check(self) -> list[str]:
         """Every fault at once; empty when the parts fit together."""

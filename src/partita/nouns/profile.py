@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partita.errors import CostError, GraphError
+from partita.errors import CostError, GraphError, refuse
 from partita.files import dump_json, expect_format, read_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
+
+MOST_SAMPLES = 1_000_000_000  #: in a batch; more is a slip of the pen
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Profile:
     cluster: Cluster
     optimizer_bytes_per_parameter_byte: float = 0.0  #: 0 plain SGD, 1 momentum, 2 Adam
     facts: Mapping[str, Any] = field(default_factory=dict)  #: machine, versions, load, CPU seconds, date
+    clips: bool = False  #: the norm of all gradients is clipped, so it is summed over the devices in every step
 
     @property
     def fingerprint(self) -> str:
@@ -56,6 +59,14 @@ class Profile:
             hint="measure again with that size",
         )
 
+    def check(self) -> list[str]:
+        """Every fault at once; empty when the numbers are possible."""
+        sizes = [("batch_size", self.batch_size), *(("micro_batch_size", s.micro_batch_size) for s in self.samples)]
+        faults = [f"{name} is {n}" for name, n in sizes if not 1 <= n <= MOST_SAMPLES]
+        state = self.optimizer_bytes_per_parameter_byte
+        faults += [] if 0 <= state < math.inf else [f"optimizer_bytes_per_parameter_byte is {state}"]
+        return faults
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": "partita-profile",
@@ -63,6 +74,7 @@ class Profile:
             "job": self.job,
             "batch_size": self.batch_size,
             "optimizer_bytes_per_parameter_byte": self.optimizer_bytes_per_parameter_byte,
+            "clips": self.clips,
             "facts": dict(self.facts),
             "cluster": self.cluster.to_json(),
             "samples": [
@@ -89,11 +101,13 @@ class Profile:
             profile = Profile(
                 str(value["job"]), int(value["batch_size"]), samples, cluster,
                 float(value["optimizer_bytes_per_parameter_byte"]), dict(value["facts"]),
+                bool(value.get("clips", False)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CostError(f"{what} is damaged: {type(error).__name__}: {error}", hint="measure again") from error
         if not samples:
             raise CostError(f"{what} has no samples", hint="measure again")
+        refuse(CostError, profile.check(), what, hint="measure again")
         if len({s.graph.fingerprint for s in samples}) > 1:
             raise GraphError(f"{what}: its samples have graphs of different structure", hint="measure again")
         return profile

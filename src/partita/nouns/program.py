@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import ProgramError, refuse
-from partita.files import expect_format
+from partita.files import damaged, expect_format
 from partita.nouns.graph import Csr, FloatArray, IntArray, Phase, csr
 
 
@@ -173,7 +173,7 @@ class Program:
     def from_json(value: dict[str, Any]) -> Program:
         """Raises ProgramError where the object is damaged."""
         expect_format(value, "partita-program", ProgramError, "the program")
-        try:
+        with damaged(ProgramError, "the program", hint="lower the plan again"):
             names, devices = [str(q) for q in value["queues"]], int(value["devices"])
             number = {name: q for q, name in enumerate(names)}
             if len(number) < len(names) or not 0 <= devices <= len(names):
@@ -202,10 +202,6 @@ class Program:
                 csr([[int(j) for j in r["needs"]] for r in rows]),
                 frozenset(str(q) for q in value.get("fair", ())),
             )
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
-            raise ProgramError(
-                f"the program is damaged: {type(error).__name__}: {error}", hint="lower the plan again"
-            ) from error
         refuse(ProgramError, program.check(), "the program")
         return program
 

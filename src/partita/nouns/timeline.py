@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import TimelineError, refuse
-from partita.files import read_json, write_whole
+from partita.files import damaged, read_json, write_whole
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Program
+
+
+MOST_SECONDS = 1e15  #: a time beyond it (30 million years) is damage; below, sums and pictures of times stay finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +109,30 @@ class Timeline:
         spent = np.bincount(self.queue, works * (self.end_s - self.start_s), len(self.queues))
         return {name: float(spent[q] / total) for q, name in enumerate(self.queues[: self.devices])}
 
-    def critical_path(self, program: Program) -> list[int]:
-        """Instructions from the first to the last end, each waiting for the one before it (its need or its queue)."""
+    def critical_path(self, program: Program, lag_s: FloatArray) -> list[int]:
+        """Instructions from the first to the last end, each waiting for the one before it (its need or its queue).
+
+        `lag_s` [n]: from the end of an instruction until those that need it may start (`Durations.lag_s`). In a
+        simulated timeline of these durations the path has no gaps: an instruction starts when the one before it has
+        ended and, where that is needed, its lag is over. O(instructions + needs). Raises TimelineError where the
+        timeline is not of that program.
+        """
         if len(self) != len(program):
             raise TimelineError(f"the timeline has {len(self)} spans, the program {len(program)} instructions")
         before = np.full(len(program), -1, np.int64)
-        for items in program.by_queue:
-            before[items[1:]] = items[:-1]
+        for name, items in zip(program.queues, program.by_queue, strict=True):
+            if name not in program.fair:  # there nobody stands behind another
+                before[items[1:]] = items[:-1]
+        arrives = self.end_s + lag_s
         at = int(np.argmax(self.end_s))
         path = [at]
         while True:
-            waits = [int(j) for j in program.needs.row(at)] + ([int(before[at])] if before[at] >= 0 else [])
+            waits = {int(j): float(arrives[j]) for j in program.needs.row(at)}
+            if before[at] >= 0:
+                waits.setdefault(int(before[at]), float(self.end_s[before[at]]))
             if not waits:
                 return path[::-1]
-            at = max(waits, key=lambda j: float(self.end_s[j]))
+            at = max(waits, key=lambda j: waits[j])
             path.append(at)
 
     def compare(self, other: Timeline) -> list[tuple[int, str, int, float, float]]:
@@ -146,7 +159,8 @@ class Timeline:
 
     def check(self) -> list[str]:
         """Every fault at once; empty when the timeline is sound."""
-        bad = np.flatnonzero(~(np.isfinite(self.start_s) & np.isfinite(self.end_s) & (self.end_s >= self.start_s)))
+        known = (np.abs(self.start_s) <= MOST_SECONDS) & (np.abs(self.end_s) <= MOST_SECONDS)  # false for nan
+        bad = np.flatnonzero(~(known & (self.end_s >= self.start_s)))
         faults = [f"span {k} ({self.label[k]}) runs from {self.start_s[k]} to {self.end_s[k]}" for k in bad]
         lost = np.flatnonzero((self.queue < 0) | (self.queue >= len(self.queues)))
         faults += [f"span {k} ({self.label[k]}) is on queue {self.queue[k]} of {len(self.queues)}" for k in lost]
@@ -183,7 +197,7 @@ class Timeline:
     @staticmethod
     def from_perfetto(value: Mapping[str, Any], what: str = "timeline") -> Timeline:
         """The timeline in a trace that `to_perfetto` made. Raises TimelineError where it is another kind of trace."""
-        try:
+        with damaged(TimelineError, what, hint="give a timeline that simulate or run wrote"):
             other = value["otherData"]
             if other["format"] != "partita-timeline" or other["version"] != 1:
                 raise TimelineError(
@@ -203,11 +217,6 @@ class Timeline:
                 str(other["source"]),
                 dict(other["facts"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise TimelineError(
-                f"{what} is no timeline of Partita: {type(error).__name__}: {error}",
-                hint="give a file that simulate or run wrote",
-            ) from error
         refuse(TimelineError, timeline.check(), what)
         return timeline
 

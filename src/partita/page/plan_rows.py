@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile, Stage
-from partita.nouns.problem import Problem, Rule
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile
+from partita.nouns.problem import Problem
 from partita.simulate.schedules import in_flight_of
+from partita.simulate.segments import segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,8 @@ def stage_bytes(file: PlanFile, stage: Stage, held: int) -> float:
     weights = sum(t.parameter_bytes for t in tasks)
     weights -= sum(s.size_bytes * max(0, sum(t in mine for t in s.tasks) - 1) for s in graph.shared)
     training = any(t.phase == "backward" for t in graph.tasks)
-    state = 2.0 + float(file.facts.get("optimizer_bytes_per_parameter_byte", 0.0)) if training else 1.0
+    assert isinstance(file.problem, PipelineProblem)
+    state = 2.0 + file.problem.optimizer_bytes_per_parameter_byte if training else 1.0
     kept = sum(t.activation_bytes for t in tasks)
     if not stage.recompute:
         return weights * state + held * kept
@@ -100,19 +106,10 @@ class LoadRow:
     room_bytes: float
 
 
-def problem_of(file: PlanFile) -> Problem:
-    """The placement problem that a plan file of given costs holds."""
-    held = np.array([t.parameter_bytes + t.activation_bytes for t in file.graph.tasks], np.float64)
-    known = {"rule", "pays", "virtual_stages", "quotient"}
-    facts = {k: v for k, v in file.facts.items() if k not in known}
-    rule: Rule = "overlap" if file.facts.get("rule") == "overlap" else "sum"
-    pays = frozenset(file.facts.get("pays", ()))
-    return Problem(file.graph, file.cluster, file.costs, held, rule, pays, facts)
-
-
 def load_rows(file: PlanFile) -> list[LoadRow]:
     """A row for each device that has tasks, or for each stage with replicas; in pipeline order."""
-    problem, plan, graph = problem_of(file), file.plan, file.graph
+    problem, plan, graph = file.problem, file.plan, file.graph
+    assert isinstance(problem, Problem)
     order = graph.order.tolist()
     groups: list[tuple[tuple[str, ...], set[int]]]
     if isinstance(plan, PlacementPlan):
@@ -168,3 +165,17 @@ def _crossing_s(problem: Problem, k: int, at: IntArray, stages: bool) -> tuple[f
         elsewhere[owner[read != k]] = True
         comes, goes = (made != k) & reads, (made == k) & elsewhere
     return float(problem.transfer_s[comes].sum()), float(problem.transfer_s[goes].sum())
+
+
+def visits(file: PlanFile) -> dict[str, Any]:
+    """How often a placement's devices are gone to: more than once where they wait for each other in a circle."""
+    if not isinstance(file.plan, PlacementPlan):
+        return {}
+    names = [d.name for d in file.cluster.devices]
+    number = {n: i for i, n in enumerate(names)}
+    where = [number[file.plan.placement[t.id]] for t in file.graph.tasks]
+    count = np.bincount([d for d, _ in segments(file.graph, where)], minlength=len(names)).tolist()
+    return {
+        "virtual_stages": {n: v for n, v in zip(names, count, strict=True) if v},
+        "quotient": "cyclic" if max(count) > 1 else "acyclic",
+    }

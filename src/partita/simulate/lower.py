@@ -22,10 +22,15 @@ import numpy as np
 from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
-from partita.nouns.plan import PipelinePlan, PlacementPlan, Plan
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import Plan
 from partita.nouns.program import Builder, Op, Piece, Program
 from partita.simulate.exchange import ring_share
 from partita.simulate.schedules import Slot, slots, unit_ends
+
+
+MOST_INSTRUCTIONS = 4_000_000  #: of a program; making one takes 0.5 kB and 6 µs for each: 2 GB and half a minute
 
 
 def lower(graph: TaskGraph, cluster: Cluster, plan: Plan) -> Program:
@@ -75,6 +80,7 @@ def shared_over_stages(graph: TaskGraph, plan: PipelinePlan) -> tuple[tuple[int,
 def _lower_pipeline(graph: TaskGraph, cluster: Cluster, plan: PipelinePlan) -> Program:
     build = Builder(plan.devices)
     crossing = boundaries(graph, plan)
+    _expect_size(plan, crossing)
     forward, backward, update = _stage_pieces(graph, plan)
     orders = slots(plan.schedule, [s.replicas for s in plan.stages], plan.micro_batches, plan.in_flight)
     compute: dict[tuple[str, int, int], int] = {}  # (phase, stage, micro-batch) -> instruction
@@ -107,6 +113,17 @@ def _lower_pipeline(graph: TaskGraph, cluster: Cluster, plan: PipelinePlan) -> P
     if any(p.tasks for p in backward):
         _finish(graph, cluster, plan, build, compute, update)
     return build.program(fair=_fair_queues(cluster))
+
+
+def _expect_size(plan: PipelinePlan, crossing: Sequence[Boundary]) -> None:
+    """Count before anything is made. Raises PlanError beyond MOST_INSTRUCTIONS."""
+    number = plan.micro_batches * (2 * len(plan.stages) + 2 * sum(1 + bool(b.gradients) for b in crossing))
+    if number > MOST_INSTRUCTIONS:
+        raise PlanError(
+            f"{plan.micro_batches} micro-batches over {len(plan.stages)} stages make {number} instructions; "
+            f"at most {MOST_INSTRUCTIONS} are simulated or run",
+            hint="use fewer, larger micro-batches",
+        )
 
 
 def _sending_times(

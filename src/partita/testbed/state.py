@@ -11,17 +11,20 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.errors import BadInput
-from partita.files import dump_json, read_json, write_whole
+from partita.errors import BadInput, refuse
+from partita.files import damaged, dump_json, read_json, write_whole
 
 FOLDER = Path("/run/partita-testbed")
 FORMAT = "partita-testbed"
 PREFIX = "partita-"  #: of every namespace and group that a test bed makes
+_OWN = re.compile(PREFIX + r"[a-z0-9-]+")
+_ADDRESS = re.compile(r"10\.77\.[0-9]{1,3}\.[0-9]{1,3}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,17 @@ class State:
         names = ", ".join(h.name for h in self.hosts)
         raise BadInput(f"test bed {self.name!r} has no host {name!r}", hint=f"its hosts are {names}")
 
+    def check(self) -> list[str]:
+        """Every fault at once. What is named here is taken down by root with all that runs in it, so that a name that
+        no test bed gives would cost the machine's own processes."""
+        names = [self.switch, *(h.namespace for h in self.hosts), *(Path(h.group).name for h in self.hosts if h.group)]
+        faults = [f"{name!r} is no name that a test bed gives" for name in names if not _OWN.fullmatch(name)]
+        faults += [f"group {h.group!r} is no cpu group" for h in self.hosts if h.group and ".." in Path(h.group).parts]
+        faults += [f"{h.address!r} is no address" for h in self.hosts if not _ADDRESS.fullmatch(h.address)]
+        if not 0 <= self.subnet < 256:
+            faults.append(f"it has subnet {self.subnet}")
+        return faults
+
     def write(self) -> None:
         write_whole(_file(self.name), dump_json({"format": FORMAT, "version": 1, **dataclasses.asdict(self)}))
 
@@ -96,19 +110,33 @@ def find(name: str) -> State | None:
     if not _file(name).exists():
         return None
     row = read_json(_file(name), BadInput, FORMAT)
-    try:
-        return _state(row)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{_file(name)} is damaged: {error!r}", hint="remove the file, and the namespaces") from error
+    with damaged(BadInput, str(_file(name)), hint="remove the file, and the namespaces that `ip netns` lists"):
+        state = _state(row)
+    refuse(BadInput, state.check(), str(_file(name)), hint="remove the file, and the namespaces that `ip netns` lists")
+    return state
 
 
 def _state(row: dict[str, Any]) -> State:
+    owner = row["owner"]
     return State(
         str(row["name"]),
         int(row["subnet"]),
         str(row["switch"]),
-        tuple(Host(**h) for h in row["hosts"]),
-        Process(**row["owner"]) if row["owner"] else None,
+        tuple(_host(h) for h in row["hosts"]),
+        None if owner is None else Process(int(owner["pid"]), int(owner["started"])),
+    )
+
+
+def _host(row: dict[str, Any]) -> Host:
+    percent, core, group = (row[k] for k in ("cpu_percent", "core", "group"))
+    return Host(
+        str(row["name"]),
+        str(row["namespace"]),
+        str(row["address"]),
+        int(row["rate_bit_per_s"]),
+        None if percent is None else float(percent),
+        None if core is None else int(core),
+        None if group is None else str(group),
     )
 
 

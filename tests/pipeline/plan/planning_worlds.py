@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, Stage
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.profile import Profile, Sample
-from partita.pipeline.plan.step_time import NO_VERDICT
 from partita.pipeline.plan.task import SLACK
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -117,7 +116,7 @@ def every_plan(profile: Profile, slacks: tuple[int, ...] = SLACK) -> Iterator[tu
                 stages = tuple(Stage(t, d) for t, d in zip(chain, devices, strict=True))
                 least = sum(map(len, devices))
                 for flight in {max(1, min(least + s, batches)) for s in slacks}:
-                    yield PipelinePlan(sample.graph.fingerprint, stages, batches, flight, "1f1b", NO_VERDICT), sample
+                    yield PipelinePlan(sample.graph.fingerprint, stages, batches, flight, "1f1b"), sample
 
 
 def deals(cluster: Cluster, stages: int) -> Iterator[tuple[tuple[str, ...], ...]]:

@@ -12,11 +12,12 @@ from pipeline.plan.planning_worlds import FEW, every_plan, profiles, training_gr
 
 from partita.errors import BadInput, ClusterError, Infeasible
 from partita.nouns.cluster import Cluster, Device, Link
-from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.page.plan_rows import stage_rows
 from partita.pipeline.plan.methods import METHODS
-from partita.pipeline.plan.planner import allocation, plan_pipeline
+from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.plan.step_time import step_s
 from partita.pipeline.plan.task import PipelineTask, Wish
 
@@ -37,15 +38,15 @@ def test_contract(method, data):
     file = planned(profile, method=method)
     if file is None:
         return
-    plan, verdict = file.plan, file.plan.verdict
+    plan, verdict = file.plan, file.verdict
     assert isinstance(plan, PipelinePlan)
     assert plan.check(file.graph, file.cluster) == []
-    sample = profile.sample(int(file.facts["micro_batch_size"]))
+    sample = profile.sample(file.problem.micro_batch_size)
     assert verdict.value_s == pytest.approx(step_s(plan, sample, profile.cluster), rel=1e-12)
     assert 0 < verdict.lower_bound_s <= verdict.value_s
     assert all(r.need_bytes <= r.memory_bytes * (1 + 1e-12) for r in stage_rows(file))
     again = plan_pipeline(profile, method=method).plan
-    assert replace(again, verdict=verdict) == plan
+    assert again == plan
     task = PipelineTask(profile, profile.cluster, Wish())
     for candidate in list(METHODS[method](task))[:40]:
         bench = task.bench(candidate)
@@ -58,7 +59,7 @@ def test_contract(method, data):
 @FEW
 def test_on_small_graphs_the_plan_is_the_best_and_the_bound_holds_for_all(profile):
     values = [step_s(plan, sample, profile.cluster) for plan, sample in every_plan(profile)]
-    verdict = plan_pipeline(profile).plan.verdict
+    verdict = plan_pipeline(profile).verdict
     assert verdict.lower_bound_s <= min(values) * (1 + 1e-12)
     assert verdict.value_s == pytest.approx(min(values), rel=1e-9)
 
@@ -66,7 +67,7 @@ def test_on_small_graphs_the_plan_is_the_best_and_the_bound_holds_for_all(profil
 @given(profiles(most_tasks=5, most_devices=3), st.integers(0, 9))
 @FEW
 def test_the_bound_holds_for_plans_that_are_drawn(profile, pick):
-    verdict = plan_pipeline(profile, allow_replicas=False).plan.verdict
+    verdict = plan_pipeline(profile, allow_replicas=False).verdict
     plans = [(p, s) for p, s in every_plan(profile, (0, 2)) if all(len(x.devices) == 1 for x in p.stages)]
     plan, sample = plans[pick * (len(plans) - 1) // 9]
     assert verdict.lower_bound_s <= step_s(plan, sample, profile.cluster) * (1 + 1e-12)
@@ -77,13 +78,13 @@ def test_the_bound_holds_for_plans_that_are_drawn(profile, pick):
 def test_laws(profile, faster):
     """Never above one device; a faster cluster and one more device never worsen the plan of a small graph."""
     file = plan_pipeline(profile)
-    value = file.plan.verdict.value_s
-    assert value <= plan_pipeline(profile, method="single").plan.verdict.value_s
+    value = file.verdict.value_s
+    assert value <= plan_pipeline(profile, method="single").verdict.value_s
     c = profile.cluster
     sped = replace(c, devices=tuple(replace(d, speed=d.speed * faster) for d in c.devices))
-    assert plan_pipeline(profile, sped).plan.verdict.value_s <= value * (1 + 1e-9)
+    assert plan_pipeline(profile, sped).verdict.value_s <= value * (1 + 1e-9)
     more = replace(c, devices=(*c.devices, replace(c.devices[0], name="one more")))
-    assert plan_pipeline(profile, more).plan.verdict.value_s <= value * (1 + 1e-9)
+    assert plan_pipeline(profile, more).verdict.value_s <= value * (1 + 1e-9)
 
 
 def chain_profile(n: int = 6, devices: int = 2, memory: float = math.inf, kept: float = 1.0) -> Profile:
@@ -100,10 +101,10 @@ def test_two_equal_devices_share_a_chain_evenly():
     file = plan_pipeline(chain_profile(), allow_replicas=False)
     assert [len(s.tasks) for s in file.plan.stages] == [3, 3]
     assert file.plan.micro_batches == 8
-    assert allocation(file.plan) == [(0, "cpu0", 0, 0), (1, "cpu1", 1, 0)]
-    assert file.facts["compared_s"]["single"] == pytest.approx(8 * 18.0)
-    assert file.plan.verdict.value_s == pytest.approx(8 * 9.0 + 9.0, rel=1e-4)  # busy, fill and drain
-    assert file.plan.verdict.method in METHODS
+    assert file.plan.devices == ("cpu0", "cpu1")
+    assert file.verdict.compared_s["single"] == pytest.approx(8 * 18.0)
+    assert file.verdict.value_s == pytest.approx(8 * 9.0 + 9.0, rel=1e-4)  # busy, fill and drain
+    assert file.verdict.method in METHODS
 
 
 def test_memory_moves_the_cut_or_is_named_when_nothing_fits():
@@ -166,4 +167,4 @@ def test_a_plan_file_makes_the_round_trip(tmp_path):
     back = PlanFile.read(file.write(tmp_path / "plan.json"))
     assert back.plan == file.plan
     assert stage_rows(back) == stage_rows(file)
-    assert back.facts["compared_s"] == file.facts["compared_s"]
+    assert back.verdict.compared_s == file.verdict.compared_s

@@ -10,7 +10,9 @@ import numpy as np
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import FloatArray, Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, PlanFile, Stage, Verdict
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.program import Op, Program
 from partita.pipeline.report.story import Engine, Story
 from partita.simulate.lower import lower
@@ -57,12 +59,11 @@ def make_plan(stages: int, micro_batches: int, layers: int = 24) -> PlanFile:
         micro_batches,
         stages,
         "1f1b",
-        Verdict(1.0, 1.0, "exact", "antichain", 0.31),
     )
     program = lower(graph, cluster, plan)
     value = simulate(program, durations(program, graph, costs, cluster)).duration_s
     verdict = Verdict(value, 0.97 * value, "linear relaxation", "antichain", 0.31)
-    return PlanFile(replace(plan, verdict=verdict), graph, cluster, costs)
+    return PlanFile(plan, verdict, PipelineProblem(graph, cluster, costs, "cifar.py:job", 4 * micro_batches, 4))
 
 
 def _waiting(program: Program, start_s: FloatArray, end_s: FloatArray) -> FloatArray:

@@ -5,10 +5,13 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from pipeline.report.sample_run import make_plan, make_story
 
-from partita.nouns.plan import PlacementPlan, PlanFile
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile
+from partita.nouns.problem import Problem
 from partita.pipeline.report.charts import loss_difference
 from partita.pipeline.report.page import headline, page
 from partita.pipeline.report.story import Engine, Story, simulated
@@ -63,8 +66,10 @@ def placed(story: Story) -> Story:
     assert story.plan is not None
     graph = story.plan.graph
     place = {t.id: f"cpu{i % 2}" for i, t in enumerate(graph.tasks)}
-    plan = PlacementPlan(graph.fingerprint, place, story.plan.plan.verdict)
-    file = PlanFile(plan, graph, story.plan.cluster, story.plan.costs)
+    plan = PlacementPlan(graph.fingerprint, place)
+    old = story.plan
+    problem = Problem(graph, old.cluster, old.costs, np.zeros(len(graph)))
+    file = PlanFile(plan, old.verdict, problem)
     line = simulated(file)
     return replace(story, plan=file, predicted=line, measured=line)
 

@@ -48,7 +48,7 @@ def test_a_plan_alone_is_a_story(tmp_path: Path) -> None:
     assert story.plan is not None
     story.plan.write(tmp_path / "plan.json")
     alone = Story.read(tmp_path)
-    assert alone.predicted_step_s == pytest.approx(story.plan.plan.verdict.value_s)
+    assert alone.predicted_step_s == pytest.approx(story.plan.verdict.value_s)
     assert alone.measured_step_s is None
     assert len(alone.missing()) == 3
 

@@ -231,7 +231,7 @@ def test_a_profile_is_read_without_its_inputs(tmp_path: Path) -> None:
     assert problem.graph.tasks[0].parameter_bytes == 256.0
     assert [d.name for d in problem.cluster.devices] == ["acc0", "acc1", "acc2", "acc3"]
     assert problem.rule == "overlap"
-    assert problem.facts["bandwidth_bytes_per_s"] == 2e9
+    assert problem.bandwidth_bytes_per_s == 2e9
 
 
 BAD_PROFILES = [

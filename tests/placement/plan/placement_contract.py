@@ -26,7 +26,8 @@ from partita.errors import Infeasible
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.plan import PlacementPlan, PlanFile, Verdict
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile
 from partita.nouns.problem import Problem
 from partita.simulate.lower import lower
 from partita.simulate.simulator import durations, times
@@ -67,14 +68,14 @@ def largest_load(problem: Problem, placement: Mapping[str, str]) -> float:
 
 def makespan(problem: Problem, placement: Mapping[str, str]) -> float:
     """One sample's makespan in seconds, by the simulator."""
-    plan = PlacementPlan(problem.graph.fingerprint, placement, Verdict(0.0, 0.0, "", "", 0.0))
+    plan = PlacementPlan(problem.graph.fingerprint, placement)
     program = lower(problem.graph, problem.cluster, plan)
     return float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
 
 
 def faults(problem: Problem, placement: Mapping[str, str]) -> list[str]:
     """Why a placement is not feasible; empty when it is."""
-    plan = PlacementPlan(problem.graph.fingerprint, placement, Verdict(0.0, 0.0, "", "", 0.0))
+    plan = PlacementPlan(problem.graph.fingerprint, placement)
     found = plan.check(problem.graph, problem.cluster)
     if found:
         return found
@@ -161,7 +162,7 @@ class PlacementContract:
             assert best == math.inf or not self.optimal, f"there is a placement of {best} s"
             return
         assert isinstance(file.plan, PlacementPlan)
-        placement, verdict = file.plan.placement, file.plan.verdict
+        placement, verdict = file.plan.placement, file.verdict
         assert faults(problem, placement) == []
         assert math.isclose(verdict.value_s, self.value_s(problem, placement), rel_tol=1e-9, abs_tol=1e-15)
         assert verdict.lower_bound_s <= best * (1 + 1e-9) + 1e-15, "the bound is above a placement"

@@ -16,7 +16,9 @@ from partita.errors import BadInput, Infeasible
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile
 from partita.nouns.problem import Problem
 from partita.placement.plan.coarse import coarser_states, joined
 from partita.placement.plan.contiguous_plan import METHODS, REPLICATED, plan_contiguous
@@ -57,7 +59,7 @@ def problems(draw: st.DrawFn, most: int = 6, rule: str = "sum", training: bool =
         seconds[draw(st.integers(0, len(tasks) - 1))][0] = math.inf
     costs = CostTable.given(cluster.kinds, seconds, [draw(amount) for _ in tensors])
     held = np.array([draw(amount) for _ in tasks])
-    return Problem(graph, cluster, costs, held, rule, frozenset({"acc"}), {"bandwidth_bytes_per_s": 1.0})
+    return Problem(graph, cluster, costs, held, rule, frozenset({"acc"}), bandwidth_bytes_per_s=1.0)
 
 
 def load_by_definition(problem: Problem, where: dict[str, str], device: str) -> float:
@@ -144,9 +146,9 @@ def test_the_plan_is_the_optimum_over_all_chains(data):
     assert plan.check(problem.graph, problem.cluster) == []
     assert feasible(problem, dict(plan.placement))
     loads = [load_by_definition(problem, dict(plan.placement), d.name) for d in problem.cluster.devices]
-    assert plan.verdict.value_s == pytest.approx(max(loads), abs=1e-12)
-    assert plan.verdict.value_s == pytest.approx(least, abs=1e-12)
-    assert plan.verdict.bound == "exact"
+    assert file.verdict.value_s == pytest.approx(max(loads), abs=1e-12)
+    assert file.verdict.value_s == pytest.approx(least, abs=1e-12)
+    assert file.verdict.bound == "exact"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -157,14 +159,14 @@ def test_every_method_is_feasible_deterministic_and_its_bound_holds(method, data
     file = planned(problem, method=method)
     if file is None:
         return
-    verdict = file.plan.verdict
+    verdict = file.verdict
     assert feasible(problem, dict(file.plan.placement))
     assert verdict.lower_bound_s <= verdict.value_s
     assert verdict.lower_bound_s <= least_by_definition(problem) * (1 + 1e-9) + 1e-12
     assert Work.of(problem).share_bound_s <= least_by_definition(problem) * (1 + 1e-9) + 1e-12
     assert planned(problem, method=method).plan.placement == file.plan.placement
     alone = planned(problem, method="single")
-    assert alone is None or verdict.value_s <= alone.plan.verdict.value_s * (1 + 1e-12)
+    assert alone is None or verdict.value_s <= alone.verdict.value_s * (1 + 1e-12)
 
 
 @MANY
@@ -224,10 +226,10 @@ def test_stages_with_replicas_are_the_optimum_over_all(problem):
     assert file.plan.check(problem.graph, problem.cluster) == []
     index = problem.graph.index
     stages = [({index[t] for t in s.tasks}, s.replicas) for s in file.plan.stages]
-    assert file.plan.verdict.value_s == pytest.approx(bottleneck_by_definition(problem, stages), abs=1e-12)
-    assert file.plan.verdict.value_s == pytest.approx(least, abs=1e-12)
+    assert file.verdict.value_s == pytest.approx(bottleneck_by_definition(problem, stages), abs=1e-12)
+    assert file.verdict.value_s == pytest.approx(least, abs=1e-12)
     for method in REPLICATED:
-        verdict = plan_contiguous(problem, method=method).plan.verdict
+        verdict = plan_contiguous(problem, method=method).verdict
         assert verdict.lower_bound_s <= least * (1 + 1e-9) + 1e-12
         assert verdict.value_s >= least * (1 - 1e-9) - 1e-12
 
@@ -288,7 +290,7 @@ def test_too_many_downsets_give_a_plan_with_an_honest_bound(rule):
     began = time.monotonic()
     file = plan_contiguous(problem)
     assert time.monotonic() - began < 30
-    verdict = file.plan.verdict
+    verdict = file.verdict
     assert verdict.bound != "exact"
     assert float(problem.costs.seconds.sum()) / 8 <= verdict.lower_bound_s * (1 + 1e-9)
     assert verdict.lower_bound_s <= verdict.value_s <= 1.5 * verdict.lower_bound_s
@@ -370,7 +372,7 @@ def test_latency_is_simulated_and_never_below_its_bound(data):
     file = planned(problem, objective="latency")
     if file is None:
         return
-    verdict = file.plan.verdict
+    verdict = file.verdict
     assert verdict.objective == "latency"
     assert feasible(problem, dict(file.plan.placement))
     assert verdict.lower_bound_s <= verdict.value_s

@@ -25,8 +25,10 @@ from partita.errors import BadInput, Infeasible, MissingDependency, PlanError
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.plan import PlacementPlan, PlanFile
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile
 from partita.nouns.problem import Problem
+from partita.page.plan_rows import visits
 from partita.placement.plan import exact, free
 from partita.placement.plan import portfolio as rounds
 from partita.placement.plan.anneal import anneal
@@ -37,7 +39,7 @@ from partita.placement.plan.free import plan_free
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import _facts, makespan_s
 from partita.placement.plan.min_cut import anchors, apart_s, merge, network
-from partita.placement.plan.visits import virtual_stages
+from partita.simulate.segments import segments
 
 
 class TestPortfolio(PlacementContract):
@@ -186,7 +188,7 @@ def test_keeping_apart_what_talks_costs_what_it_says() -> None:
     )
     model = load_model(problem)
     assert apart_s(model, {0: network(model, 0)}, 0, 1, math.inf) == pytest.approx(7.0)
-    assert plan_free(problem, budget_s=0.2).plan.verdict.value_s == pytest.approx(3.0)
+    assert plan_free(problem, budget_s=0.2).verdict.value_s == pytest.approx(3.0)
 
 
 def test_pigeonhole_sees_that_three_equal_tasks_do_not_share_two_devices() -> None:
@@ -287,24 +289,24 @@ def test_depth_first_is_topological() -> None:
 
 def test_is_not_above_the_contiguous_optimum() -> None:
     problem = layered(40, 4, seed=1)
-    contiguous = plan_contiguous(problem).plan.verdict
-    free_one = plan_free(problem, budget_s=0.3).plan.verdict
+    contiguous = plan_contiguous(problem).verdict
+    free_one = plan_free(problem, budget_s=0.3).verdict
     assert free_one.value_s <= contiguous.value_s * (1 + 1e-12)
     assert free_one.lower_bound_s <= contiguous.value_s
 
 
 def test_a_start_is_among_the_candidates_and_must_fit() -> None:
     problem = layered(40, 4, seed=1)
-    good = plan_free(problem, budget_s=0.5).plan
-    assert isinstance(good, PlacementPlan)
-    again = plan_free(problem, budget_s=0.01, method="chunks", start=good.placement).plan
+    good = plan_free(problem, budget_s=0.5)
+    assert isinstance(good.plan, PlacementPlan)
+    again = plan_free(problem, budget_s=0.01, method="chunks", start=good.plan.placement)
     assert again.verdict.value_s == good.verdict.value_s
     with pytest.raises(PlanError, match="unknown device 'elsewhere'"):
-        plan_free(problem, budget_s=0.01, start=dict.fromkeys(good.placement, "elsewhere"))
+        plan_free(problem, budget_s=0.01, start=dict.fromkeys(good.plan.placement, "elsewhere"))
 
 
 def test_more_devices_never_worsen_the_bound_or_the_proven_optimum() -> None:
-    values = [plan_free(layered(12, d, seed=2), budget_s=20.0).plan.verdict for d in (1, 2, 3)]
+    values = [plan_free(layered(12, d, seed=2), budget_s=20.0).verdict for d in (1, 2, 3)]
     assert all(v.gap < 2e-5 for v in values)
     assert values[0].value_s >= values[1].value_s >= values[2].value_s
 
@@ -312,7 +314,7 @@ def test_more_devices_never_worsen_the_bound_or_the_proven_optimum() -> None:
 def test_without_ortools_it_still_plans_with_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "available", lambda: False)
     problem = layered(40, 4, seed=1)
-    verdict = plan_free(problem, budget_s=0.3).plan.verdict
+    verdict = plan_free(problem, budget_s=0.3).verdict
     assert 0 < verdict.lower_bound_s <= verdict.value_s < 1.2 * verdict.lower_bound_s
     assert verdict.bound in ("linear relaxation", "pigeonhole", "minimum cut")
     with pytest.raises(MissingDependency, match="OR-tools"):
@@ -321,7 +323,7 @@ def test_without_ortools_it_still_plans_with_a_bound(monkeypatch: pytest.MonkeyP
 
 def test_the_clock_ends_what_the_units_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "UNITS_PER_S", 1e12)
-    verdict = plan_free(layered(300, 4, seed=1), budget_s=0.5).plan.verdict
+    verdict = plan_free(layered(300, 4, seed=1), budget_s=0.5).verdict
     assert verdict.seconds_spent < 3.0
 
 
@@ -348,10 +350,10 @@ def test_the_file_says_how_often_each_device_is_visited() -> None:
     problem = layered(40, 3, seed=5)
     file = plan_free(problem, budget_s=0.3)
     assert isinstance(file.plan, PlacementPlan)
-    visits = file.facts["virtual_stages"]
-    assert set(visits) == set(file.plan.placement.values())
-    assert file.facts["quotient"] == ("cyclic" if max(visits.values()) > 1 else "acyclic")
-    assert file.facts["rule"] == "sum"
+    found = visits(file)
+    assert set(found["virtual_stages"]) == set(file.plan.placement.values())
+    assert found["quotient"] == ("cyclic" if max(found["virtual_stages"].values()) > 1 else "acyclic")
+    assert file.problem.rule == "sum"
     assert free.plan_free(problem, budget_s=0.3).to_json()["placement"] == file.to_json()["placement"]
 
 
@@ -360,7 +362,7 @@ def test_the_file_says_how_often_each_device_is_visited() -> None:
 def test_virtual_stages_run_everything_once_in_order(problem: Problem, seed: int) -> None:
     _, placement = random_placement(problem, seed)
     device = [sorted(set(placement.values())).index(placement[t.id]) for t in problem.graph.tasks]
-    stages = virtual_stages(problem.graph, device)
+    stages = segments(problem.graph, device)
     assert all(device[i] == d for d, tasks in stages for i in tasks)
     order = [i for _, tasks in stages for i in tasks]
     assert sorted(order) == list(range(len(problem.graph)))
@@ -373,7 +375,7 @@ def test_an_acyclic_quotient_has_one_stage_a_device() -> None:
     problem = layered(60, 4, seed=9)
     place = np.empty(60, np.int64)
     place[problem.graph.order] = np.arange(60)
-    stages = virtual_stages(problem.graph, place // 15)
+    stages = segments(problem.graph, place // 15)
     assert [d for d, _ in stages] == [0, 1, 2, 3]
 
 

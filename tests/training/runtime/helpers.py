@@ -9,7 +9,9 @@ import numpy as np
 
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
-from partita.nouns.plan import PipelinePlan, PlanFile, Schedule, Stage, Verdict
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile, Verdict
 from partita.training.capture.model import Captured, capture
 from partita.training.job import batch_size, load_job, micro_batches
 
@@ -59,5 +61,5 @@ def plan_file(
     cluster = Cluster(devices, (), Link("", "", 1e9, 1e-4))
     costs = CostTable.given(("cpu",), np.full((len(graph), 1), 1e-3), np.full(len(graph.producer), np.nan))
     verdict = Verdict(1.0, 1.0, "none", "by hand", 0.0)
-    plan = PipelinePlan(graph.fingerprint, parts, -(-total // size), in_flight or stages + 1, schedule, verdict)
-    return PlanFile(plan, graph, cluster, costs, {"job": name, "batch_size": total, "micro_batch_size": size})
+    plan = PipelinePlan(graph.fingerprint, parts, -(-total // size), in_flight or stages + 1, schedule)
+    return PlanFile(plan, verdict, PipelineProblem(graph, cluster, costs, name, total, size))

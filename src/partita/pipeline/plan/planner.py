@@ -14,12 +14,14 @@ import time
 
 from partita.errors import BadInput, ClusterError, refuse
 from partita.nouns.cluster import Cluster
-from partita.nouns.plan import PipelinePlan, PlanFile, Schedule, Verdict
+from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.pipeline_problem import PipelineProblem, Wish
+from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.profile import Profile
 from partita.pipeline.plan import methods
 from partita.pipeline.plan.relaxation import does_not_fit
 from partita.pipeline.plan.step_time import Candidate
-from partita.pipeline.plan.task import PipelineTask, Wish
+from partita.pipeline.plan.task import PipelineTask
 
 
 def plan_pipeline(
@@ -52,17 +54,14 @@ def plan_pipeline(
     if best is None:
         raise does_not_fit(task)
     bound, how = task.lower_bound(fastest(task, methods.METHODS["single"])[0])
-    verdict = Verdict(value, min(bound, value), how, winner, time.perf_counter() - began, "step")
+    compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
+    verdict = Verdict(value, min(bound, value), how, winner, time.perf_counter() - began, "step", compared)
     bench = task.bench(best)
-    facts = {
-        "job": profile.job,
-        "batch_size": profile.batch_size,
-        "micro_batch_size": bench.sample.micro_batch_size,
-        "optimizer_bytes_per_parameter_byte": profile.optimizer_bytes_per_parameter_byte,
-        "wishes": wish.given(),
-        "compared_s": {name: v for name, (v, _) in found.items() if math.isfinite(v)},
-    }
-    return PlanFile(bench.plan(best, verdict), bench.sample.graph, task.cluster, bench.sample.costs, facts)
+    problem = PipelineProblem(
+        bench.sample.graph, task.cluster, bench.sample.costs, profile.job, profile.batch_size,
+        bench.sample.micro_batch_size, profile.optimizer_bytes_per_parameter_byte, profile.clips, wish,
+    )  # fmt: skip
+    return PlanFile(bench.plan(best), verdict, problem)
 
 
 def fastest(task: PipelineTask, propose: methods.Method) -> tuple[float, Candidate | None]:
@@ -89,9 +88,3 @@ def _check(task: PipelineTask, method: str) -> None:
     for name, number in (("stages", wish.stages), ("in_flight", wish.in_flight)):
         if number is not None and number < 1:
             raise BadInput(f"{name} is {number}; it must be at least 1")
-
-
-def allocation(plan: PipelinePlan) -> list[tuple[int, str, int, int]]:
-    """(rank, device, stage, replica) of every process that runs the plan: ranks go through the devices stage by stage."""
-    places = [(k, r, d) for k, s in enumerate(plan.stages) for r, d in enumerate(s.devices)]
-    return [(rank, device, stage, replica) for rank, (stage, replica, device) in enumerate(places)]

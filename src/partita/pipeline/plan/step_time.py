@@ -15,7 +15,7 @@ import numpy as np
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.plan import PipelinePlan, Schedule, Stage, Verdict
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
 from partita.nouns.profile import Sample
 from partita.nouns.program import Op
 from partita.pipeline.plan.stage import Bools, StageCosts, gradient_edges
@@ -24,8 +24,6 @@ from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import Simulator, durations, times
 from partita.solve.chain_dp import Chain, devices_of
 from partita.solve.units import Units
-
-NO_VERDICT = Verdict(math.nan, math.nan, "", "", math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Bench:
     known: dict[Candidate, float] = field(default_factory=dict)
     templates: dict[object, Template] = field(default_factory=dict)
 
-    def plan(self, candidate: Candidate, verdict: Verdict = NO_VERDICT) -> PipelinePlan:
+    def plan(self, candidate: Candidate) -> PipelinePlan:
         """The candidate written out."""
         devices = devices_of(candidate.chain, [t.names for t in self.costs.types])
         stages = tuple(
@@ -63,7 +61,6 @@ class Bench:
             self.costs.micro_batches,
             candidate.in_flight,
             candidate.schedule,
-            verdict,
         )
 
     def _tasks(self, start: int, end: int) -> tuple[str, ...]:

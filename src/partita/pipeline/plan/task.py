@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.plan import Schedule
+from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.pipeline_problem import Wish
 from partita.nouns.profile import Profile
 from partita.pipeline.plan.stage import check_kinds, crossing_tensors, stage_costs, wire
 from partita.pipeline.plan.step_bound import Edges, bound_cost, edges, simple_bound
@@ -24,25 +24,6 @@ from partita.solve.units import Units, contract
 MOST_DOWNSETS = 60_000  #: enumerated; a graph with more is cut along linear orders only
 MOST_STATES = 800  #: that the dynamic program looks at; a longer sequence is thinned
 SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the caller fixes; None leaves it to the planner."""
-
-    micro_batches: int | None = None
-    in_flight: int | None = None
-    schedule: Schedule | None = None
-    stages: int | None = None
-    allow_replicas: bool = True
-    allow_recompute: bool = True
-    budget_s: float = 10.0
-    seed: int = 0
-
-    def given(self) -> dict[str, Any]:
-        """What differs from leaving everything to the planner; how many micro-batches does not, it is in the plan."""
-        value = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return {k: v for k, v in value.items() if k not in ("micro_batches", "budget_s", "seed")}
 
 
 @dataclass(frozen=True, eq=False)

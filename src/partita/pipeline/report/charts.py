@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from partita.nouns.plan import Verdict
-from partita.page.agreement import Event
+from partita.page.agreement import Event, relative_error
 from partita.page.bars import NARROW, WIDE, bar, minus, pair_ms
 from partita.page.markup import Scale, number, tag, words
 from partita.page.sheet import cells, framed
@@ -82,7 +82,7 @@ def alternatives(values: Mapping[str, float], verdict: Verdict | None) -> str:
                 tag("b" if name == chosen else "span", words(name)),
                 bar(value / longest, tick=bound, main=name == chosen),
                 tag("b" if name == chosen else "span", seconds(value)),
-                "chosen" if name == chosen else minus(percent(value / base - 1, signed=True)),
+                "chosen" if name == chosen else minus(percent(relative_error(value, base), signed=True)),
             ],
             classes,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from partita import __version__
 from partita.errors import TimelineError
-from partita.nouns.plan import PipelinePlan
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.page import bars
 from partita.page.agreement import Agreement, agreement, events, is_computation
 from partita.page.markup import tag, words
@@ -91,7 +91,7 @@ def _plan_line(story: Story) -> str:
     plan = story.plan.plan if story.plan else None
     if not isinstance(plan, PipelinePlan):
         used = devices_used(story)
-        return f"{count(len(plan.placement))} tasks placed on {many(used, 'device')}, by {plan.verdict.method}." if plan else ""  # fmt: skip
+        return f"{count(len(plan.placement))} tasks placed on {many(used, 'device')}, by {story.plan.verdict.method}." if story.plan and plan else ""  # fmt: skip
     name = {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule]
     return (
         f"{many(len(plan.stages), 'stage')} on {many(len(plan.devices), 'device')}, "
@@ -194,7 +194,7 @@ def _errors(story: Story, agreed: Agreement | None) -> str:
 def _bound_note(story: Story) -> str:
     if story.plan is None:
         return ""
-    v = story.plan.plan.verdict
+    v = story.plan.verdict
     what = {"step": "a step", "throughput": "a sample", "latency": "from input to output"}[v.objective]
     found = f"Found by {words(v.method)} in {seconds(v.seconds_spent)}."
     start = f"Predicted {seconds(v.value_s)} {what}; no plan of this kind can take less"
@@ -204,7 +204,7 @@ def _bound_note(story: Story) -> str:
 
 
 def _alternatives(story: Story) -> str:
-    return charts.alternatives(story.alternatives, story.plan.plan.verdict if story.plan else None)
+    return charts.alternatives(story.alternatives, story.plan.verdict if story.plan else None)
 
 
 def _loss_note(story: Story) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
 from partita.nouns.timeline import Timeline
 from partita.simulate.lower import boundaries
 

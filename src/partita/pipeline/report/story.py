@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from partita.errors import BadInput
-from partita.files import dump_json, read_json, read_text, write_whole
-from partita.nouns.plan import PipelinePlan, PlanFile
-from partita.nouns.timeline import Timeline
+from partita.files import damaged, dump_json, parse_json, read_json, read_text, write_whole
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
+from partita.nouns.timeline import MOST_SECONDS, Timeline
 
 SINGLE, PIPELINE, TORCH = "single", "pipeline", "torch"  #: the engines that the page knows by role
 WARM_UP = 2  #: steps at the beginning of a run whose times do not count
@@ -174,24 +175,23 @@ def devices_used(story: Story) -> int:
 
 def _with_summary(story: Story, value: Mapping[str, Any], what: str) -> Story:
     """Add what summary.json says."""
-    try:
+    with damaged(BadInput, what, hint="run again"):
         engines = tuple(
             Engine(
                 str(e["engine"]),
-                _number(e.get("predicted_s")),
-                _number(e.get("measured_s")),
-                _number(e.get("low_s")),
-                _number(e.get("high_s")),
+                _time(e.get("predicted_s")),
+                _time(e.get("measured_s")),
+                _time(e.get("low_s")),
+                _time(e.get("high_s")),
                 int(e.get("steps") or 0),
                 tuple((int(step), float(loss)) for step, loss in e.get("losses", ())),
             )
             for e in value.get("engines", ())
         )
-        alternatives = {str(k): float(v) for k, v in value.get("alternatives", {}).items()}
+        times = {str(k): _time(v) for k, v in value.get("alternatives", {}).items()}
+        alternatives = {k: v for k, v in times.items() if v is not None}
         facts = {str(k): v for k, v in value.get("facts", {}).items()}
         title = str(value.get("title", story.title))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInput(f"{what} is damaged: {type(error).__name__}: {error}", hint="run again") from error
     return replace(story, title=title, engines=engines, alternatives=alternatives, facts=facts)
 
 
@@ -213,23 +213,22 @@ def _rows(path: Path) -> dict[int, tuple[float, float | None]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        what = f"{path} line {number}"
         try:
-            value = json.loads(line)
-            rows[int(value["step"])] = (float(value["loss"]), _number(value.get("step_s")))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            with damaged(BadInput, what, hint='a row is {"step": 1, "loss": 2.3, "step_s": 0.4}'):
+                value = parse_json(line, BadInput, what, nan=True)  # a loss that is not finite is worth showing
+                rows[int(value["step"])] = (float(value["loss"]), _time(value.get("step_s")))
+        except BadInput:
             if number == len(lines):  # a run that was stopped may leave half a line at the end
                 break
-            raise BadInput(
-                f"{path} line {number} is no row of metrics: {type(error).__name__}: {error}",
-                hint='a row is {"step": 1, "loss": 2.3, "step_s": 0.4}',
-            ) from error
+            raise
     return rows
 
 
-def _number(value: Any) -> float | None:
-    if value is None:
+def _time(value: Any) -> float | None:
+    """Seconds, None where they are unknown. Raises ValueError for what is no time."""
+    if value is None or math.isnan(time_s := float(value)):
         return None
-    number = float(value)
-    if math.isnan(number):
-        return None
-    return number
+    if not 0 <= time_s <= MOST_SECONDS:
+        raise ValueError(f"{time_s} is no number of seconds")
+    return time_s

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from partita.nouns.graph import Phase
-from partita.nouns.plan import PlacementPlan
+from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.timeline import Timeline
 from partita.page.markup import tag
 from partita.page.spans import Look, look

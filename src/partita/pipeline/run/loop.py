@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import BadInput, PlanError
-from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
@@ -44,7 +45,7 @@ def alternatives(profile: Profile, **wishes: Any) -> dict[str, float]:
     found = {}
     for method in ("single", "even", "blocks"):
         try:
-            found[method] = plan_pipeline(profile, method=method, **wishes).plan.verdict.value_s
+            found[method] = plan_pipeline(profile, method=method, **wishes).verdict.value_s
         except BadInput:  # e.g. fewer tasks than stages
             continue
     return found

@@ -67,7 +67,8 @@ def from_json(value: Mapping[str, Any], name: str, what: str, devices: int | Non
         np.array([float(n.get("size", 0.0)) for n in nodes], np.float64),
         rule="sum",
         pays=frozenset({"acc"}),
-        facts={"source_format": "dnn-partitioning", "source": name},
+        source_format="dnn-partitioning",
+        source=name,
     )
     problem.expect_fit()
     return problem

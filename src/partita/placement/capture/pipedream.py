@@ -52,11 +52,9 @@ def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: fl
         np.array([t.parameter_bytes + t.activation_bytes for t in graph.tasks], np.float64),
         rule="overlap",
         pays=frozenset({"acc"}),
-        facts={
-            "source_format": "pipedream",
-            "source": Path(path).stem,
-            "bandwidth_bytes_per_s": float(bandwidth_bytes_per_s),
-        },
+        source_format="pipedream",
+        source=Path(path).stem,
+        bandwidth_bytes_per_s=float(bandwidth_bytes_per_s),
     )
     problem.expect_fit()
     return problem

@@ -19,7 +19,9 @@ import numpy as np
 
 from partita.errors import BadInput
 from partita.nouns.graph import IntArray
-from partita.nouns.plan import PipelinePlan, PlacementPlan, PlanFile, Stage, Verdict
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.problem import Problem
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
@@ -39,7 +41,6 @@ FEW_STATES = 4_000  #: up to so many, pairs of states are looked at
 THINNED = 3_000  #: of more states, these give a first value
 MOVE_S, UNIT_S = 3e-7, 2e-5  #: what moving a unit and cutting an order again take on a slow core
 ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exact
-NO_VERDICT = Verdict(math.nan, math.nan, "", "", math.nan, "throughput")
 SHARES = "equal shares of the work"
 
 
@@ -88,25 +89,23 @@ def plan_contiguous(
     bound = min(found.bound_s, found.value_s)
     spent = time.perf_counter() - began
     verdict = Verdict(found.value_s, bound, found.bound, found.method, spent, "throughput")
-    return _file(problem, found, verdict, pipeline=problem.rule == "overlap" and replicas)
+    plan = _plan(problem, found, pipeline=problem.rule == "overlap" and replicas)
+    return PlanFile(plan, verdict, problem)
 
 
-def _file(problem: Problem, found: Found, verdict: Verdict, pipeline: bool) -> PlanFile:
-    """The plan written out, with what is needed to pose its problem again."""
+def _plan(problem: Problem, found: Found, pipeline: bool) -> PipelinePlan | PlacementPlan:
+    """What was found, written out."""
     graph = problem.graph
     free = [list(t.names) for t in Work.of(problem).types]
     stages = []
     for tasks, kind, m in found.stages:
         names, free[kind] = tuple(free[kind][:m]), free[kind][m:]
         stages.append(Stage(tuple(graph.tasks[i].id for i in tasks.tolist()), names))
-    facts = {**problem.facts, "rule": problem.rule, "pays": sorted(problem.pays)}
     if pipeline:
         devices = sum(s.replicas for s in stages)
-        plan = PipelinePlan(graph.fingerprint, tuple(stages), devices, devices, "1f1b", verdict)
-        return PlanFile(plan, graph, problem.cluster, problem.costs, facts)
+        return PipelinePlan(graph.fingerprint, tuple(stages), devices, devices, "1f1b")
     where = {t: s.devices[0] for s in stages for t in s.tasks}
-    placed = PlacementPlan(graph.fingerprint, {t.id: where[t.id] for t in graph.tasks}, verdict)
-    return PlanFile(placed, graph, problem.cluster, problem.costs, facts)
+    return PlacementPlan(graph.fingerprint, {t.id: where[t.id] for t in graph.tasks})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -290,8 +289,7 @@ def _latency_plan(problem: Problem, began: float) -> PlanFile:
     best, value = None, math.inf
     for name, parts in quickest_chains(work):
         found = Found(math.nan, tuple((_tasks(work, p.units), p.type, 1) for p in parts), 0.0, "", name)
-        file = _file(problem, found, NO_VERDICT, pipeline=False)
-        program = lower(problem.graph, problem.cluster, file.plan)
+        program = lower(problem.graph, problem.cluster, _plan(problem, found, pipeline=False))
         seconds = float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
         if seconds < value * (1 - 1e-9):  # of equals the first, with fewer devices
             best, value = found, seconds
@@ -299,7 +297,7 @@ def _latency_plan(problem: Problem, began: float) -> PlanFile:
         raise no_contiguous_plan(work)
     bound, how = latency_bound(work)
     verdict = Verdict(value, min(bound, value), how, best.method, time.perf_counter() - began, "latency")
-    return _file(problem, best, verdict, pipeline=False)
+    return PlanFile(_plan(problem, best, pipeline=False), verdict, problem)
 
 
 METHODS: Mapping[str, Method] = MappingProxyType({"auto": exact, "exact": exact, "linear": linear, "single": single})

@@ -21,7 +21,8 @@ import numpy as np
 
 from partita.errors import BadInput
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.plan import PlacementPlan, PlanFile, Verdict
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.problem import Problem
 from partita.placement.plan.anneal import FlagArray
 from partita.placement.plan.bounds import work_bound_s
@@ -113,8 +114,7 @@ def bound_s(problem: Problem, model: LoadModel, facts: _Times) -> tuple[float, s
 def _simulated_s(problem: Problem, device_of: IntArray) -> float:
     names = [d.name for d in problem.cluster.devices]
     placement = {t.id: names[d] for t, d in zip(problem.graph.tasks, device_of.tolist(), strict=True)}
-    nothing = Verdict(0.0, 0.0, "", "", 0.0, "latency")
-    program = lower(problem.graph, problem.cluster, PlacementPlan(problem.graph.fingerprint, placement, nothing))
+    program = lower(problem.graph, problem.cluster, PlacementPlan(problem.graph.fingerprint, placement))
     return float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from partita.errors import Infeasible, PlanError, refuse
 from partita.nouns.graph import IntArray
-from partita.nouns.plan import PlacementPlan, PlanFile, Verdict
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.problem import Problem
 from partita.placement.plan.chunks import starts
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.load import LoadModel
-from partita.placement.plan.visits import virtual_stages
 from partita.solve.downsets import every_downset
 from partita.solve.units import contract
 
@@ -57,7 +56,7 @@ def _contiguous(problem: Problem, model: LoadModel, objective: str) -> Placement
 def _given(problem: Problem, model: LoadModel, start: Start) -> IntArray:
     """[atoms] a placement handed in. Raises PlanError where it does not fit the problem."""
     number = {d.name: i for i, d in enumerate(problem.cluster.devices)}
-    plan = PlacementPlan(problem.graph.fingerprint, start, Verdict(0.0, 0.0, "", "", 0.0))
+    plan = PlacementPlan(problem.graph.fingerprint, start)
     refuse(PlanError, plan.check(problem.graph, problem.cluster), "the start does not fit")
     where = np.zeros(model.atoms, np.int64)
     where[model.atom_of] = [number[start[t.id]] for t in problem.graph.tasks]
@@ -75,16 +74,7 @@ def nothing_fits(model: LoadModel) -> Infeasible:
 
 
 def plan_file(problem: Problem, device_of: IntArray, verdict: Verdict) -> PlanFile:
-    """The plan with its problem, and how often each device is visited. `device_of` is [tasks]."""
+    """The plan with its verdict and its problem. `device_of` is [tasks]."""
     names = [d.name for d in problem.cluster.devices]
-    visits = np.bincount([d for d, _ in virtual_stages(problem.graph, device_of)], minlength=len(names)).tolist()
     placement = {t.id: names[d] for t, d in zip(problem.graph.tasks, device_of.tolist(), strict=True)}
-    facts: dict[str, Any] = {
-        **problem.facts,
-        "rule": problem.rule,
-        "pays": sorted(problem.pays),
-        "virtual_stages": {n: v for n, v in zip(names, visits, strict=True) if v},
-        "quotient": "cyclic" if max(visits) > 1 else "acyclic",
-    }
-    plan = PlacementPlan(problem.graph.fingerprint, placement, verdict)
-    return PlanFile(plan, problem.graph, problem.cluster, problem.costs, facts)
+    return PlanFile(PlacementPlan(problem.graph.fingerprint, placement), verdict, problem)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from partita.errors import PlanError
-from partita.nouns.plan import Schedule
+from partita.nouns.pipeline_plan import Schedule
 from partita.simulate.schedules import gpipe, one_forward_one_backward
 from partita.simulate.schedules.gpipe import Slot
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from partita.errors import WorkerFailed
 from partita.nouns.graph import FloatArray
-from partita.nouns.plan import PipelinePlan
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.program import Op, Piece, Program
 from partita.training.capture.model import Captured, TensorMeta
 from partita.training.job import Batch, batch_size, micro_batches

@@ -147,7 +147,7 @@ def _is_loopback(host: str) -> bool:
 
 def check_ranks(file: PlanFile, ranks: int) -> None:
     """Raise JobError unless the plan trains, on exactly this many ranks."""
-    from partita.nouns.plan import PipelinePlan
+    from partita.nouns.pipeline_plan import PipelinePlan
 
     if not isinstance(file.plan, PipelinePlan):
         raise JobError("this plan places tasks; it does not say how to train", hint="plan from a profile")

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import BadInput, PartitaError, WorkerFailed
-from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
 from partita.simulate.lower import lower
 from partita.training.runtime.spec import Spec
@@ -261,13 +263,12 @@ class _About:
 
 def program_by_samples(file: PlanFile) -> Callable[[int], Program | None]:
     """How many samples a batch has -> the program that runs it; None where the plan file does not tell."""
-    size = file.facts.get("micro_batch_size")
-    plan = file.plan
+    plan, problem = file.plan, file.problem
 
     def program_of(samples: int) -> Program | None:
-        if not isinstance(plan, PipelinePlan) or not isinstance(size, int) or samples < 1:
+        if not (isinstance(plan, PipelinePlan) and isinstance(problem, PipelineProblem)) or samples < 1:
             return None
-        return lower(file.graph, file.cluster, replace(plan, micro_batches=-(-samples // size)))
+        return lower(file.graph, file.cluster, plan.of_micro_batches(-(-samples // problem.micro_batch_size)))
 
     return program_of
 

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from partita.errors import JobError, PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import IntArray
-from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
 from partita.simulate.lower import boundaries, lower, reductions, shared_over_stages
 from partita.training.capture.model import Captured, capture
@@ -48,13 +50,12 @@ class Assignment:
     @staticmethod
     def of(file: PlanFile, rank: int) -> Assignment:
         """Raises PlanError where the file holds no pipeline of a training job."""
-        size = file.facts.get("micro_batch_size")
-        if not isinstance(file.plan, PipelinePlan) or not isinstance(size, int):
+        if not isinstance(file.plan, PipelinePlan) or not isinstance(file.problem, PipelineProblem):
             raise PlanError(
                 "this plan places tasks; it does not say how to train a job",
                 hint="make a plan from a profile that `partita measure` wrote",
             )
-        return Assignment(file.plan, file.cluster, size, rank)
+        return Assignment(file.plan, file.cluster, file.problem.micro_batch_size, rank)
 
 
 def torch_device(assignment: Assignment) -> torch.device:

@@ -22,6 +22,7 @@ from partita import __version__
 from partita.errors import CheckpointError, JobError, PlanError
 from partita.files import dump_json, write_whole
 from partita.nouns.graph import FloatArray
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
@@ -128,7 +129,7 @@ class Session:
             )
 
     def _full_batch(self) -> int:
-        return int(self.file.facts.get("batch_size", 0))
+        return self.file.problem.batch_size if isinstance(self.file.problem, PipelineProblem) else 0
 
     def _batches(self, progress: checkpoint.Progress) -> Iterator[tuple[checkpoint.Progress, Batch]]:
         """(progress once it is done, batch) from where training stands until the asked-for step or epoch.

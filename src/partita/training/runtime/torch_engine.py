@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from partita.errors import PlanError
-from partita.nouns.plan import PipelinePlan
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.simulate.lower import shared_over_stages
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, micro_batches

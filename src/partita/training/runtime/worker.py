@@ -21,7 +21,8 @@ from types import FrameType
 from partita.errors import PartitaError, WorkerFailed, place_of, sentence_of
 from partita.files import write_whole
 from partita.memory import keep_freed_memory
-from partita.nouns.plan import PipelinePlan, PlanFile
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
 from partita.training.runtime.join import check_ranks, process_group, stay_on_loopback
 from partita.training.runtime.launch import log_path, process_state, program_by_samples
 from partita.training.runtime.spec import Spec

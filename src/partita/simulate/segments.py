@@ -1,4 +1,4 @@
-"""Visits: how often a device has to be gone to where the devices of a placement wait for each other in a circle.
+"""Segments: a placement cut into pieces that each run on one device without waiting for another in their midst.
 
 A pipeline whose stages are the devices needs an acyclic quotient. Where it is cyclic, a device serves several *virtual
 stages*: a sequence of (device, tasks) in which every task comes after all it reads.
@@ -13,7 +13,7 @@ import numpy as np
 from partita.nouns.graph import IntArray, TaskGraph
 
 
-def virtual_stages(graph: TaskGraph, device_of: Sequence[int] | IntArray) -> list[tuple[int, list[int]]]:
+def segments(graph: TaskGraph, device_of: Sequence[int] | IntArray) -> list[tuple[int, list[int]]]:
     """(device, tasks) in an order in which everything read was made before.
 
     Greedy: run all that is ready on a device, and all that becomes ready there; then go on to the device that can finish

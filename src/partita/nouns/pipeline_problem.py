@@ -1,0 +1,109 @@
+"""PipelineProblem: what a planner of training pipelines was asked, as a plan file keeps it: one micro-batch size.
+
+A profile holds several micro-batch sizes; a plan answers for the one it chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, get_args
+
+from partita.errors import PlanError, refuse
+from partita.nouns.cluster import Cluster
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import TaskGraph
+from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.profile import Profile, Sample
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the caller fixes; None leaves it to the planner."""
+
+    micro_batches: int | None = None
+    in_flight: int | None = None
+    schedule: Schedule | None = None
+    stages: int | None = None
+    allow_replicas: bool = True
+    allow_recompute: bool = True
+    budget_s: float = 10.0
+    seed: int = 0
+
+    def given(self) -> dict[str, Any]:
+        """What differs from leaving everything to the planner; how many micro-batches does not, it is in the plan."""
+        value = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {k: v for k, v in value.items() if k not in ("micro_batches", "budget_s", "seed")}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Wish:
+        """Raises PlanError for a wish that there is not, or of a wrong type."""
+        wanted: dict[str, tuple[type, ...]] = {
+            "in_flight": (int,), "stages": (int,), "schedule": (str,), "allow_replicas": (bool,), "allow_recompute": (bool,)
+        }  # fmt: skip
+        faults = [f"unknown wish {k!r}" for k in value if k not in wanted]
+        faults += [f"the wish {k!r} is {v!r}" for k, v in value.items() if type(v) not in wanted.get(k, (type(v),))]
+        if value.get("schedule", "1f1b") not in get_args(Schedule):
+            faults.append(f"unknown schedule {value['schedule']!r}")
+        refuse(PlanError, faults, "the plan's wishes", hint="make the plan again")
+        return Wish(**value)
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineProblem:
+    """A job measured at one micro-batch size, the machines, and what the caller fixed."""
+
+    kind: ClassVar[str] = "pipeline"
+    graph: TaskGraph
+    cluster: Cluster
+    costs: CostTable
+    job: str  #: file.py:function
+    batch_size: int
+    micro_batch_size: int
+    optimizer_bytes_per_parameter_byte: float = 0.0  #: 0 plain SGD, 1 momentum, 2 Adam
+    clips: bool = False  #: the norm of all gradients is summed over the stages before every update
+    wish: Wish = Wish()
+
+    @property
+    def profile(self) -> Profile:
+        """What is left of the profile: the sample that was planned for."""
+        sample = Sample(self.micro_batch_size, self.graph, self.costs)
+        state = self.optimizer_bytes_per_parameter_byte
+        return Profile(self.job, self.batch_size, (sample,), self.cluster, state, clips=self.clips)
+
+    def on(self, cluster: Cluster) -> PipelineProblem:
+        """The same question for other machines."""
+        return replace(self, cluster=cluster)
+
+    def shown(self) -> dict[str, Any]:
+        """What of it stands beside the plan, for scripts."""
+        return {
+            "job": self.job,
+            "batch_size": self.batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "optimizer_bytes_per_parameter_byte": self.optimizer_bytes_per_parameter_byte,
+            "clips": self.clips,
+            "wishes": self.wish.given(),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        parts = {"graph": self.graph.to_json(), "cluster": self.cluster.to_json(), "costs": self.costs.to_json()}
+        return {"kind": self.kind, **self.shown(), **parts}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], what: str) -> PipelineProblem:
+        """Raises PlanError, GraphError, ClusterError or CostError, KeyError or TypeError where it is damaged."""
+        graph = TaskGraph.from_json(value["graph"], f"{what}: graph")
+        problem = PipelineProblem(
+            graph,
+            Cluster.from_json(value["cluster"], f"{what}: cluster"),
+            CostTable.from_json(value["costs"], graph, f"{what}: costs"),
+            str(value["job"]),
+            int(value["batch_size"]),
+            int(value["micro_batch_size"]),
+            float(value["optimizer_bytes_per_parameter_byte"]),
+            bool(value["clips"]),
+            Wish.from_json(value["wishes"]),
+        )
+        refuse(PlanError, problem.profile.check(), what, hint="make the plan again")
+        return problem

@@ -1,0 +1,320 @@
+"""Files as an attacker or a failing disk would leave them, and the table of everything that reads a file from outside.
+
+A reader joins the contract (`test_hostile_files`) with a row in READERS: a sound file, and what is done with one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from offload.report.sample_offload import make_problem
+from pipeline.report.sample_run import make_plan, make_story
+from small_worlds import given_costs, placed, training_chain
+
+from partita.cli.offload.plan import read_plan, write_plan
+from partita.errors import BadInput
+from partita.files import read_json, read_toml, write_whole
+from partita.models.measure.file import Campaign
+from partita.models.roles import read_roles
+from partita.models.table import Table
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import TaskGraph
+from partita.nouns.offload import OffloadProblem
+from partita.nouns.plan import PlanFile
+from partita.nouns.profile import Profile, Sample
+from partita.nouns.program import Program
+from partita.nouns.timeline import Timeline
+from partita.offload.plan.planner import plan_offload
+from partita.page.agreement import agreement, as_text
+from partita.page.plan_rows import stage_rows
+from partita.page.text import draw
+from partita.pipeline.report.page import page
+from partita.pipeline.report.story import Story, simulated
+from partita.placement.capture.formats import read_problem
+from partita.simulate.lower import lower
+from partita.testbed import state as beds
+
+MOST_BYTES = 3 << 30  #: of memory beyond what the tests hold already: a file may not take more
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One kind of file."""
+
+    suffix: str
+    sound: Callable[[Path], bytes]  #: a sound file; the folder is for those that only write to one
+    read: Callable[[Path], object]  #: reads it and does what comes next; may raise PartitaError and nothing else
+
+
+# ---------------------------------------------------------------------------------------------------------- mutations
+
+NUMBERS = "0 -1 1 2 0.5 1e308 -1e308 1e-320 1e999 NaN Infinity nan inf 1000000000 9223372036854775807 4294967296".split()
+NUMBERS += ["9" * 30, "9" * 400, "9" * 5000, "1" + "0" * 18, "-9223372036854775809"]
+WORDS = ["null", "true", '""', '"a"', '"\\ud800"', '"\\u0000"', "[]", "{}", "[[]]", '{"a": 1}', "[null]", '"' + "x" * 5000 + '"']
+JUNK: tuple[Any, ...] = (None, True, -1, 0, 2.5, 1e308, 10**9, 10**18, 2**62, "", "a", "\0", "é🎻", [], {}, [[]], {"a": 1}, [None])  # fmt: skip
+_TOKEN = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\"[^\"\n]*\"|[A-Za-z_]+")
+
+
+def mutated(raw: bytes, dice: random.Random) -> bytes:
+    """One to three faults: of bytes, of tokens, or (JSON) of structure."""
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        raw = dice.choice((_bytes, _tokens, _tokens, _structure, _structure, _structure))(raw, dice)
+    return raw
+
+
+def _bytes(raw: bytes, dice: random.Random) -> bytes:
+    at, size = dice.randrange(len(raw) + 1), dice.choice((0, 1, 1, 4, 40, 400))
+    other = dice.choice((b"", bytes([dice.randrange(256)]), raw[:size], b"[" * 3000, b'{"a":' * 500, b"\xff\xfe", b"\0"))
+    return raw[:at] if dice.random() < 0.1 else raw[:at] + other + raw[at + size :]
+
+
+def _tokens(raw: bytes, dice: random.Random) -> bytes:
+    found = list(_TOKEN.finditer(raw))
+    if not found:
+        return raw
+    token = dice.choice(found)
+    pool = [*NUMBERS, *WORDS] if dice.random() < 0.5 else NUMBERS
+    new = dice.choice(found)[0] if dice.random() < 0.2 else dice.choice(pool).encode()
+    return raw[: token.start()] + new + raw[token.end() :]
+
+
+def _structure(raw: bytes, dice: random.Random) -> bytes:
+    """One place of a JSON value replaced, removed, doubled or added to; of another text, a line."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        lines = raw.splitlines(keepends=True) or [b""]
+        at = dice.randrange(len(lines))
+        return b"".join(lines[:at] + lines[at : at + 1] * dice.choice((0, 2)) + lines[at + 1 :])
+    inner, last = _place(value, dice)
+    if inner is None:
+        return raw
+    how = dice.choice(("replace", "replace", "remove", "add"))
+    if how == "replace":
+        inner[last] = dice.choice(JUNK)
+    elif how == "remove":
+        del inner[last]
+    elif isinstance(inner, list):
+        inner.append(inner[last])
+    else:
+        inner["unheard of"] = dice.choice(JUNK)
+    return json.dumps(value).encode()
+
+
+def _place(value: Any, dice: random.Random) -> tuple[Any, Any]:
+    """A random container in a JSON value, and a key of it; shallow ones as likely as deep ones."""
+    inner, last = None, None
+    while isinstance(value, dict | list) and value:
+        inner, last = value, dice.choice(list(value)) if isinstance(value, dict) else dice.randrange(len(value))
+        if dice.random() < 0.15:
+            break
+        value = value[last]
+    return inner, last
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Let this process have MOST_BYTES more memory and no more, so that a greedy reader fails instead of the machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MOST_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+# ------------------------------------------------------------------------------------------------- ground floor, pages
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _cluster(_: Path) -> bytes:
+    devices = (Device("cpu0", memory_bytes=8e9, cores=(0,)), Device("gpu0", "gpu", speed=2.0))
+    link = Link("cpu0", "gpu0", 1e8, 1e-3, "bus", True)
+    return Cluster(devices, (link,), Link("", "", 1e9, 6e-5)).to_toml().encode()
+
+
+def _read_graph(path: Path) -> object:
+    graph = TaskGraph.from_json(read_json(path, BadInput), str(path))
+    return graph.fingerprint, graph.order, graph.to_json()
+
+
+def _read_cluster(path: Path) -> object:
+    cluster = Cluster.read(path)
+    return cluster.to_toml(), [cluster.link(a.name, b.name) for a in cluster.devices[:9] for b in cluster.devices[:9]]
+
+
+def _profile(_: Path) -> bytes:
+    file = make_plan(2, 4, 4)
+    return _json(Profile("job.py:make", 8, (Sample(2, file.graph, file.costs, 0.5),), file.cluster, 1.0, {}).to_json())
+
+
+def _read_program(path: Path) -> object:
+    return Program.from_json(read_json(path, BadInput)).to_json()
+
+
+def _program(_: Path) -> bytes:
+    file = make_plan(2, 4, 4)
+    return _json(lower(file.graph, file.cluster, file.plan).to_json())
+
+
+def _placement_plan(folder: Path) -> bytes:
+    graph, cluster = training_chain(2), Cluster.uniform(2, rate_bytes_per_s=1.0)
+    where = ["cpu0", "cpu1", "cpu1", "cpu0"]
+    return PlanFile(placed(graph, where), graph, cluster, given_costs(graph)).write(folder / "p").read_bytes()
+
+
+def _read_plan(path: Path) -> object:
+    file = PlanFile.read(path)
+    timeline = simulated(file)
+    return stage_rows(file), None if timeline is None else draw(timeline)
+
+
+def _read_timeline(path: Path) -> object:
+    timeline = Timeline.read(path)
+    sound = simulated(make_plan(2, 4, 4))
+    assert sound is not None
+    json.dumps(timeline.to_perfetto())
+    return draw(timeline), as_text(agreement(sound, timeline))
+
+
+def _timeline(folder: Path) -> bytes:
+    timeline = simulated(make_plan(2, 4, 4))
+    assert timeline is not None
+    return timeline.write(folder / "t").read_bytes()
+
+
+def _read_costs(path: Path) -> object:
+    graph = training_chain(3)
+    return CostTable.from_json(read_json(path, BadInput), graph).to_json()
+
+
+def _in_run(name: str) -> Reader:
+    """A file of a run's folder, read with the others beside it, and made into a page."""
+
+    def sound(folder: Path) -> bytes:
+        return (make_story(2, 4, layers=4).write(folder / "run") / name).read_bytes()
+
+    def read(path: Path) -> object:
+        folder = path.parent / "run"
+        if not (folder / "plan.json").exists():
+            make_story(2, 4, layers=4).write(folder)
+        try:
+            before = (folder / name).read_bytes()
+            (folder / name).write_bytes(path.read_bytes())
+            return page(Story.read(folder)).encode()
+        finally:
+            (folder / name).write_bytes(before)
+
+    return Reader(Path(name).suffix, sound, read)
+
+
+def _bed(_: Path) -> bytes:
+    hosts = [
+        {"name": f"h{k}", "namespace": f"partita-x-h{k}", "address": f"10.77.3.{k + 1}", "rate_bit_per_s": 20_000_000}
+        | {"cpu_percent": 25.0, "core": 0, "group": f"/sys/fs/cgroup/cpu/partita-x-h{k}"}
+        for k in range(2)
+    ]
+    head = {"format": "partita-testbed", "version": 1, "name": "x", "subnet": 3, "switch": "partita-x-switch"}
+    return _json({**head, "hosts": hosts, "owner": {"pid": 1, "started": 0}})
+
+
+def _read_bed(path: Path) -> object:
+    folder, beds.FOLDER = beds.FOLDER, path.parent
+    try:
+        state = beds.find(path.stem)
+        return state is not None and (state.stale, [h.address for h in state.hosts])
+    finally:
+        beds.FOLDER = folder
+
+
+GROUND = {
+    "any JSON": Reader(".json", lambda _: _json({"a": [1, {"b": "c"}], "d": 2.5}), lambda p: read_json(p, BadInput)),
+    "any TOML": Reader(".toml", lambda _: b'a = [1, 2.5]\n[t]\nb = "c"\nd = 2020-01-01\n', lambda p: read_toml(p, BadInput)),
+    "graph": Reader(".json", lambda _: _json(training_chain(3, update=True).to_json()), _read_graph),
+    "cluster": Reader(".toml", _cluster, _read_cluster),
+    "costs": Reader(".json", lambda _: _json(given_costs(training_chain(3)).to_json()), _read_costs),
+    "profile": Reader(".json", _profile, Profile.read),
+    "program": Reader(".json", _program, _read_program),
+    "plan of a pipeline": Reader(".json", lambda f: make_plan(2, 4, 4).write(f / "p").read_bytes(), _read_plan),
+    "plan of a placement": Reader(".json", _placement_plan, _read_plan),
+    "timeline": Reader(".json", _timeline, _read_timeline),
+    "test bed": Reader(".json", _bed, _read_bed),
+    **{f"run: {name}": _in_run(name) for name in ("plan.json", "predicted.json", "measured.json", "summary.json", "metrics.jsonl")},
+}  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------------------- wings
+
+_DNN = {
+    "maxSizePerFPGA": 100.0, "maxFPGAs": 2, "maxCPUs": 1,
+    "nodes": [{"id": str(k), "supportedOnFpga": 1, "cpuLatency": 9.0, "fpgaLatency": 1.0 + k, "size": 5.0, "colorClass": k // 2, "isBackwardNode": 0} for k in range(4)],
+    "edges": [{"sourceId": str(k), "destId": str(k + 1), "cost": 0.5, "size": 10.0} for k in range(3)],
+}  # fmt: skip
+_PIPEDREAM = b"".join(
+    b"node%d -- Layer%d -- forward_compute_time=%d.5, backward_compute_time=2.0, activation_size=%d.0, parameter_size=1.0\n" % (k, k, k, k)
+    for k in range(4)
+) + b"".join(b"\tnode%d -- node%d\n" % (k, k + 1) for k in range(3))  # fmt: skip
+PLACEMENT = {
+    "dnn-partitioning": Reader(".json", lambda _: _json(_DNN), read_problem),
+    "PipeDream": Reader(".txt", lambda _: _PIPEDREAM, lambda p: read_problem(p, 3)),
+}
+
+
+def _offload_plan(folder: Path) -> bytes:
+    problem = make_problem()
+    write_plan(folder / "p", problem, plan_offload(problem, budget_s=0.1))
+    return (folder / "p").read_bytes()
+
+
+OFFLOAD = {
+    "offload costs": Reader(".json", lambda _: _json(make_problem().to_json()), OffloadProblem.read),
+    "offload plan": Reader(".json", _offload_plan, read_plan),
+}
+
+_TABLE = "devices,batch,framework,time_s\n" + "".join(f"{d},{b},torch,{b / d}\n" for d in (1, 2, 4) for b in (8, 16))
+_CAMPAIGN = """[campaign]
+rows = 20
+seed = 1
+passes = 2
+spread = 0.03
+frameworks = ["torch"]
+workers = [1, 2]
+
+[network.mlp]
+layers = [2, 4]
+width = [64, 128]
+batch = [16, 32]
+input_size = [32]
+activation = ["relu"]
+optimizer = ["sgd", "adam"]
+"""
+MODELS = {
+    "table": Reader(".csv", lambda _: _TABLE.encode(), Table.read),
+    "campaign": Reader(".toml", lambda _: _CAMPAIGN.encode(), Campaign.read),
+    "roles": Reader(
+        ".toml",
+        lambda _: b'[columns]\ndevices = "devices"\nframework = "kind"\n',
+        lambda p: read_roles(p, Table({"devices": np.array([1.0, 2.0]), "framework": np.array(["a", "b"])})),
+    ),
+}
+
+READERS: dict[str, Reader] = {**GROUND, **PLACEMENT, **OFFLOAD, **MODELS}
+
+
+def sound_file(name: str, folder: Path) -> Path:
+    """A sound file of that kind."""
+    reader = READERS[name]
+    return write_whole(folder / f"sound{reader.suffix}", reader.sound(folder))
