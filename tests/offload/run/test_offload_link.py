@@ -38,6 +38,7 @@ def test_a_transfer_that_takes_long_tells_before_it_ends() -> None:
     assert rate.now == 1e6
     rate.still_waiting(1e5, 1.0)
     assert rate.now == 1e5
+    assert rate.seen == 1e6  # by which silence is judged: else the patience would grow with the waiting
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------------

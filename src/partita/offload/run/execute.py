@@ -401,7 +401,7 @@ class _Device:
         if self.connection is None or not self.sent:
             return
         under_way = sum(s.bytes for s in self.sent.values() if not s.received)
-        patience_s = self.settings.patience_s + _SPARE * under_way / self.rate.now
+        patience_s = self.settings.patience_s + _SPARE * under_way / self.rate.seen
         if time.perf_counter() - self.heard_s > patience_s:
             self.heard_s = time.perf_counter()
             self._say(f"the server was silent for {patience_s:.0f} s")
