@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from partita.errors import CostError, PlanError, refuse
+from partita.errors import CostError, PlanError, refuse, sentence_of
 from partita.files import read_json
 
 MOST_JOBS = 100_000
@@ -117,7 +117,7 @@ class OffloadProblem:
                 int(value.get("server_threads", 1)),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise CostError(f"{what}: {type(error).__name__}: {error}", hint="see docs/reference/offload.md") from error
+            raise CostError(f"{what}: {sentence_of(error)}", hint="see docs/reference/offload.md") from error
         refuse(CostError, problem.check(), what)
         return problem
 
@@ -180,8 +180,8 @@ class OffloadPlan:
                 str(value["method"]),
                 float(value["seconds_spent"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise PlanError(f"{what} is damaged: {type(error).__name__}: {error}", hint="plan again") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise PlanError(f"{what} is damaged: {sentence_of(error)}", hint="plan again") from error
         given = {what: getattr(plan, what) for what in ("makespan_s", "lower_bound_s", "seconds_spent")}
         faults = [fault for name, value in given.items() for fault in _number_fault("it", name, value)]
         refuse(PlanError, faults + plan.check(problem), what, hint="plan again for these jobs")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from offload.run.small_nets import served
 
 from partita.errors import BadInput
+from partita.offload.run.client import Client, Unreachable
 from partita.offload.run.credentials import (
     ClientCredentials,
     ServerCredentials,
@@ -67,6 +70,37 @@ def test_a_client_never_calls_far_hosts_in_plain_text_by_accident() -> None:
         ClientCredentials.of("10.0.0.1", insecure=False, ca=None, token_file=None)
     assert ClientCredentials.of("10.0.0.1", insecure=True, ca=None, token_file=None) == ClientCredentials()
     assert ClientCredentials.of("127.0.0.1", insecure=False, ca=None, token_file=None) == ClientCredentials()
+
+
+def test_a_server_name_needs_a_certificate_and_must_be_one(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("-")
+    given = {"insecure": True, "token_file": None}
+    assert (
+        ClientCredentials.of("10.0.0.1", ca=str(tmp_path / "ca.pem"), server_name="a.org", **given).server_name
+        == "a.org"
+    )  # type: ignore[arg-type]
+    for ca, name in ((None, "a.org"), (str(tmp_path / "ca.pem"), ""), (str(tmp_path / "ca.pem"), "\ud800 x")):
+        with pytest.raises(BadInput, match="--server-name"):
+            ClientCredentials.of("10.0.0.1", ca=ca, server_name=name, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
+def test_a_certificate_of_ones_own_by_ones_own_authority(tmp_path: Path) -> None:
+    def openssl(words: str) -> None:
+        subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
+
+    new = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    openssl(f"req -x509 {new} -subj /CN=authority -keyout ca.key -out ca.pem")
+    openssl(f"req {new} -subj /CN=models.example.org -keyout own.key -out own.csr")
+    (tmp_path / "names").write_text("subjectAltName=DNS:models.example.org")
+    openssl("x509 -req -in own.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out own.pem")
+    flags = ["--cert", str(tmp_path / "own.pem"), "--key", str(tmp_path / "own.key")]
+    with served(tmp_path, *flags) as (where, _):
+        ca = (tmp_path / "ca.pem").read_bytes()
+        with Client(where, ClientCredentials(ca=ca, server_name="models.example.org")) as client:
+            client.hello()
+        with Client(where, ClientCredentials(ca=ca)) as client, pytest.raises(Unreachable, match="--server-name"):
+            client.hello(3.0)
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:70000", "::1:80"])
