@@ -12,7 +12,8 @@ from offload.hostile_models import doubling, reads_a_file
 from onnx import TensorProto, helper, numpy_helper
 
 from partita.errors import CaptureError
-from partita.offload.capture.cut import NEVER_S, crossing_bytes
+from partita.nouns.graph import TaskGraph
+from partita.offload.capture.cut import NEVER_S, crossing
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.capture.onnx_weights import with_random_weights
@@ -41,6 +42,10 @@ def answers(data: bytes, feeds: dict[str, Any]) -> dict[str, Any]:
     session = open_session(data, "test")
     names = [o.name for o in session.get_outputs()]
     return dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()}), strict=True))
+
+
+def crossing_bytes(graph: TaskGraph, device: frozenset[str]) -> float:
+    return float(graph.size_bytes[crossing(graph, device)].sum())
 
 
 def in_two(model: OnnxModel, device: frozenset[str], feeds: dict[str, Any]) -> dict[str, Any]:

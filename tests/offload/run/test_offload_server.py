@@ -242,7 +242,7 @@ def test_models_on_their_way_up_are_counted() -> None:
     store.expect(6e5)
 
 
-# ---- the door --------------------------------------------------------------------------------------------------------------
+# ---- credentials --------------------------------------------------------------------------------------------------------------
 
 
 def test_tls_with_a_token(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_tls_with_a_token(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError, match="token"):
                 list(client.work(iter([raw_job()])))
         with Client(where, ClientCredentials(token)) as client, pytest.raises(Unreachable):
-            client.hello(2.0)  # plain text at a TLS door
+            client.hello(2.0)  # plain text to a TLS port
         other = tmp_path / "other"
         with served(tmp_path, "--host", "0.0.0.0", "--keys", str(other)):
             stranger = ClientCredentials(token, (other / "cert.pem").read_bytes())

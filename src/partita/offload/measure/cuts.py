@@ -171,25 +171,19 @@ def fitted(seconds: FloatArray, halves: Mapping[int, float], side: Side) -> Floa
     return result
 
 
-def with_messages(
-    model: OnnxModel, seconds: Mapping[str, float], side: Side, cost: tuple[float, float]
-) -> dict[str, float]:
-    """Task -> seconds, so that a half also has what its message costs the processor: cost[0] + cost[1] a byte.
+def with_messages(model: OnnxModel, seconds: Mapping[str, float], cost: tuple[float, float]) -> dict[str, float]:
+    """Task -> seconds on the server, so that a half also has what its message costs the processor: cost[0] + cost[1] a byte.
 
-    A server that does the whole model takes the message with the input; a device that does, sends none. Where several
-    tensors cross, between two points that one crosses, it lies between their costs.
+    A server that does the whole model takes the message with the input. Where several tensors cross, between two points
+    that one crosses, it lies between their costs. (On the device, what sending takes is the link's.)
     """
     order = model.tasks_topological
     times = np.array([seconds[t] for t in order])
     count, size = _crossing(model)
     ends = np.cumsum(times)
-    points = np.flatnonzero(count == 1).tolist()
     fixed_s, byte_s = cost
-    if side == "device":
-        whole = float(ends[-1])
-        made = fitted(times, {k: (ends[k - 1] + fixed_s + byte_s * size[k]) / whole for k in points}, side)
-    else:
-        whole = float(ends[-1]) + fixed_s + byte_s * model.input_bytes
-        halves = {k: (ends[-1] - ends[k - 1] + fixed_s + byte_s * size[k]) / whole for k in points}
-        made = fitted(times * whole / ends[-1], halves, side)
+    whole = float(ends[-1]) + fixed_s + byte_s * model.input_bytes
+    points = np.flatnonzero(count == 1).tolist()
+    halves = {k: (ends[-1] - ends[k - 1] + fixed_s + byte_s * size[k]) / whole for k in points}
+    made = fitted(times * whole / ends[-1], halves, "server")
     return dict(zip(order, made.tolist(), strict=True))

@@ -59,7 +59,7 @@ def measure_both_sides(
     slow = {side: _seconds_a_cpu_second(times) for side, times in (("device", device), ("server", server))}
     link = plain.with_sending(*(slow["device"] * s for s in cost.device))
     reply = tuple(slow["server"] * s for s in cost.server)
-    there = {h: with_messages(models[h], t.seconds, "server", (reply[0], reply[1])) for h, t in server.items()}
+    there = {h: with_messages(models[h], t.seconds, (reply[0], reply[1])) for h, t in server.items()}
     problem = problem_of(jobs, {h: t.seconds for h, t in device.items()}, there, link.link, threads)
     return BothSides(problem, device, server, link, cost)
 

@@ -1,6 +1,6 @@
 """Messages between device and server: a JSON head and named tensors, in the safetensors format.
 
-Nothing here is ever unpickled. A message is checked at the door: its head is a JSON object, its tensors have the sizes
+Nothing here is ever unpickled. A message is checked where it comes in: its head is a JSON object, its tensors have the sizes
 that their shapes say (safetensors checks that), and gRPC refuses messages above the limit before they come here.
 """
 
