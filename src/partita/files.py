@@ -22,9 +22,7 @@ from typing import Any
 from partita.errors import BadInput, sentence_of
 
 MOST_BYTES = 1 << 30  #: larger files are refused unread: nothing here writes one
-MOST_TEXT_BYTES = (
-    1 << 27
-)  #: parsed, text takes up to 30 times its size in memory: 4 GB; a timeline of 900,000 spans has that
+MOST_TEXT_BYTES = 1 << 27  #: parsed, text takes up to 30 times its size in memory: 4 GB; a timeline of 900,000 spans has that
 MOST_LEVELS = 60  #: of lists and tables in each other: no file of ours has more than 12, and Python recurses 1,000 deep
 _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -17,6 +17,7 @@ from partita.files import damaged, read_json, write_whole
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Program
 
+
 MOST_SECONDS = 1e15  #: a time beyond it (30 million years) is damage; below, sums and pictures of times stay finite
 
 

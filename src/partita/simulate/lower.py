@@ -29,6 +29,7 @@ from partita.nouns.program import Builder, Op, Piece, Program
 from partita.simulate.exchange import ring_share
 from partita.simulate.schedules import Slot, slots, unit_ends
 
+
 MOST_INSTRUCTIONS = 4_000_000  #: of a program; making one takes 0.5 kB and 6 µs for each: 2 GB and half a minute
 
 
