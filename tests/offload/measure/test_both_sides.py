@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from offload.run.small_nets import net, served
+from offload.run.small_nets import net, plan_of, served
 
 from partita.cli import main
 from partita.nouns.offload import OffloadProblem
 from partita.offload.plan.lower import part_times
-from partita.offload.plan.planner import plan_offload
 
 
 def test_the_verb_measures_what_messages_take_of_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,8 +29,7 @@ def test_the_verb_measures_what_messages_take_of_both_sides(tmp_path: Path, caps
     assert problem.link.send_s == pytest.approx(cost["device"][0] / min(1.0, share))
     served_s = sum(t.server_s for t in problem.jobs[0].tasks)
     assert served_s > document["measured"]["models"][0]["server_s"]  # its own time, and what the message takes
-    plan = plan_offload(problem, "server-only")
-    assert part_times(problem, plan)[0][0, 0] >= problem.link.send_s  # of the device, before the upload
+    assert part_times(problem, plan_of(problem, [0]))[0][0, 0] >= problem.link.send_s  # of the device, before the upload
 
 
 def test_costs_read_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,12 +108,12 @@ def test_a_link_that_slows_is_planned_for_anew(server: str) -> None:
 
 
 def test_a_link_that_breaks_and_comes_back(server: str) -> None:
-    n = 40
+    n = 80
     inputs = [image(k, 64) for k in range(n)]
     with SlowLink(server, 5e7) as link:
         problem = problem_of([NET] * n, rate=5e7)
         problem = replace(problem, jobs=tuple(replace(j, release_s=0.05 * k) for k, j in enumerate(problem.jobs)))
-        cuts = [threading.Timer(s, link.cut) for s in (0.8, 1.4)]
+        cuts = [threading.Timer(s, link.cut) for s in (0.8, 2.4)]
         for c in cuts:
             c.start()
         run = execute(problem, plan_of(problem, [1] * n), [NET] * n, inputs, lambda: Client(f"127.0.0.1:{link.port}"))

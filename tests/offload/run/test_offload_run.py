@@ -200,7 +200,7 @@ def with_kills(folder: Path, kills: int, seed: int) -> OffloadRun:
     big = net("big", 2, channels=48, side=64)
     models = [big, TWO] * (20 * kills)
     inputs = [image(k, 64 if m is big else 24) for k, m in enumerate(models)]
-    problem = spread(problem_of(models), 0.04)
+    problem = spread(problem_of(models), 0.08)
     plan = plan_of(problem, [chance.choice([0, 1, 2, 5, 6, -1]) for _ in models])
     with Killed(folder, kills, chance) as server:
         run = execute(problem, plan, models, inputs, server.connect, RunSettings(patience_s=5))
@@ -245,7 +245,7 @@ class Killed:
 
 
 def test_a_server_killed_and_started_again_loses_no_job(tmp_path: Path) -> None:
-    run = with_kills(tmp_path, 3, seed=1)
+    run = with_kills(tmp_path, 2, seed=1)
     assert run.facts["connections"] >= 2
     assert {t.where for t in run.times} == {"device", "both", "server"}
 
