@@ -160,7 +160,7 @@ def sentence_of(error: BaseException) -> str:
     'ValueError: it is too long'
     """
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0].rstrip('.')[:300]}" if lines else type(error).__name__
 
 
 LONGEST_FAULT = 300  #: characters shown of one

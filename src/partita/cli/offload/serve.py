@@ -29,6 +29,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--grace-s", type=float, default=10.0, help="after SIGTERM, for the jobs that are in; default 10"
     )
     parser.add_argument(
+        "--limit-s", type=float, default=30.0, help="for one inference: a model that takes longer is ended; default 30"
+    )
+    parser.add_argument(
+        "--stall-s", type=float, default=30.0, help="a client that does not read for so long is given up; default 30"
+    )
+    parser.add_argument(
         "--keys", metavar="DIR", default=_KEYS, help=f"where certificate and token made here lie; default {_KEYS}"
     )
     parser.add_argument("--cert", metavar="PEM", help="your own certificate")
@@ -41,13 +47,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Serve until SIGTERM or Ctrl-C. Raises BadInput where the address or the keys cannot be had."""
-    from partita.offload.run.credentials import lock_for
+    from partita.offload.run.credentials import server_credentials
     from partita.offload.run.metrics import metrics_page
-    from partita.offload.run.server import Server, ServerSettings, serve
+    from partita.offload.run.server import Server, serve
+    from partita.offload.run.settings import ServerSettings
 
     _check(options)
     folder = Path(options.keys).expanduser()
-    lock = lock_for(
+    credentials = server_credentials(
         options.host,
         insecure=options.insecure,
         folder=folder,
@@ -64,16 +71,18 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         queue_jobs=options.queue,
         clients=options.clients,
         grace_s=options.grace_s,
-        lock=lock,
+        limit_s=options.limit_s,
+        stall_s=options.stall_s,
+        credentials=credentials,
     )
 
     def ready(server: Server, port: int) -> None:
         page.show(server.metrics)
-        secured = "TLS" if lock.certificate else "plain text"
+        secured = "TLS" if credentials.certificate else "plain text"
         talk.step(
-            f"listening on {options.host}:{port}, {secured}, {'token' if lock.token else 'no token'}, {settings.threads} threads"
+            f"listening on {options.host}:{port}, {secured}, {'token' if credentials.token else 'no token'}, {settings.threads} threads"
         )
-        if lock.certificate and not options.cert:
+        if credentials.certificate and not options.cert:
             talk.say(
                 f"   clients need --ca {folder / 'cert.pem'} --token-file {options.token_file or folder / 'token'}"
             )
@@ -86,11 +95,14 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name, least in (("threads", 1), ("queue", 1), ("clients", 1)):
+    for name, most in (("threads", 1024), ("queue", 1_000_000), ("clients", 100_000)):
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise BadInput(f"--{name} is {value}", hint=f"at least {least}")
-    if not (options.memory_mb > 0 and 1 <= options.message_mb <= 1024 and options.grace_s >= 0):
+        if value is not None and not 1 <= value <= most:
+            raise BadInput(f"--{name} is {value}", hint=f"1 to {most} are possible")
+    for name in ("limit_s", "stall_s"):
+        if not 0 < getattr(options, name) <= 86400:
+            raise BadInput(f"--{name.replace('_', '-')} is {getattr(options, name)}", hint="above 0, at most a day")
+    if not (0 < options.memory_mb <= 1e9 and 1 <= options.message_mb <= 1024 and 0 <= options.grace_s <= 86400):
         raise BadInput(
             f"--memory-mb {options.memory_mb}, --message-mb {options.message_mb}, --grace-s {options.grace_s}",
             hint="memory above 0, messages of 1 to 1024 MB, a grace of 0 s or more",

@@ -11,9 +11,11 @@ from typing import Any
 
 from partita.errors import PartitaError
 from partita.offload.capture.onnx_model import OnnxModel
-from partita.offload.run.session import Session
+from partita.offload.onnx_session import Session, TimeLimit, TookTooLong
+from partita.offload.run.wire import WireError
 
-_MOST_CUTS = 4096  #: remembered for one model
+_MOST_CUT_TASKS = 1 << 20  #: tasks in the cuts remembered for one model
+_MOST_SLOW = 4096  #: halves remembered as too slow
 
 
 class NoRoom(PartitaError):
@@ -41,7 +43,7 @@ class _Entry:
 _Key = tuple[str, str]  #: (hash of the model, cut; "" for the model itself)
 
 
-class Store:
+class ModelStore:
     """Models by hash, sessions by (hash, cut). Safe to use from many threads; sessions are built one at a time."""
 
     def __init__(self, most_bytes: float) -> None:
@@ -52,6 +54,7 @@ class Store:
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._lock = threading.Lock()
         self._building = threading.Lock()
+        self._too_slow: dict[_Key, str] = {}
 
     def holds(self, model: str) -> bool:
         with self._lock:
@@ -62,36 +65,49 @@ class Store:
             return sum(not cut for _, cut in self._entries)
 
     def expect(self, size_bytes: float) -> None:
-        """Make known that a model of this size comes up. Raises NoRoom before a byte of it is taken.
+        """Make room for a model of this size that comes up. Raises NoRoom before a byte of it is taken.
 
         Call `arrived` with the same size afterwards, whatever happened.
         """
         with self._lock:
-            if self._coming_bytes + size_bytes > self.most_bytes:
+            if not 0 < size_bytes <= self.most_bytes - self._coming_bytes:
                 raise NoRoom(
                     f"a model of {size_bytes / 1e6:.1f} MB does not fit: the server has {self.most_bytes / 1e6:.1f} MB "
                     f"for models, {self._coming_bytes / 1e6:.1f} MB of it coming up now",
                     hint="give partita offload serve a larger --memory-mb",
                 )
             self._coming_bytes += size_bytes
+            self._make_room(0.0)
 
     def arrived(self, size_bytes: float) -> None:
         with self._lock:
             self._coming_bytes -= size_bytes
+
+    def refuse_slow(self, model: str, cut: str, why: str) -> None:
+        """Remember that this half took too long: it is not tried again."""
+        with self._lock:
+            if len(self._too_slow) >= _MOST_SLOW:
+                self._too_slow.clear()
+            self._too_slow[model, cut] = why
 
     def put(self, model: OnnxModel, size_bytes: float) -> None:
         """Keep a model. Raises NoRoom."""
         with self._lock:
             self._keep((model.hash, ""), _Entry(model, size_bytes))
 
-    def name_cut(self, model: str, tasks: frozenset[str]) -> str:
-        """Make a cut known; returns its id. Raises Unknown."""
+    def name_cut(self, model: str, tasks: Iterable[str]) -> str:
+        """Make a cut known; returns its id. Raises Unknown, WireError for a task that the model does not have."""
         with self._lock:
-            cuts = self._model_entry(model).cuts
-            if len(cuts) >= _MOST_CUTS:
-                cuts.clear()
-            cuts[cut_id(tasks)] = tasks
-        return cut_id(tasks)
+            entry = self._model_entry(model)
+            index, own = entry.what.graph.index, entry.what.graph.tasks
+            try:
+                cut = frozenset(own[index[t]].id for t in tasks)
+            except KeyError as error:
+                raise WireError(f"the cut names the unknown task {error}", hint="plan again for this model") from error
+            if (len(entry.cuts) + 1) * len(own) > _MOST_CUT_TASKS:
+                entry.cuts.clear()
+            entry.cuts[cut_id(cut)] = cut
+        return cut_id(cut)
 
     def model(self, model: str) -> OnnxModel:
         """Raises Unknown."""
@@ -99,14 +115,20 @@ class Store:
             found: OnnxModel = self._model_entry(model).what
         return found
 
-    def session(self, model: str, cut: str) -> Session:
-        """The server's half of a model, built and run once at first use. Raises Unknown, NoRoom, CaptureError."""
+    def session(self, model: str, cut: str, limit: TimeLimit | None = None) -> Session:
+        """The server's half of a model, built and run once at first use.
+
+        Raises Unknown, NoRoom, CaptureError, TookTooLong.
+        """
+        why = self._too_slow.get((model, cut))
+        if why is not None:
+            raise TookTooLong(why)
         found = self._find(model, cut)
         if found is not None:
             return found
         with self._building:
             found = self._find(model, cut)
-            return found if found is not None else self._build(model, cut)
+            return found if found is not None else self._build(model, cut, limit)
 
     def _find(self, model: str, cut: str) -> Session | None:
         with self._lock:
@@ -117,7 +139,7 @@ class Store:
             found: Session = entry.what
             return found
 
-    def _build(self, model: str, cut: str) -> Session:
+    def _build(self, model: str, cut: str, limit: TimeLimit | None) -> Session:
         """Its memory: the half's bytes, or what the process grew by, if that is more."""
         with self._lock:
             entry = self._model_entry(model)
@@ -128,8 +150,8 @@ class Store:
         half = entry.what.halves(tasks).server
         if half is None:
             raise Unknown(f"the cut {cut} of model {model[:12]} leaves nothing for the server")
-        session = Session(half, f"the server's half of {entry.what.name}")
-        session.warm()
+        session = Session(half, f"the server's half of {entry.what.name}", limit)
+        session.warm(limit, self.most_bytes)
         grown = max(float(len(half)), resident_bytes() - before)
         with self._lock:
             self._keep((model, cut), _Entry(session, grown))
@@ -155,14 +177,18 @@ class Store:
                 f"a model needs {needed / 1e6:.1f} MB; the server has {self.most_bytes / 1e6:.1f} MB for models",
                 hint="give partita offload serve a larger --memory-mb",
             )
-        for other in list(self._entries):
-            if self.used_bytes + entry.bytes <= self.most_bytes:
-                break
-            if other != (key[0], ""):
-                self.used_bytes -= self._entries.pop(other).bytes
-                self.evictions += 1
+        self._make_room(entry.bytes, (key[0], ""))
         self._entries[key] = entry
         self.used_bytes += entry.bytes
+
+    def _make_room(self, size_bytes: float, kept: _Key = ("", "")) -> None:
+        """Drop the least recently used until so much more fits beside what is coming up."""
+        for other in list(self._entries):
+            if self.used_bytes + self._coming_bytes + size_bytes <= self.most_bytes:
+                return
+            if other != kept:
+                self.used_bytes -= self._entries.pop(other).bytes
+                self.evictions += 1
 
 
 def resident_bytes() -> float:

@@ -15,14 +15,16 @@ class RateEstimate:
 
     planned: float  #: bytes a second
     now: float = 0.0
+    seen: float = 0.0  #: as transfers that ended tell: one that is under way for ever does not lower it
 
     def __post_init__(self) -> None:
-        self.now = self.now or self.planned
+        self.now = self.seen = self.now or self.planned
 
     def saw(self, size_bytes: float, seconds: float) -> None:
         """A transfer that took so long."""
         if self._tells(size_bytes, seconds):
             self.now += _WEIGHT * (size_bytes / seconds - self.now)
+            self.seen = self.now
 
     def still_waiting(self, size_bytes: float, seconds: float) -> None:
         """A transfer under way for so long cannot be faster than this."""

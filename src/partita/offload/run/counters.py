@@ -10,7 +10,7 @@ from collections.abc import Mapping
 _RECENT = 4096  #: answers over which quantiles are taken
 
 
-class Tally:
+class Counters:
     """Counters and recent service times. Safe to use from many threads; memory bounded."""
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from partita.offload.run.execute import RunSettings, execute
 JOBS = 24
 APART_S = 0.02  #: so that each message wakes all threads, as it does between jobs that compute
 SMALL, LARGE = 1_000, 150_000  #: floats of a job
+ON_LINK_S = 0.1  #: of a large one
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,11 @@ class MessageCost:
     server: tuple[float, float]
 
 
-def message_cost(connect: Callable[[], Client], jobs: int = JOBS) -> MessageCost:
-    """Measured with 2 x `jobs` jobs. Raises Unreachable, Refused."""
-    small, large = (_cpu_s(connect, n, jobs) for n in (SMALL, LARGE))
-    per_byte = np.maximum(0.0, (large - small) / (4 * (LARGE - SMALL)))
+def message_cost(connect: Callable[[], Client], up_bytes_per_s: float, jobs: int = JOBS) -> MessageCost:
+    """Measured with 2 x `jobs` jobs; large ones are such that the uplink is soon done. Raises Unreachable, Refused."""
+    many = int(np.clip(ON_LINK_S * up_bytes_per_s / 4, 4 * SMALL, LARGE))
+    small, large = (_cpu_s(connect, n, jobs) for n in (SMALL, many))
+    per_byte = np.maximum(0.0, (large - small) / (4 * (many - SMALL)))
     fixed = np.maximum(0.0, small - per_byte * 4 * SMALL)
     device, server = zip(fixed.tolist(), per_byte.tolist(), strict=True)
     return MessageCost(device, server)
