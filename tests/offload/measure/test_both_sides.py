@@ -29,7 +29,9 @@ def test_the_verb_measures_what_messages_take_of_both_sides(tmp_path: Path, caps
     assert problem.link.send_s == pytest.approx(cost["device"][0] / min(1.0, share))
     served_s = sum(t.server_s for t in problem.jobs[0].tasks)
     assert served_s > document["measured"]["models"][0]["server_s"]  # its own time, and what the message takes
-    assert part_times(problem, plan_of(problem, [0]))[0][0, 0] >= problem.link.send_s  # of the device, before the upload
+    assert (
+        part_times(problem, plan_of(problem, [0]))[0][0, 0] >= problem.link.send_s
+    )  # of the device, before the upload
 
 
 def test_costs_read_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

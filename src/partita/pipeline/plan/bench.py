@@ -64,6 +64,7 @@ class Bench:
     costs: StageCosts  #: a column for each class of device
     class_of: tuple[int, ...]  #: [devices]
     effort: Effort
+    clips: bool = False  #: a step sums the norm of all gradients over the devices
     known: dict[Candidate, float] = field(default_factory=dict)
     templates: dict[object, Template] = field(default_factory=dict)
 
@@ -109,7 +110,9 @@ class Bench:
         )
         template = self.templates.get(shape)
         if template is None:
-            template = self.templates[shape] = Template.of(self.plan(candidate), self.sample, self.cluster, amounts)
+            template = self.templates[shape] = Template.of(
+                self.plan(candidate), self.sample, self.cluster, amounts, self.clips
+            )
             self.effort.left -= LOWERING * len(template.at)
         self.effort.left -= EVALUATION + INSTRUCTION * len(template.at) + AMOUNT * len(amounts.values)
         return template.step_s(amounts)
@@ -237,9 +240,9 @@ class Template:
     lag_s: FloatArray  #: [instructions]
 
     @staticmethod
-    def of(plan: PipelinePlan, sample: Sample, cluster: Cluster, amounts: Amounts) -> Template:
+    def of(plan: PipelinePlan, sample: Sample, cluster: Cluster, amounts: Amounts, clips: bool) -> Template:
         """The template of a plan with these amounts."""
-        program = lower(sample.graph, cluster, plan)
+        program = lower(sample.graph, cluster, plan, clips=clips)
         known = durations(program, sample.graph, sample.costs, cluster)
         at = _positions(program, plan, amounts.moves)
         seconds, size = amounts.values[at].T
@@ -268,7 +271,7 @@ def _positions(program: Program, plan: PipelinePlan, moves: Sequence[Move]) -> I
             piece = program.pieces[number]
             found[row] = 3 * n + len(moves)
             if op in (Op.COMPUTE, Op.UPDATE):
-                found[row] = block[piece.phase] + rank[program.queues[queue]]
+                found[row] = block[piece.kind] + rank[program.queues[queue]]
             elif op == Op.SEND:
                 found[row] = place[stage[piece.route[0]], stage[piece.route[1]]]
             elif op == Op.REDUCE:

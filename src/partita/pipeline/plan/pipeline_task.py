@@ -129,7 +129,7 @@ class PipelineTask:
             if self.wish.micro_batches in (None, number) and number <= self.most_micro_batches:
                 times = class_times(sample.costs, self.types)
                 costs = stage_costs(self.profile, sample, self.units, self.states, times)
-                found.append(Bench(sample, k, self.cluster, costs, self.class_of, self.effort))
+                found.append(Bench(sample, k, self.cluster, costs, self.class_of, self.effort, self.profile.clips))
         return tuple(found)
 
     def bench(self, candidate: Candidate) -> Bench:
