@@ -128,6 +128,6 @@ def cells(count: int, branches: int, depth: int, devices: int) -> Problem:
 def test_cells_too_many_to_enumerate_are_closed_in(devices):
     problem = cells(8, 6, 6, devices)
     assert every_downset(Work.of(problem).units, 400_000) is None
-    verdict = plan_contiguous(problem, budget_s=5.0).verdict
+    verdict = plan_contiguous(problem, budget_s=30.0).verdict  # it ends when the gap is closed
     share = float(problem.costs.seconds.sum()) / devices
-    assert share * (1 - 1e-9) <= verdict.lower_bound_s <= verdict.value_s <= 1.04 * verdict.lower_bound_s
+    assert share * (1 - 1e-9) <= verdict.lower_bound_s <= verdict.value_s <= 1.002 * verdict.lower_bound_s

@@ -46,7 +46,7 @@ def test_sixty_distinct_devices_are_planned(rule):
     problem = chain(400, 60, rule)
     file = plan_contiguous(problem, budget_s=2.0)
     verdict, again = file.verdict, plan_contiguous(problem, budget_s=2.0)
-    assert verdict.seconds_spent < 20  # compiling and a busy machine included
+    assert verdict.seconds_spent < 60  # compiling and a busy machine included
     assert verdict.lower_bound_s <= verdict.value_s <= 1.6 * verdict.lower_bound_s
     assert again.plan == file.plan
     assert max(r.load_s for r in load_rows(file)) == pytest.approx(verdict.value_s, rel=1e-9)
