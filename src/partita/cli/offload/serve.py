@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
 from partita.page.text import count, facts, seconds, size
+
+if TYPE_CHECKING:
+    from partita.offload.run.settings import ServerSettings
 
 _KEYS = "~/.config/partita/offload"
 
@@ -47,22 +50,38 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Serve until SIGTERM or Ctrl-C. Raises BadInput where the address or the keys cannot be had."""
-    from partita.offload.run.credentials import server_credentials
     from partita.offload.run.metrics import metrics_page
     from partita.offload.run.server import Server, serve
-    from partita.offload.run.settings import ServerSettings
 
     _check(options)
-    folder = Path(options.keys).expanduser()
-    credentials = server_credentials(
-        options.host,
-        insecure=options.insecure,
-        folder=folder,
-        cert=options.cert,
-        key=options.key,
-        token_file=options.token_file,
-    )
-    settings = ServerSettings(
+    settings = _settings(options)
+    own = settings.credentials
+
+    def ready(server: Server, port: int) -> None:
+        page.show(server.metrics)
+        secured, asked = "TLS" if own.certificate else "plain text", "token" if own.token else "no token"
+        talk.step(f"listening on {options.host}:{port}, {secured}, {asked}, {settings.threads} threads")
+        if own.certificate and not options.cert:
+            folder = _folder(options)
+            token = options.token_file or folder / "token"
+            talk.say(f"   clients need --ca {folder / 'cert.pem'} --token-file {token}")
+        if options.port_file:
+            write_whole(options.port_file, f"{port}\n")
+
+    with metrics_page(options.metrics_port) as page:
+        server = serve(settings, ready)
+    return _document(server.metrics())
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    return Path(options.keys).expanduser()
+
+
+def _settings(options: argparse.Namespace) -> ServerSettings:
+    from partita.offload.run.credentials import server_credentials
+    from partita.offload.run.settings import ServerSettings
+
+    return ServerSettings(
         host=options.host,
         port=options.port,
         threads=options.threads or len(os.sched_getaffinity(0)),
@@ -73,25 +92,15 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         grace_s=options.grace_s,
         limit_s=options.limit_s,
         stall_s=options.stall_s,
-        credentials=credentials,
+        credentials=server_credentials(
+            options.host,
+            insecure=options.insecure,
+            folder=_folder(options),
+            cert=options.cert,
+            key=options.key,
+            token_file=options.token_file,
+        ),
     )
-
-    def ready(server: Server, port: int) -> None:
-        page.show(server.metrics)
-        secured = "TLS" if credentials.certificate else "plain text"
-        talk.step(
-            f"listening on {options.host}:{port}, {secured}, {'token' if credentials.token else 'no token'}, {settings.threads} threads"
-        )
-        if credentials.certificate and not options.cert:
-            talk.say(
-                f"   clients need --ca {folder / 'cert.pem'} --token-file {options.token_file or folder / 'token'}"
-            )
-        if options.port_file:
-            write_whole(options.port_file, f"{port}\n")
-
-    with metrics_page(options.metrics_port) as page:
-        server = serve(settings, ready)
-    return _document(server.metrics())
 
 
 def _check(options: argparse.Namespace) -> None:
