@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -323,9 +324,11 @@ def test_without_ortools_it_still_plans_with_a_bound(monkeypatch: pytest.MonkeyP
 
 
 def test_the_clock_ends_what_the_units_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_free(layered(300, 4, seed=1), budget_s=0.01)  # compiled
     monkeypatch.setattr(rounds, "UNITS_PER_S", 1e12)
-    verdict = plan_free(layered(300, 4, seed=1), budget_s=0.5).verdict
-    assert verdict.seconds_spent < 3.0
+    began = time.process_time()
+    plan_free(layered(300, 4, seed=1), budget_s=0.5)
+    assert time.process_time() - began < 6.0  # twice the budget on two threads, and the candidates
 
 
 def test_unknown_names_are_refused() -> None:

@@ -13,7 +13,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from partita.pipeline.plan.bench import Bench, Candidate
 from partita.pipeline.plan.chain_dp import Chain, busiest, on_devices, segment_s, solve
@@ -62,15 +62,13 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
             yield candidate
         value = min(found.values())
         best, since = (value, 0) if value < best else (best, since + 1)
-    ends = [improved(task, start) for start in _starts(found)]
+    ends = [improved(task, start, devices=False) for start in _starts(found)]
     if not ends:
         return
+    ends.append(improved(task, min(ends, key=lambda c: task.bench(c).step_s(c))))
     if all_lines is None:
         ends.append(_wandered(task, min(ends, key=lambda c: task.bench(c).step_s(c))))
     yield from ends
-    if task.wish.schedule is None and task.wish.in_flight is None:
-        last = min(ends, key=lambda c: task.bench(c).step_s(c))
-        yield replace(last, schedule="gpipe", in_flight=task.bench(last).costs.micro_batches)
 
 
 def _candidates(task: PipelineTask, lead: Lead, few: bool, many: bool) -> list[Candidate]:

@@ -20,14 +20,14 @@ SWAPS = 400  #: exchanges of devices tried in a round
 LEAST = 1e-12  #: share of the step that an improvement must bring
 
 
-def improved(task: PipelineTask, start: Candidate) -> Candidate:
-    """The fastest candidate that the search comes to."""
+def improved(task: PipelineTask, start: Candidate, devices: bool = True) -> Candidate:
+    """The fastest candidate that the search comes to; `devices`: it may change which devices a stage has."""
     bench = task.bench(start)
     best, value = start, bench.step_s(start)
     lots = random.Random(task.wish.seed)
     while True:
         before = value
-        for kind in (_flights, _cuts, _devices, _modes):
+        for kind in (_flights, _cuts, *((_devices,) if devices else ()), _modes):
             for candidate in kind(task, best, lots):
                 if task.effort.left <= 0:
                     return best

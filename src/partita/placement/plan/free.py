@@ -56,8 +56,8 @@ def plan_free(
 
     `start` (task id -> device name) is among the candidates; so are every device alone and, up to MOST_FOR_CONTIGUOUS
     atoms, the contiguous plan. The work is counted in units of the searches, not in seconds, so that the same inputs,
-    budget and seed give the same plan; only where a machine is so slow that twice the budget ends before the units are
-    spent, the clock decides. Compiling the kernels (once an installation, about 10 s) and reading the input do not count.
+    budget and seed give the same plan; only where a processor is so slow that twice the budget of processor
+    time ends before the units are spent, that decides; other load on the machine does not. Compiling the kernels (once an installation, about 10 s) and reading the input do not count.
 
     Raises Infeasible where nothing fits or nothing that fits is found, BadInput for an unknown method or objective,
     MissingDependency for method "program" without OR-tools.

@@ -7,7 +7,6 @@ together, on both cores, from the best start.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from partita.errors import BadInput
 from partita.nouns.graph import IntArray
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.problem import Problem
-from partita.placement.plan.anneal import SLACK
+from partita.placement.plan.alarm import THREADS, alarm, processor_limit_s
 from partita.placement.plan.candidates import Start, candidates, nothing_fits, plan_file
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound
@@ -54,7 +53,7 @@ def plan_makespan(
     problem.expect_fit()
     model = load_model(problem)
     facts = facts_of(problem, model, "latency")
-    _compile(facts, model)
+    compile_kernels(facts, model)
     began = time.monotonic()
     met = [m for w, name in _starts(problem, model, facts, start) if model.fits(w) for m in ordered(facts, w, name)]
     if not met:
@@ -62,7 +61,7 @@ def plan_makespan(
     best = min(met, key=lambda m: m.value_s)
     bound, how = latency_bound(problem, model)
     if method != "earliest finish" and best.value_s > bound * (1 + CLOSED):
-        best = searched(model, facts, best, seed=seed, began=began, budget_s=budget_s)
+        best = searched(model, facts, best, seed=seed, budget_s=budget_s)
     device_of = best.where[model.atom_of]
     plan = placement_plan(problem, device_of, best.order)
     value = simulated_s(problem, plan)
@@ -78,7 +77,8 @@ def ordered(facts: Facts, where: IntArray, name: str) -> list[Met]:
     return [Met(value_of(facts, where, o), where, o, name) for o in (facts.topological, listed(facts, where))]
 
 
-def _compile(facts: Facts, model: LoadModel) -> None:
+def compile_kernels(facts: Facts, model: LoadModel) -> None:
+    """Compile what a search runs, so that it takes nothing of the budget."""
     nothing = np.zeros(model.atoms, np.int64)
     earliest_finish(facts)
     value_of(facts, nothing, listed(facts, nothing))
@@ -92,14 +92,11 @@ def _starts(
     yield earliest_finish(facts), "earliest finish"
 
 
-def searched(model: LoadModel, facts: Facts, best: Met, *, seed: int, began: float, budget_s: float) -> Met:
+def searched(model: LoadModel, facts: Facts, best: Met, *, seed: int, budget_s: float) -> Met:
     """Two rounds of annealing on two threads, the second colder and from the best of the first."""
     stop = np.zeros(1, np.uint8)
-    alarm = threading.Timer(max(0.0, began + SLACK * budget_s - time.monotonic()), stop.fill, [1])
-    alarm.daemon = True
-    alarm.start()
     by_place = line(model, facts.topological)
-    try:
+    with alarm(processor_limit_s(budget_s), stop):
         for turn, (share, hot) in enumerate(((0.5, 0.03), (0.3, 0.003))):
             units, base, first = share * budget_s * UNITS_PER_S, best, (seed & 0x7FFFFFFF) * 1000 + 2 * turn
 
@@ -110,11 +107,9 @@ def searched(model: LoadModel, facts: Facts, best: Met, *, seed: int, began: flo
                     facts, base.where, base.order, by_place, units, first + side, hot / (1 + 4 * side), stop
                 )
 
-            with ThreadPoolExecutor(2) as pool:
+            with ThreadPoolExecutor(THREADS) as pool:
                 for where, order in pool.map(run, range(2)):
                     if model.fits(where):
                         met = Met(value_of(facts, where, order), where, order, "annealing")
                         best = min([best, met, *ordered(facts, where, "annealing")], key=lambda m: m.value_s)
-    finally:
-        alarm.cancel()
     return best

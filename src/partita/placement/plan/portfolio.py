@@ -7,7 +7,6 @@ began and on its seed, never on how far the other thread has come: that keeps th
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,8 @@ import numpy as np
 from partita.nouns.graph import IntArray
 from partita.nouns.plan import checked_bound
 from partita.placement.plan import exact
-from partita.placement.plan.anneal import SLACK, UNITS_PER_S, FlagArray, anneal
+from partita.placement.plan.alarm import THREADS, FlagArray, alarm, processor_limit_s
+from partita.placement.plan.anneal import UNITS_PER_S, anneal
 from partita.placement.plan.bounds import pigeonhole_bound_s
 from partita.placement.plan.load import LoadModel
 from partita.placement.plan.min_cut import Network, anchors, merge, network
@@ -26,6 +26,7 @@ from partita.placement.plan.min_cut import Network, anchors, merge, network
 CLOSED = 1e-9  # a gap, as a share, at which there is nothing left to find
 PROVEN = 1e-5  # the same where the constraint program says so, which counts in whole numbers
 MERGED = 1 - 1e-7  # atoms are merged that share a device in every placement below this share of the value
+HARD = 5.0  # wall-clock seconds a processor second at which CP-SAT is cut off, should its own count not end it
 LARGEST_PROGRAM = 40_000  # variables; a larger constraint program has not got going within a minute
 LARGEST_PART = 150  # atoms re-optimised at a time
 ARCS_PER_S = 1e8  # of minimum cuts: 0.1e8 (tiny graphs) to 2.7e8, measured together with UNITS_PER_S
@@ -54,6 +55,7 @@ class Search:
     seed: int
     budget_s: float
     began: float = field(default_factory=time.monotonic)
+    began_processor_s: float = field(default_factory=time.process_time)
     stop: FlagArray = field(default_factory=lambda: np.zeros(1, np.uint8))
     best: IntArray | None = None  #: [atoms]
     value_s: float = np.inf
@@ -66,8 +68,8 @@ class Search:
 
     @property
     def left_s(self) -> float:
-        """Until the clock ends the search."""
-        return self.began + SLACK * self.budget_s - time.monotonic()
+        """Processor seconds until the search is ended."""
+        return self.began_processor_s + processor_limit_s(self.budget_s) - time.process_time()
 
     @property
     def closed(self) -> bool:
@@ -94,15 +96,9 @@ class Search:
     def round(self, one: Sequence[Job], other: Sequence[Job] = ()) -> None:
         """Run two lists of jobs side by side, then take what they found, in a fixed order."""
         self.stop[0] = 0
-        alarm = threading.Timer(max(0.0, self.left_s), self.stop.fill, [1])
-        alarm.daemon = True
-        alarm.start()
-        try:
-            with ThreadPoolExecutor(2) as pool:
-                futures = [pool.submit(_run, jobs, self.stop) for jobs in (one, other)]
-                found = [f.result() for f in futures]
-        finally:
-            alarm.cancel()
+        with alarm(self.left_s, self.stop), ThreadPoolExecutor(THREADS) as pool:
+            futures = [pool.submit(_run, jobs, self.stop) for jobs in (one, other)]
+            found = [f.result() for f in futures]
         closing = [f for fs in found for f in fs if f.closes]
         self.proven = self.proven or bool(closing)
         for f in closing or [f for fs in found for f in fs]:
@@ -185,7 +181,7 @@ def proven(search: Search, share: float) -> Job:
             where,
             range(model.devices),
             limit_units=units,
-            limit_s=search.left_s,
+            limit_s=HARD * search.left_s,
             seed=search.seed,
             known_s=value,
         )
@@ -212,7 +208,7 @@ def parts(search: Search, share: float) -> Job:
             chosen = [top, *random.choice(others, min(len(others), int(random.integers(1, 4))), replace=False).tolist()]
             atoms = _near(model, where, chosen, random)
             limit = min(0.2, total - spent)
-            out = exact.improve(model, where, chosen, atoms, limit_units=limit, limit_s=search.left_s, seed=seed)
+            out = exact.improve(model, where, chosen, atoms, limit_units=limit, limit_s=HARD * search.left_s, seed=seed)
             where = where if out.where is None else out.where
             spent += out.units + PART_UNITS
         return Finding(where, "parts")

@@ -12,15 +12,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.problem import Problem
+from partita.placement.plan.alarm import FlagArray
 from partita.placement.plan.load import Bools, LoadModel
 from partita.solve.compiled import compiled
 from partita.solve.random import Words, between, seeded, uniform
 
-FlagArray = npt.NDArray[np.uint8]
 MAKESPAN, SUM, OVERLAP = 0, 1, 2  #: objectives
 MOST_LISTED = 20_000  #: tasks up to which they are listed by rank
 
