@@ -163,7 +163,7 @@ def test_bad_input(tmp_path, capsys, words, code, fact):
         ({"nodes": []}, "no nodes"),
         ({"maxFPGAs": 0, "maxCPUs": 0}, "0 accelerators and 0 CPUs"),
         ({"edges": [{"sourceId": 0, "destId": 1, "cost": 1.0}, {"sourceId": 1, "destId": 0, "cost": 1.0}]}, "circle"),
-        ({"edges": [{"sourceId": 0, "destId": 1, "cost": math.nan}]}, "NaN is no finite number"),
+        ({"edges": [{"sourceId": 0, "destId": 1, "cost": math.nan}]}, "cost"),
         ({"edges": [{"sourceId": 0, "destId": 1, "cost": -1.0}]}, "edge 0 -> 1 has cost"),
         ({"maxCPUs": 10**18}, "maxCPUs is 10000"),
     ],
