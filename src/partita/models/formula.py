@@ -26,6 +26,7 @@ from partita.nouns.graph import FloatArray
 
 Kind = Literal["skeleton", "generic", "power law"]
 STARTS = 3
+GENERATIONS = 150  #: of differential evolution
 TIED = 1.25  #: rows that leave a reading open fit the others about as well: then the commonest is taken
 
 
@@ -130,7 +131,8 @@ def _fit_form(
     mean, sd = started(expression, times, parameters), np.array(parameters.sd)
     chance = np.random.default_rng(seed)
     if kind == "generic":
-        begin = [evolve(expression, times, mean, sd, penalty, seed=seed), mean]
+        generations = GENERATIONS if starts > 1 else GENERATIONS // 5  # one start: a rehearsal, of which there are many
+        begin = [evolve(expression, times, mean, sd, penalty, seed=seed, generations=generations), mean]
     elif kind == "power law":
         begin = [mean]
     else:

@@ -18,6 +18,8 @@ from partita.nouns.graph import SharedParameter, Task, TaskGraph
 from partita.nouns.pipeline_problem import Wish
 from partita.nouns.profile import Profile, Sample
 from partita.page.plan_rows import stage_rows
+from partita.pipeline.plan.bench import Candidate
+from partita.pipeline.plan.chain_dp import Segment
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.plan.proof import lower_bound
@@ -181,3 +183,15 @@ def test_large_clusters_are_checked_and_searched_in_linear_time():
     assert len(cluster.links_in_use()) == n
     assert len(cluster.first(10).links) == 9
     assert time.process_time() - began < 10
+
+
+def test_a_program_kept_from_next_to_nothing_serves_cuts_that_send_much():
+    graph = training_graph(3, [(0, 1), (1, 2)], [5e-324, 8.0, 0.0], [1.0] * 3, [0.0] * 3)
+    costs = CostTable.given(("cpu",), [[1.0]] * len(graph), [math.nan] * len(graph.producer))
+    cluster = Cluster(devices(math.inf, math.inf), (), Link("", "", 4.0))
+    profile = Profile("job.py:job", 4, (Sample(1, graph, costs),), cluster)
+    bench = PipelineTask(profile, cluster, Wish()).benches[0]
+    for cut in (1, 2):  # the second takes the program that was made for the first
+        candidate = Candidate(0, (Segment(0, cut, (0,)), Segment(cut, 3, (1,))), 2)
+        exact = simulated(bench.plan(candidate), profile.samples[0], cluster)
+        assert bench.step_s(candidate) == pytest.approx(exact, rel=1e-12)

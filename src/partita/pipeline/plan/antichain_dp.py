@@ -13,7 +13,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.pipeline.plan.bench import Bench, Candidate
 from partita.pipeline.plan.chain_dp import Chain, busiest, on_devices, segment_s, solve
@@ -40,6 +40,7 @@ class Lead:
 
     bound_s: float
     likely_s: float
+    rank: int  #: among the chains of its line
     bench: Bench
     chain: Chain
 
@@ -50,7 +51,7 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
     few = len(task.states) <= FEW_STATES and all_lines is not None
     found: dict[Candidate, float] = {}
     best, since = math.inf, 0
-    leads = sorted(_leads(task, all_lines, few), key=lambda x: x.likely_s)
+    leads = sorted(_leads(task, all_lines, few), key=lambda x: (x.rank if all_lines is None else 0, x.likely_s))
     enough = task.effort.left * (1 - LEADS_SHARE)
     for lead in leads:
         if (since > PATIENCE and not few) or (found and task.effort.left <= enough):
@@ -62,7 +63,7 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
             yield candidate
         value = min(found.values())
         best, since = (value, 0) if value < best else (best, since + 1)
-    ends = [improved(task, start, devices=False) for start in _starts(found)]
+    ends = [improved(task, start, devices=False) for start in _starts(found)[: STARTS if all_lines else 1]]
     if not ends:
         return
     ends.append(improved(task, min(ends, key=lambda c: task.bench(c).step_s(c))))
@@ -79,22 +80,20 @@ def _candidates(task: PipelineTask, lead: Lead, few: bool, many: bool) -> list[C
 
 
 def _wandered(task: PipelineTask, start: Candidate) -> Candidate:
-    """Iterated local search over lines: a few devices of the best plan's line change places, the program plans anew, and
-    the local search sets out from there."""
+    """Lines of a random number of the fastest devices, fastest first or last, whose stages may have some sizes only; what
+    the program finds there, simulated, and improved where it is near the best."""
     lots, best, bench = random.Random(task.wish.seed), start, task.bench(start)
-    window = task.windows(bench)[0]
+    window, fast = task.windows(bench)[0], by_speed(task)
     for _ in range(MOST_WALKS):
-        line = [d for s in best.chain for d in s.devices]
-        line += [d for d in range(len(task.cluster.devices)) if d not in line][: lots.randrange(3)]
-        for _ in range(1 + lots.randrange(4)):
-            a, b = lots.randrange(len(line)), lots.randrange(len(line))
-            line[a], line[b] = line[b], line[a]
+        line = fast[: lots.randint(1 + len(fast) // 5, len(fast))][:: lots.choice((1, 1, -1))]
         problem = task.chain_problem(bench, line, window)
+        sizes = tuple(m for m in problem.sizes if m == 1 or lots.random() < 0.5)
+        problem = replace(problem, sizes=sizes)
         if task.effort.left < 2 * problem.effort:
             break
         task.effort.left -= problem.effort
-        for _, places in solve(problem).chains(0, 2):
-            lead = Lead(0.0, 0.0, bench, on_devices(places, line))
+        for _, places in solve(problem).chains(0, 1):
+            lead = Lead(0.0, 0.0, 0, bench, on_devices(places, line))
             tried = min(_candidates(task, lead, False, True), key=bench.step_s)
             if bench.step_s(tried) < bench.step_s(best) * NEAR:
                 tried = improved(task, tried)
@@ -107,7 +106,7 @@ def _starts(found: dict[Candidate, float]) -> list[Candidate]:
     tops: dict[tuple[int, int, int], Candidate] = {}
     for c in sorted((c for c in found if math.isfinite(found[c])), key=found.__getitem__):
         tops.setdefault((c.sample, len(c.chain), c.in_flight), c)
-    return list(tops.values())[:STARTS]
+    return list(tops.values())
 
 
 def every_line(task: PipelineTask) -> list[Line] | None:
@@ -132,11 +131,16 @@ def _shuffles(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield from ((t, *rest) for rest in _shuffles((*counts[:t], n - 1, *counts[t + 1 :])))
 
 
+def by_speed(task: PipelineTask) -> list[int]:
+    """All devices, the fastest first, of equal ones the largest."""
+    work = task.benches[0].costs.forward_s[-1] + task.benches[0].costs.backward_s[-1]
+    devices = task.cluster.devices
+    return sorted(range(len(devices)), key=lambda d: (work[task.class_of[d]], -devices[d].memory_bytes))
+
+
 def some_lines(task: PipelineTask) -> list[Line]:
     """The fastest devices, all or fewer of them: the fastest first, last, and in the cluster's order."""
-    work = task.benches[0].costs.forward_s[-1] + task.benches[0].costs.backward_s[-1]
-    n = len(task.cluster.devices)
-    fast = sorted(range(n), key=lambda d: (work[task.class_of[d]], -task.cluster.devices[d].memory_bytes))
+    fast, n = by_speed(task), len(task.cluster.devices)
     halves = [n >> k for k in range(n.bit_length() - 1, -1, -1)]  # few devices are cheap to plan for: they come first
     counts = [*halves, *(c for k in halves if (c := 3 * k // 4) not in halves), 3]
     chosen = [fast[:k] for k in counts if k <= n]
@@ -163,12 +167,12 @@ def _leads(task: PipelineTask, all_lines: list[Line] | None, few: bool) -> Itera
                 chains = table.chains(
                     first, MOST_CHAINS if few else RUNNERS_UP if all_lines else 2, math.inf if few else 1.25
                 )
-                for _, places in chains:
+                for rank, (_, places) in enumerate(chains):
                     chain = on_devices(places, line)
                     if (at, chain) not in seen:
                         seen.add((at, chain))
                         least = least_s(task, at, chain)
-                        yield Lead(least, max(least, likely_s(task, at, chain)), bench, chain)
+                        yield Lead(least, max(least, likely_s(task, at, chain)), rank, bench, chain)
 
 
 def least_s(task: PipelineTask, bench: int, chain: Chain) -> float:

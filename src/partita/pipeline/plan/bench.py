@@ -7,6 +7,7 @@ and kept; a further candidate costs one pass over its instructions.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,7 @@ from partita.nouns.program import Op, Program
 from partita.nouns.stage_memory import stage_bytes
 from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.stage_costs import Bools, StageCosts, forward_readings
+from partita.simulate.exchange import ring_share
 from partita.simulate.lower import lower
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import Simulator, durations, times
@@ -245,10 +247,8 @@ class Template:
         program = lower(sample.graph, cluster, plan, clips=clips)
         known = durations(program, sample.graph, sample.costs, cluster)
         at = _positions(program, plan, amounts.moves)
-        seconds, size = amounts.values[at].T
-        per_byte = np.divide(known.busy_s - seconds, size, out=np.zeros(len(program)), where=size > 0)
         fixed = np.where(at == len(amounts.values) - 1, known.busy_s, 0.0)
-        return Template(Simulator(program), at, per_byte, fixed, known.lag_s)
+        return Template(Simulator(program), at, _per_byte_s(program, cluster), fixed, known.lag_s)
 
     def step_s(self, amounts: Amounts) -> float:
         """The step's seconds with other amounts of the same shape."""
@@ -278,3 +278,19 @@ def _positions(program: Program, plan: PipelinePlan, moves: Sequence[Move]) -> I
                 found[row] = place.get(piece.name, found[row])
         at[i] = found[row]
     return at
+
+
+def _per_byte_s(program: Program, cluster: Cluster) -> FloatArray:
+    """[instructions] seconds that a byte of a message, or of the gradient that is summed, takes of its link."""
+    members = Counter(p.name for p in program.pieces)  # a sum of gradients has a piece for each member
+    found: dict[tuple[int, int], float] = {}
+    out = np.zeros(len(program))
+    for i, row in enumerate(zip(program.op.tolist(), program.piece.tolist(), strict=True)):
+        if row[0] in (Op.SEND, Op.REDUCE):
+            if row not in found:
+                piece = program.pieces[row[1]]
+                link = cluster.link(*piece.route)
+                sums = ring_share(members[piece.name]) / link.exchange_bytes_per_s
+                found[row] = sums if row[0] == Op.REDUCE else 1 / link.rate_bytes_per_s
+            out[i] = found[row]
+    return out

@@ -16,20 +16,24 @@ from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.stage_costs import StageCosts
 
 NEIGHBOURS = 8  #: states tried on each side when a cut is moved
+SHARE = 0.25  #: of the effort left that one search may spend
 SWAPS = 400  #: exchanges of devices tried in a round
 LEAST = 1e-12  #: share of the step that an improvement must bring
 
 
 def improved(task: PipelineTask, start: Candidate, devices: bool = True) -> Candidate:
-    """The fastest candidate that the search comes to; `devices`: it may change which devices a stage has."""
+    """The fastest candidate that the search comes to; `devices`: it may change which devices a stage has.
+
+    It spends at most SHARE of the effort that is left."""
     bench = task.bench(start)
     best, value = start, bench.step_s(start)
     lots = random.Random(task.wish.seed)
+    enough = task.effort.left * (1 - SHARE)
     while True:
         before = value
-        for kind in (_flights, _cuts, *((_devices,) if devices else ()), _modes):
+        for kind in (_cuts, *((_devices,) if devices else ()), _modes, _flights):  # the last need new programs
             for candidate in kind(task, best, lots):
-                if task.effort.left <= 0:
+                if task.effort.left <= enough:
                     return best
                 seconds = bench.step_s(candidate)
                 if seconds < value * (1 - LEAST):
