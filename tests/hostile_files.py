@@ -23,9 +23,9 @@ from small_worlds import VERDICT, given_costs, placed, training_chain
 from partita.cli.offload.plan import read_plan, write_plan
 from partita.errors import BadInput
 from partita.files import read_json, read_toml, write_whole
-from partita.models.measure.file import Campaign
 from partita.models.capture.roles import read_roles
 from partita.models.capture.table import Table
+from partita.models.measure.file import Campaign
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
