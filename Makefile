@@ -28,12 +28,15 @@ demo: $(READY)   ## the main job on bundled real data: measure, plan, predict, t
 	@$(BIN)/partita demo -o $(OUT)
 
 test: $(READY)   ## the tests (about 10 minutes on 2 cores)
-	@echo "== partita: running the tests"
-	@$(BIN)/python -m pytest -m "not slow"
+	@echo "== partita: running the tests, two at a time"
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not machine"
+	@echo "== partita: running those that need the machine for themselves"
+	@$(BIN)/python -m pytest -m "machine and not slow"
 
 test-all: $(READY)  ## the tests and the slow checks
 	@echo "== partita: running all tests, the slow ones too"
-	@$(BIN)/python -m pytest -m "slow or not slow"
+	@$(BIN)/python -m pytest -n 2 -m "not machine"
+	@$(BIN)/python -m pytest -m "machine"
 
 check: $(READY)  ## ruff, mypy strict, import layers
 	@echo "== partita: ruff, mypy, import layers"
@@ -42,9 +45,10 @@ check: $(READY)  ## ruff, mypy strict, import layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-format: $(READY) ## let ruff format and mend what it can
+format: $(READY) ## let ruff format and mend what it can, draw the picture of the house again
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/python docs/images/make_house.py
 
 bench: $(READY)  ## every benchmark; raw JSON into benchmarks/results
 	@for b in simulator prediction; do echo "== partita: benchmarks/$$b.py"; $(BIN)/python benchmarks/$$b.py --json > benchmarks/results/$$b.json || exit 1; done

@@ -3,12 +3,12 @@
     python benchmarks/offload.py [--quick] [--json] [--out benchmarks/results/offload.json]
 
 Device and server are hosts of the test bed: the device a share of core 0, the server core 1, the link shaped both ways.
-Models are those of the onnx wheel with random weights. Each model is measured once on both sides at full speed, in CPU
-seconds; a device with a quota takes these by its share. The link is measured in each setting, inside the quota.
+Models are those of the onnx wheel with random weights. What a plan has to know is measured as `partita offload measure` does,
+inside the quota and over the shaped link: the device's times once for each share of its core, the server's once, the link
+and what messages take of both sides in each setting.
 
     alexnet   6 jobs at 20 Mbit/s, device at 25 and 10 %: auto, the best cut of a lone job, exact; means of two runs
     mixed     30 jobs of 5 models, device at 10, 25, 100 %, link of 5, 20, 100 Mbit/s: auto and all baselines
-    quota     one model measured inside the quota, against CPU seconds by share
 
 Sessions are built and models sent with neither quota nor slow link, then both are set and the clock starts. A run that is
 predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and load stand beside every figure.
@@ -35,21 +35,20 @@ import onnx
 import onnxruntime
 
 from partita import __version__
-from partita.nouns.offload import OffloadLink, OffloadPlan, OffloadProblem
+from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.offload.capture.jobs import JobSpec
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.capture.onnx_weights import with_random_weights
-from partita.offload.measure.cuts import Side, with_messages
-from partita.offload.measure.inference import InferenceTimes, measure_model
-from partita.offload.measure.link import measure_link
+from partita.offload.measure.cache import cached_times
+from partita.offload.measure.inference import InferenceTimes
 from partita.offload.plan.baselines import BASELINES
 from partita.offload.plan.lower import part_times
 from partita.offload.plan.planner import plan_offload
+from partita.offload.run.both_sides import measure_both_sides
 from partita.offload.run.client import Client
-from partita.offload.run.credentials import Key
+from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.execute import RunSettings, execute
-from partita.offload.run.messages import message_cost
 from partita.offload.run.record import MACHINES, busy_s
 from partita.testbed import processors
 from partita.testbed.hosts import Testbed
@@ -74,21 +73,15 @@ def models_of(names: Sequence[str]) -> dict[str, OnnxModel]:
 
 def device(server: str, names: Sequence[str]) -> None:
     """The process in the device's host: commands in, answers out, a line of JSON each."""
-    models, key = models_of(names), Key.of(server.rpartition(":")[0], insecure=True, ca=None, token_file=None)
+    models, key = (
+        models_of(names),
+        ClientCredentials.of(server.rpartition(":")[0], insecure=True, ca=None, token_file=None),
+    )
     tell({"pid": os.getpid()})
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["do"] == "measure":
-            tell(measured(models, server, key, asked["budget_s"]))
-        elif asked["do"] == "messages":
-            tell(asdict(message_cost(lambda: Client(server, key))))
-        elif asked["do"] == "whole":
-            times = measure_model(models[asked["model"]], asked["budget_s"])
-            tell({"wall_s": times.whole.seconds, "cpu_s": times.cpu_s})
-        elif asked["do"] == "link":
-            with Client(server, key) as client:
-                found = measure_link(lambda: client.link(0.5), 3)
-            tell({"link": [found.link.up_bytes_per_s, found.link.down_bytes_per_s, found.link.round_trip_s]})
+            tell(measured(asked, models, server, key))
         else:
             tell(carried_out(asked, models, server, key))
 
@@ -97,16 +90,28 @@ def tell(value: Json) -> None:
     print(json.dumps(value), flush=True)
 
 
-def measured(models: Mapping[str, OnnxModel], server: str, key: Key, budget_s: float) -> Json:
-    found: Json = {}
-    with Client(server, key) as client:
-        for name, model in models.items():
-            there = client.measure(model, budget_s)
-            found[name] = {"device": measure_model(model, budget_s).to_json(), "server": there.to_json()}
-    return found
+def measured(asked: Json, models: Mapping[str, OnnxModel], server: str, key: ClientCredentials) -> Json:
+    """The problem of the jobs, one of each model; the device's times are kept in a folder, for this quota."""
+
+    def here(model: OnnxModel, budget_s: float) -> InferenceTimes:
+        return cached_times(model, Path(asked["kept"]), budget_s)[0]
+
+    found = measure_both_sides(
+        jobs_of(models, asked["models"]), lambda: Client(server, key), asked["budget_s"], here=here
+    )
+    sides = {"device": found.device, "server": found.server}
+    whole = {
+        n: {
+            side: {"wall_s": t.whole.seconds, "cpu_s": t.cpu_s, "points": t.points}
+            for side, x in sides.items()
+            for t in [x[models[n].hash]]
+        }
+        for n in dict.fromkeys(asked["models"])
+    }
+    return {"problem": found.problem.to_json(), "models": whole, "messages": asdict(found.messages)}
 
 
-def carried_out(asked: Json, models: Mapping[str, OnnxModel], server: str, key: Key) -> Json:
+def carried_out(asked: Json, models: Mapping[str, OnnxModel], server: str, key: ClientCredentials) -> Json:
     """Run a plan; between getting ready and the clock, wait for a line: quota and rate are set meanwhile."""
     problem = OffloadProblem.from_json(asked["problem"])
     plan = OffloadPlan.from_json(asked["plan"], problem)
@@ -217,28 +222,6 @@ def stage(names: Sequence[str]) -> Any:
 # -------------------------------------------------------------------------------------------------- the problems
 
 
-def in_cpu_seconds(model: OnnxModel, costs: Json, side: Side, share: float = 100) -> dict[str, float]:
-    """Seconds a task on a core of which there is a share; on the server with what a half's message costs, which for the
-    device the link tells."""
-    times = InferenceTimes.from_json(costs[side][model.hash])
-    factor = times.cpu_s / times.whole.seconds
-    core = {t: s * factor for t, s in times.seconds.items()}
-    if side == "server":
-        core = with_messages(model, core, side, costs["messages"][side])
-    return {t: s * 100 / share for t, s in core.items()}
-
-
-def problem_of(work: Sequence[JobSpec], costs: Json, share: int, link: Sequence[float]) -> OffloadProblem:
-    """The planner's problem for a device with a share of its core."""
-    sides = {
-        w.model.hash: [in_cpu_seconds(w.model, costs, "device", share), in_cpu_seconds(w.model, costs, "server")]
-        for w in work
-    }
-    jobs = [replace(w.model.offload_job(*sides[w.model.hash]), name=w.name) for w in work]
-    fixed_s, byte_s = (s * 100 / share for s in costs["messages"]["device"])
-    return OffloadProblem(OffloadLink(*link[:3], fixed_s, byte_s), tuple(jobs))
-
-
 def plans_of(problem: OffloadProblem, methods: Sequence[str], budget_s: float = 1.0) -> dict[str, OffloadPlan]:
     return {m: plan_offload(problem, m, budget_s=budget_s) for m in methods}
 
@@ -267,24 +250,28 @@ def run_of(
 
 def setting(
     on: Stage,
-    costs: Json,
-    work: Sequence[JobSpec],
+    kept: Path,
+    names: Sequence[str],
     share: int,
     mbit: int,
     methods: Sequence[str],
+    budget_s: float,
     runs: int = 1,
 ) -> Json:
-    """One setting: the link measured, all methods planned and run."""
+    """One setting: measured, all methods planned and run."""
     on.limit(share, f"{mbit}mbit")
-    link = on.ask(do="link")["link"]
+    found = on.ask(do="measure", models=sorted(set(names)), budget_s=budget_s, kept=str(kept / str(share)))
     on.limit(100, FAST)
-    problem = problem_of(work, costs, share, link)
-    names = [w.name.partition(" ")[0] for w in work]
+    one = OffloadProblem.from_json(found["problem"])
+    by_name = {j.name.partition(" ")[0]: j for j in one.jobs}
+    problem = replace(one, jobs=tuple(replace(by_name[n], name=f"{n} {k}") for k, n in enumerate(names)))
     rows: Json = {}
     for method, plan in plans_of(problem, methods).items():
         rows[method] = run_of(on, names, problem, plan, share, mbit, runs)
         say(share, mbit, method, rows[method])
-    return {"device_percent": share, "mbit_per_s": mbit, "link": link, "methods": rows}
+    link = found["problem"]["link"]
+    about = {"device_percent": share, "mbit_per_s": mbit, "link": link, "models": found["models"]}
+    return {**about, "messages": found["messages"], "methods": rows}
 
 
 def say(share: int, mbit: int, method: str, row: Json) -> None:
@@ -351,22 +338,17 @@ def _fair(ours: Json, theirs: Json) -> float:
 def benchmark(quick: bool, out: Path | None) -> Json:
     began, load = time.time(), os.getloadavg()
     mix = MIXED[:2] if quick else MIXED
-    models = models_of([ALEXNET, *mix])
     settings = [(25, 20)] if quick else [(s, m) for s in SHARES for m in MBITS]
     found: Json = {"benchmark": "offload", "quick": quick, "machine": platform.platform(), "load": load}
     found["versions"] = {"partita": __version__, "onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__}
     found["time"] = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
-    with stage([ALEXNET, *mix]) as on:
-        times = on.ask(do="measure", budget_s=3.0 if quick else 7.0)
-        costs: Json = {side: {models[n].hash: r[side] for n, r in times.items()} for side in ("device", "server")}
-        costs["messages"] = on.ask(do="messages")
-        found |= {"models": {n: _model_row(models[n], r) for n, r in times.items()}, "messages": costs["messages"]}
-        found["quota"] = in_the_quota(on, times, 25)
+    with tempfile.TemporaryDirectory() as kept, stage([ALEXNET, *mix]) as on:
         rows: dict[str, list[Json]] = {"alexnet": [], "mixed": []}
         cases = [("alexnet", s, 20, [ALEXNET] * 6, ("auto", "single-cut", "exact"), 2) for s in (25, 10)[: 2 - quick]]
         cases += [("mixed", s, m, list(mix) * (3 if quick else 6), ("auto", *BASELINES), 1) for s, m in settings]
         for part, share, mbit, names, methods, runs in cases:
-            rows[part].append(setting(on, costs, jobs_of(models, names), share, mbit, methods, runs))
+            budget_s = 3.0 if quick else 7.0
+            rows[part].append(setting(on, Path(kept), names, share, mbit, methods, budget_s, runs))
             found |= {p: {"settings": r, "figures": FIGURES[p](r)} for p, r in rows.items() if r}
             found["seconds"] = time.time() - began
             if out:
@@ -375,30 +357,6 @@ def benchmark(quick: bool, out: Path | None) -> Json:
 
 
 FIGURES: Mapping[str, Callable[[Sequence[Json]], Any]] = {"alexnet": alexnet_figures, "mixed": mixed_figures}
-
-
-def in_the_quota(on: Stage, found: Json, share: int, model: str = "squeezenet") -> Json:
-    """One model's whole time inside the quota, against what its CPU seconds and the share say."""
-    on.limit(share, FAST)
-    inside = on.ask(do="whole", model=model, budget_s=6.0)
-    on.limit(100, FAST)
-    expected = found[model]["device"]["cpu_s"] * 100 / share
-    return {"model": model, "device_percent": share, "predicted_s": expected, **inside}
-
-
-def _model_row(model: OnnxModel, row: Json) -> Json:
-    return {
-        "tasks": len(model.graph),
-        "shape": model.shape,
-        **{
-            side: {
-                "wall_s": row[side]["whole"]["seconds"],
-                "cpu_s": row[side]["cpu_s"],
-                "points": row[side]["points"],
-            }
-            for side in ("device", "server")
-        },
-    }
 
 
 def main() -> None:

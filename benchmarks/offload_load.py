@@ -29,11 +29,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partita import __version__
 from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.run.client import Client
 from partita.offload.run.codec import encode
-from partita.offload.run.session import Session, model_inputs
-from partita.offload.run.store import cut_id
-from partita.offload.run.tally import quantile
+from partita.offload.run.counters import quantile
+from partita.offload.run.model_store import cut_id
 from partita.offload.run.wire import pack, unpack
 
 IMAGES = 4  #: different inputs of a client

@@ -18,19 +18,20 @@ from typing import Any
 import numpy as np
 from offload.report.sample_offload import make_problem
 from pipeline.report.sample_run import make_plan, make_story
-from small_worlds import given_costs, placed, training_chain
+from small_worlds import VERDICT, given_costs, placed, training_chain
 
 from partita.cli.offload.plan import read_plan, write_plan
 from partita.errors import BadInput
 from partita.files import read_json, read_toml, write_whole
-from partita.models.measure.file import Campaign
 from partita.models.capture.roles import read_roles
 from partita.models.capture.table import Table
+from partita.models.measure.file import Campaign
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.offload import OffloadProblem
 from partita.nouns.plan import PlanFile
+from partita.nouns.problem import Problem
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
@@ -58,9 +59,39 @@ class Reader:
 
 # ---------------------------------------------------------------------------------------------------------- mutations
 
-NUMBERS = "0 -1 1 2 0.5 1e308 -1e308 1e-320 1e999 NaN Infinity nan inf 1000000000 9223372036854775807 4294967296".split()
+NUMBERS = [
+    "0",
+    "-1",
+    "1",
+    "2",
+    "0.5",
+    "1e308",
+    "-1e308",
+    "1e-320",
+    "1e999",
+    "NaN",
+    "Infinity",
+    "nan",
+    "inf",
+    "1000000000",
+    "9223372036854775807",
+    "4294967296",
+]
 NUMBERS += ["9" * 30, "9" * 400, "9" * 5000, "1" + "0" * 18, "-9223372036854775809"]
-WORDS = ["null", "true", '""', '"a"', '"\\ud800"', '"\\u0000"', "[]", "{}", "[[]]", '{"a": 1}', "[null]", '"' + "x" * 5000 + '"']
+WORDS = [
+    "null",
+    "true",
+    '""',
+    '"a"',
+    '"\\ud800"',
+    '"\\u0000"',
+    "[]",
+    "{}",
+    "[[]]",
+    '{"a": 1}',
+    "[null]",
+    '"' + "x" * 5000 + '"',
+]
 JUNK: tuple[Any, ...] = (None, True, -1, 0, 2.5, 1e308, 10**9, 10**18, 2**62, "", "a", "\0", "é🎻", [], {}, [[]], {"a": 1}, [None])  # fmt: skip
 _TOKEN = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\"[^\"\n]*\"|[A-Za-z_]+")
 
@@ -74,7 +105,9 @@ def mutated(raw: bytes, dice: random.Random) -> bytes:
 
 def _bytes(raw: bytes, dice: random.Random) -> bytes:
     at, size = dice.randrange(len(raw) + 1), dice.choice((0, 1, 1, 4, 40, 400))
-    other = dice.choice((b"", bytes([dice.randrange(256)]), raw[:size], b"[" * 3000, b'{"a":' * 500, b"\xff\xfe", b"\0"))
+    other = dice.choice(
+        (b"", bytes([dice.randrange(256)]), raw[:size], b"[" * 3000, b'{"a":' * 500, b"\xff\xfe", b"\0")
+    )
     return raw[:at] if dice.random() < 0.1 else raw[:at] + other + raw[at + size :]
 
 
@@ -174,7 +207,8 @@ def _program(_: Path) -> bytes:
 def _placement_plan(folder: Path) -> bytes:
     graph, cluster = training_chain(2), Cluster.uniform(2, rate_bytes_per_s=1.0)
     where = ["cpu0", "cpu1", "cpu1", "cpu0"]
-    return PlanFile(placed(graph, where), graph, cluster, given_costs(graph)).write(folder / "p").read_bytes()
+    problem = Problem(graph, cluster, given_costs(graph), np.ones(4))
+    return PlanFile(placed(graph, where), VERDICT, problem).write(folder / "p").read_bytes()
 
 
 def _read_plan(path: Path) -> object:

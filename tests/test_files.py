@@ -26,9 +26,9 @@ def test_what_dump_json_writes_json_reads_back(value: dict[str, Any]) -> None:
 
 def test_dump_json_puts_rows_on_lines_and_refuses_what_json_has_no_word_for() -> None:
     assert dump_json({"rows": [{"x": 1}, {"x": 2}]}).count("\n") == 6
-    with pytest.raises(ValueError):
+    with pytest.raises(BadInput, match="not finite"):
         dump_json({"x": float("nan")})
-    with pytest.raises(ValueError):
+    with pytest.raises(BadInput, match="not finite"):
         dump_json({"rows": [{"x": float("inf")}]})
 
 
@@ -54,6 +54,10 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         write_whole(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_half_a_character_is_written_as_an_escape(tmp_path: Path) -> None:
+    assert write_whole(tmp_path / "a", "a\udcffb").read_bytes() == b"a\\udcffb"
 
 
 def test_write_whole_into_a_missing_folder(tmp_path: Path) -> None:
@@ -90,8 +94,6 @@ def test_text_is_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
         ("[" * 100_000, r"is not JSON: nested too deeply"),
         ('{"a": ' + "1" * 5000 + "}", r"is not JSON: .*digits"),
         ('{"a": 123456789012345678901}', r"is not JSON: an integer of 21 digits is beyond 64 bits"),
-        ('{"a": 1e999}', r"is not JSON: 1e999 is no finite number"),
-        ('{"a": NaN}', r"is not JSON: NaN is no finite number"),
         ('{"a": "\\ud800"}', r"is not JSON: '.ud800' is half of a character"),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", r"is not JSON: nested too deeply: more than 60 levels"),
         ("[1, 2]", r"holds a JSON list, not an object"),
@@ -121,7 +123,7 @@ def test_toml_says_where_it_breaks(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"is not TOML: .*line 2"):
         read_toml(write_whole(tmp_path / "b.toml", "x = 1\ny = \n"), BadInput)
     assert read_toml(write_whole(tmp_path / "d.toml", "day = 2020-01-01"), BadInput) == {"day": "2020-01-01"}
-    with pytest.raises(BadInput, match=r"is not TOML: an integer of 21 digits is beyond 64 bits"):
+    with pytest.raises(BadInput, match=r"is not TOML: an integer of 22 digits is beyond 64 bits"):
         read_toml(write_whole(tmp_path / "e.toml", "x = 0xffffffffffffffffff"), BadInput)
     with pytest.raises(BadInput, match=r"is not TOML"):
         read_toml(write_whole(tmp_path / "c.toml", "x = " + "[" * 100_000), BadInput)

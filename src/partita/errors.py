@@ -160,16 +160,19 @@ def sentence_of(error: BaseException) -> str:
     'ValueError: it is too long'
     """
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0].rstrip('.')[:300]}" if lines else type(error).__name__
+
+
+LONGEST_FAULT = 300  #: characters shown of one
 
 
 def refuse(kind: type[BadInput], faults: Sequence[str], what: str, *, hint: str = "", most: int = 12) -> None:
-    """Raise `kind` with all `faults` of `what` at once; do nothing when there are none.
+    """Raise `kind` with all `faults` of `what` at once, long ones cut short; do nothing when there are none.
 
     >>> refuse(GraphError, [], "graph.json")
     """
     if not faults:
         return
-    shown = "; ".join(faults[:most])
+    shown = "; ".join(f if len(f) <= LONGEST_FAULT else f[:LONGEST_FAULT] + "..." for f in faults[:most])
     more = f"; and {len(faults) - most} more" if len(faults) > most else ""
     raise kind(f"{what}: {shown}{more}", hint=hint)

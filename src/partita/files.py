@@ -2,15 +2,14 @@
 
 Everything reads and writes through these few functions, so that a damaged or hostile file always gives one sentence with
 the file's name and the place of the fault, and a crash in the middle of a write never leaves half a file behind. What
-comes out of `read_json` and `read_toml` is shallow enough to recurse into, its integers fit 64 bits, its text is Unicode
-and (JSON only) its numbers are numbers; `damaged` turns what goes wrong with it later into a sentence.
+comes out of `read_json` and `read_toml` is shallow enough to recurse into, its integers fit 64 bits and its text is
+Unicode; that its numbers make sense is for the reader to check. `damaged` turns what goes wrong later into a sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import tempfile
@@ -22,12 +21,13 @@ from typing import Any
 from partita.errors import BadInput, sentence_of
 
 MOST_BYTES = 1 << 30  #: larger files are refused unread: nothing here writes one
-MOST_TEXT_BYTES = 1 << 27  #: parsed, text takes up to 30 times its size in memory: 4 GB; a timeline of 900,000 spans has that
+MOST_TEXT_BYTES = (
+    1 << 27
+)  #: parsed, text takes up to 30 times its size in memory: 4 GB; a timeline of 900,000 spans has that
 MOST_LEVELS = 60  #: of lists and tables in each other: no file of ours has more than 12, and Python recurses 1,000 deep
 _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_INTEGER = re.compile(r"\d{19}")
-_LARGE_EXPONENT = re.compile(r"[eE]\+?\d{3}|\d{300}")
 
 
 def write_whole(path: str | Path, data: str | bytes) -> Path:
@@ -101,8 +101,8 @@ def read_json(path: str | Path, kind: type[BadInput], format: str | None = None,
     return value
 
 
-def parse_json(text: str | bytes, kind: type[BadInput], what: str, *, nan: bool = False) -> Any:
-    """The value of a JSON text from outside; numbers that are not finite only where `nan` allows them.
+def parse_json(text: str | bytes, kind: type[BadInput], what: str) -> Any:
+    """The value of a JSON text from outside; NaN and Infinity are let through, as Python writes them.
 
     Raises `kind` with line and column where it does not parse, nests deeper than MOST_LEVELS, has an integer beyond 64
     bits or half of a surrogate pair. O(size).
@@ -111,19 +111,14 @@ def parse_json(text: str | bytes, kind: type[BadInput], what: str, *, nan: bool 
     {'a': [1, 2.5]}
     """
     try:
-        return _loads(text if isinstance(text, str) else text.decode("utf-8-sig"), nan)
+        return _loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise kind(f"{what} is not JSON: {_place(error)}", hint="the file may be cut off; make it again") from error
 
 
-def _loads(text: str, nan: bool) -> Any:
-    """The value of a JSON text within the limits. A call for each number costs, so only where the text may need it."""
-    value = json.loads(
-        text,
-        parse_int=_integer if _LONG_INTEGER.search(text) else None,
-        parse_float=_finite if not nan and _LARGE_EXPONENT.search(text) else None,
-        parse_constant=None if nan else _finite,
-    )
+def _loads(text: str) -> Any:
+    """The value of a JSON text within the limits."""
+    value = json.loads(text, parse_int=_integer if _LONG_INTEGER.search(text) else None)  # a call for each costs
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # raises for half of a pair
     _expect_shallow(value)
@@ -136,15 +131,9 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _finite(digits: str) -> float:
-    if not math.isfinite(value := float(digits)):
-        raise ValueError(f"{digits} is no finite number")
-    return value
-
-
 def _expect_shallow(value: Any) -> None:
     """Raise ValueError where lists and tables lie in each other more than MOST_LEVELS deep. O(values)."""
-    level = [[value]]
+    level: list[Any] = [[value]]
     for _ in range(MOST_LEVELS + 1):
         level = [
             inner
@@ -197,7 +186,7 @@ def read_toml(path: str | Path, kind: type[BadInput]) -> dict[str, Any]:
     """The TOML table in a file, dates as text. Raises `kind` with line and column where it does not parse."""
     text = read_text(path, kind)
     try:
-        value: dict[str, Any] = _loads(json.dumps(tomllib.loads(text), default=str), nan=True)  # for the limits of JSON
+        value: dict[str, Any] = _loads(json.dumps(tomllib.loads(text), default=str))  # for the limits of JSON
     except (ValueError, RecursionError) as error:
         raise kind(f"{path} is not TOML: {_place(error)}", hint="correct that line") from error
     return value
@@ -205,6 +194,8 @@ def read_toml(path: str | Path, kind: type[BadInput]) -> dict[str, Any]:
 
 def dump_json(value: Mapping[str, Any]) -> str:
     """One JSON document, a top-level key a line, lists of rows a row a line: a person can read it and diff it.
+
+    Raises BadInput for numbers that are not finite, which other readers of JSON refuse.
 
     >>> print(dump_json({"a": 1, "rows": [{"x": 1}, {"x": 2}]}), end="")
     {
@@ -215,7 +206,10 @@ def dump_json(value: Mapping[str, Any]) -> str:
     ]
     }
     """
-    return "{\n" + ",\n".join(f"{json.dumps(str(k))}: {_dump_value(v)}" for k, v in value.items()) + "\n}\n"
+    try:
+        return "{\n" + ",\n".join(f"{json.dumps(str(k))}: {_dump_value(v)}" for k, v in value.items()) + "\n}\n"
+    except ValueError as error:
+        raise BadInput(f"a number that is not finite cannot be written as JSON: {error}") from error
 
 
 def _dump_value(value: Any) -> str:

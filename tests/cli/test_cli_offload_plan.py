@@ -44,6 +44,12 @@ def test_plan_simulate_and_explain_agree(tmp_path: Path, capsys: Capture) -> Non
         ({"jobs": []}, "no jobs"),
         ({"link": {"up_bytes_per_s": 0, "down_bytes_per_s": 1}}, "up_bytes_per_s = 0"),
         ({"server_threads": 0}, "0 threads"),
+        ({"server_threads": 10**18}, "1 to 4096 are possible"),
+        ({"server_threads": float("inf")}, "infinity"),
+        ({"link": {"up_bytes_per_s": 1e300, "down_bytes_per_s": 1}}, "up_bytes_per_s = 1e+300"),
+        ({"link": {"up_bytes_per_s": 1e-300, "down_bytes_per_s": 1}}, "1e-15 to 1e+15 are possible"),
+        ({"link": {"up_bytes_per_s": 1, "down_bytes_per_s": 10**400}}, "beyond 64 bits"),
+        ({"link": {"up_bytes_per_s": 1, "down_bytes_per_s": 1, "round_trip_s": 1e30}}, "round_trip_s = 1e+30"),
     ],
 )
 def test_bad_costs_are_refused_with_a_sentence(
@@ -52,3 +58,33 @@ def test_bad_costs_are_refused_with_a_sentence(
     (tmp_path / "costs.json").write_text(json.dumps({**instance("chain", 1), **change}))
     assert main(["offload", "plan", "--costs", str(tmp_path / "costs.json")]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("device_s", 1e300), ("server_s", 10**18), ("output_bytes", 1e16)],
+)
+def test_huge_numbers_of_a_task_are_refused(what: str, value: float, tmp_path: Path, capsys: Capture) -> None:
+    problem = instance("chain", 1)
+    problem["jobs"][0]["tasks"][0][what] = value
+    (tmp_path / "costs.json").write_text(json.dumps(problem))
+    assert main(["offload", "plan", "--costs", str(tmp_path / "costs.json")]) == 2
+    assert f"has {what} = {value:g}; 0 to 1e+15 are possible" in capsys.readouterr().err
+
+
+def test_more_threads_than_jobs_change_nothing(tmp_path: Path, capsys: Capture) -> None:
+    problem = instance("dag", 4)
+    found = []
+    for threads in (len(problem["jobs"]), 4096):
+        (tmp_path / "costs.json").write_text(json.dumps({**problem, "server_threads": threads}))
+        found.append(printed(capsys, "offload", "plan", "--costs", str(tmp_path / "costs.json")))
+    assert found[0]["cuts"] == found[1]["cuts"]
+    assert found[0]["makespan_s"] == found[1]["makespan_s"]
+
+
+def test_too_many_arrivals_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "costs.json").write_text(json.dumps(instance("chain", 1)))
+    plan = str(tmp_path / "plan.json")
+    printed(capsys, "offload", "plan", "--costs", str(tmp_path / "costs.json"), "-o", plan)
+    assert main(["offload", "simulate", plan, "--arrivals", "poisson:1", "--count", str(10**12)]) == 2
+    assert "at most 1000000 arrivals" in capsys.readouterr().err

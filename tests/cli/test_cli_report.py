@@ -95,7 +95,7 @@ def test_report_writes_one_file(folder: Path, tmp_path: Path, capsys: pytest.Cap
         (("report", "nowhere"), "not a folder"),
         (("compare", "plan.json"), "nothing to be compared"),
         (("compare", "plan.json", "nowhere.json"), "cannot be read"),
-        (("compare", "plan.json", "summary.json"), "no timeline"),
+        (("compare", "plan.json", "summary.json"), "is damaged"),
         (("simulate", "measured.json"), "not 'partita-plan'"),
         (("simulate", "half.json"), "not JSON"),
         (("simulate", "plan.json", "-o", "no/such/folder/t.json"), "cannot be written"),

@@ -87,7 +87,7 @@ def sound_plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (lambda p: p.update(stages=p["stages"][:1]), "is in no stage"),
         (lambda p: p["stages"].reverse(), "runs from stage"),
         (lambda p: p["stages"][0].update(devices=["cpu7"]), "unknown device 'cpu7'"),
-        (lambda p: p["stages"][0].update(devices=["cpu1"]), "device 'cpu1' is used 2 times"),
+        (lambda p: p["stages"][0].update(devices=["cpu1", "cpu1"]), "stage 0 names a device twice"),
         (lambda p: p.update(micro_batches=0), "0 micro-batches"),
         (lambda p: p.update(in_flight=-1), "-1 in flight"),
         (lambda p: p.update(schedule="2f2b"), "unknown schedule '2f2b'"),

@@ -188,3 +188,36 @@ def counting() -> TrainingJob:
 
 def by_adam() -> TrainingJob:
     return replace(good(), optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
+
+
+def grouped() -> TrainingJob:
+    """AdamW that decays matrices only, each group with a learning rate of its own, under schedulers in schedulers."""
+    from torch.optim import lr_scheduler as lrs
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        named = list(parameters)
+        plain, decay = [p for _, p in named if p.dim() < 2], [p for _, p in named if p.dim() > 1]
+        return torch.optim.AdamW([{"params": plain, "weight_decay": 0.0, "lr": 0.02}, {"params": decay}], lr=0.01)
+
+    def scheduler(o: torch.optim.Optimizer) -> lrs.LRScheduler:
+        warm, later = lrs.LinearLR(o, 0.2, total_iters=3), lrs.MultiStepLR(o, [2, 3], 0.5)
+        return lrs.SequentialLR(o, [warm, later], [3])
+
+    return replace(good(), optimizer=optimizer, scheduler=scheduler)
+
+
+class UnkeepableSgd(torch.optim.SGD):
+    """Keeps what no checkpoint holds."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["rule"] = max
+        return super().step(closure)
+
+
+def unkeepable() -> TrainingJob:
+    return replace(good(), optimizer=lambda parameters: UnkeepableSgd(parameters, lr=0.05))
+
+
+def summed() -> TrainingJob:
+    """Its loss is a sum: micro-batches would weigh it as a mean."""
+    return replace(good(), loss=lambda y, t: F.cross_entropy(y, t, reduction="sum"))

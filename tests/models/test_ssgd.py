@@ -109,7 +109,7 @@ def spent(program: Program, timeline: Timeline, phase: str) -> dict[str, float]:
     """Device -> seconds in a phase."""
     total = dict.fromkeys(program.queues[: program.devices], 0.0)
     for i in program:
-        if i.piece.phase == phase and i.queue in total:
+        if i.piece.kind == phase and i.queue in total:
             total[i.queue] += float(timeline.end_s[i.id] - timeline.start_s[i.id])
     return total
 
@@ -151,9 +151,9 @@ def wait_free(world: World, bucket_bytes: float) -> Program:
     last: dict[str, list[int]] = {}
     for m in range(micro_batches):
         device = names[m % len(names)]
-        build.add(Op.COMPUTE, device, Piece("F0", "forward", 0, forward), m)
+        build.add(Op.COMPUTE, device, Piece("F0", "forward", 0, tasks=forward), m)
         last[device] = [  # of the last micro-batch, the backward of the last layer first
-            build.add(Op.COMPUTE, device, Piece(f"B{k}", "backward", 0, (graph.index[f"b{k}"],)), m)
+            build.add(Op.COMPUTE, device, Piece(f"B{k}", "backward", 0, tasks=(graph.index[f"b{k}"],)), m)
             for k in reversed(range(len(world.layers)))
         ]
     before: list[int] = []
@@ -165,13 +165,13 @@ def wait_free(world: World, bucket_bytes: float) -> Program:
         share = 2 * (len(names) - 1) / len(names) * size
         before = [
             build.add(
-                Op.REDUCE, world.cluster.link(*hop).queue, Piece(f"R{b}", "transfer", -1, (), (), hop), -1,
+                Op.REDUCE, world.cluster.link(*hop).queue, Piece(f"R{b}", "sum", route=hop, group=b), -1,
                 [*done, *before], share,
             )
             for hop in hops
         ]  # fmt: skip
     for device in names:
-        build.add(Op.UPDATE, device, Piece("U0", "update", 0, update), -1, before)
+        build.add(Op.UPDATE, device, Piece("U0", "update", 0, tasks=update), -1, before)
     return build.program()
 
 

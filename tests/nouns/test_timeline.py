@@ -22,7 +22,7 @@ from partita.nouns.timeline import Span, Timeline
 def two_devices() -> Program:
     """cpu0 computes F0 and sends it; cpu1, which computes X first, receives it and computes F1."""
     build = Builder(["cpu0", "cpu1"])
-    message = Piece("F0>F1", "transfer", 0, (), (0,), ("cpu0", "cpu1"))
+    message = Piece("F0>F1", "values", 0, (), (0,), ("cpu0", "cpu1"))
     f0 = build.add(Op.COMPUTE, "cpu0", Piece("F0", "forward", 0, (0,)), 0)
     send = build.add(Op.SEND, "cpu0->cpu1", message, 0, [f0], 4.0)
     build.add(Op.COMPUTE, "cpu1", Piece("X", "forward", 1, (1,)), 0)
@@ -38,7 +38,7 @@ TIMELINE = Timeline.of(
 
 
 def test_a_span_is_an_instruction_with_its_time() -> None:
-    assert TIMELINE[1] == Span(1, "cpu0->cpu1", "F0>F1", 0, 3.0, 4.0)
+    assert TIMELINE[1] == Span(1, "cpu0->cpu1", "F0>F1", "values", 0, 3.0, 4.0)
     assert len(TIMELINE) == 5
     assert TIMELINE.duration_s == 4.0
     assert TIMELINE.busy_share() == {"cpu0": 0.5, "cpu1": 0.5}
@@ -67,7 +67,7 @@ def one_computation(name: str) -> Program:
 def test_timelines_are_compared_instruction_by_instruction() -> None:
     part = dataclasses.replace(
         TIMELINE,
-        **{k: getattr(TIMELINE, k)[3:] for k in ("instruction", "queue", "label", "micro_batch", "start_s")},
+        **{k: getattr(TIMELINE, k)[3:] for k in ("instruction", "queue", "label", "kind", "micro_batch", "start_s")},
         end_s=TIMELINE.end_s[3:] + 1.0,
     )
     assert TIMELINE.compare(part) == [(3, "F0>F1", 0, 0.0, 1.0), (4, "F1", 0, 1.0, 2.0)]

@@ -65,6 +65,7 @@ def test_instructions_of_one_side_only_are_counted() -> None:
         instruction=two.instruction[keep],
         queue=two.queue[keep],
         label=two.label[: len(keep)],
+        kind=two.kind[: len(keep)],
         micro_batch=two.micro_batch[keep],
         start_s=two.start_s[keep],
         end_s=two.end_s[keep],

@@ -115,6 +115,6 @@ def test_receiving_is_no_work() -> None:
     assert story.measured is not None
     t = story.measured
     for q in range(t.devices):
-        works = [k for k in range(len(t)) if t.queue[k] == q and look(t.label[k]) in ("forward", "backward", "update")]
+        works = [k for k in range(len(t)) if t.queue[k] == q and look(t.kind[k]) in ("forward", "backward", "update")]
         wanted = sum(float(t.end_s[k] - t.start_s[k]) for k in works) / t.duration_s
         assert t.busy_share()[t.queues[q]] == pytest.approx(wanted)

@@ -85,8 +85,8 @@ def test_a_message_carries_all_that_one_stage_reads_of_another() -> None:
 def test_without_backwards_there_are_only_forwards() -> None:
     graph = TaskGraph.build("g", [Task("f0"), Task("f1")], [("f0", 1.0, ["f1"])])
     program = lower(graph, Cluster.uniform(3), stage_plan(graph, [2, 1], 4, 2))
-    assert {i.op for i in program} == {Op.COMPUTE, Op.SEND, Op.RECV}
-    assert {i.piece.phase for i in of(program, Op.COMPUTE)} == {"forward"}
+    assert {i.op for i in program} == {Op.COMPUTE, Op.SEND, Op.RECV, Op.FREE}
+    assert {i.piece.kind for i in of(program, Op.COMPUTE)} == {"forward"}
 
 
 def test_replicas_take_micro_batches_in_turn() -> None:
@@ -194,3 +194,11 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         lower(graph, Cluster.uniform(2), plan)
     with pytest.raises(PlanError, match="it was made for graph"):
         lower(training_chain(3), Cluster.uniform(3), plan)
+
+
+def test_a_program_too_large_is_refused_before_it_is_made() -> None:
+    graph = training_chain(2)
+    with pytest.raises(
+        PlanError, match=r"1000000000 micro-batches over 2 stages make 8000000000 instructions; at most"
+    ):
+        lower(graph, Cluster.uniform(2), stage_plan(graph, [1, 1], 10**9, 2))

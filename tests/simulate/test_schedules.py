@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,10 @@ from small_worlds import given_costs, stage_plan, training_chain
 
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster, Device, Link
-from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot, Stage
+from partita.nouns.program import Op
 from partita.simulate.lower import lower
-from partita.simulate.schedules import gpipe, in_flight_of, one_forward_one_backward, slots, unit_ends
+from partita.simulate.schedules import device_orders, gpipe, in_flight_of, one_forward_one_backward, slots, unit_ends
 from partita.simulate.simulator import durations, simulate
 
 schedules = st.sampled_from(["1f1b", "gpipe"])
@@ -122,23 +124,61 @@ def test_every_program_runs_through(
     assert timeline.check() == []
 
 
+def in_stages(
+    replicas: list[int], micro_batches: int, in_flight: int, schedule: Schedule, **given: Any
+) -> PipelinePlan:
+    """A plan of stages whose tasks nobody looks at."""
+    names = (f"cpu{i}" for i in range(sum(replicas)))
+    stages = tuple(Stage((f"f{k}",), tuple(next(names) for _ in range(m))) for k, m in enumerate(replicas))
+    return PipelinePlan("", stages, micro_batches, in_flight, schedule, **given)
+
+
 @given(pipelines)
 def test_unit_ends_follow_the_pipeline(made: tuple[Schedule, list[int], int, int]) -> None:
-    _, replicas, micro_batches, _ = made
-    orders = slots(*made)
-    ends = unit_ends(orders, replicas)
-    for k, m in enumerate(replicas):
+    schedule, replicas, micro_batches, in_flight = made
+    orders = device_orders(in_stages(replicas, micro_batches, in_flight, schedule))
+    ends = unit_ends(orders)
+    for k in range(len(replicas)):
         for x in range(micro_batches):
-            assert k == 0 or ends[k]["F", x] >= ends[k - 1]["F", x] + 1
-            assert k == len(replicas) - 1 or ends[k]["B", x] >= ends[k + 1]["B", x] + 2
-        for r in range(m):
-            own = [ends[k][s] for s in orders[k] if s[1] % m == r]
-            assert own == sorted(set(own))
+            assert k == 0 or ends[Slot("F", k, x)] >= ends[Slot("F", k - 1, x)] + 1
+            assert k == len(replicas) - 1 or ends[Slot("B", k, x)] >= ends[Slot("B", k + 1, x)] + 2
+    for order in orders.values():
+        own = [ends[s] for s in order]
+        assert own == sorted(set(own))
 
 
 def test_orders_that_wait_for_each_other_are_told() -> None:
+    first = [Slot("F", 0, 0), Slot("B", 0, 0), Slot("F", 0, 1), Slot("B", 0, 1)]
+    second = [Slot("F", 1, 0), Slot("F", 1, 1), Slot("B", 1, 0), Slot("B", 1, 1)]
     with pytest.raises(PlanError, match="the stages wait for each other"):
-        unit_ends([[("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)]], [1, 1])
+        unit_ends({"a": first, "b": second})
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 8),
+    st.sampled_from(["1f1b", "gpipe"]),
+    st.data(),
+)
+def test_any_devices_for_any_stages_and_any_shares_run_through(
+    where: list[list[int]], micro_batches: int, in_flight: int, schedule: Schedule, data: st.DataObject
+) -> None:
+    shares = [tuple(data.draw(st.integers(1, 4)) for _ in ds) if data.draw(st.booleans()) else () for ds in where]
+    graph = training_chain(len(where))
+    stages = tuple(
+        Stage((f"f{k}",), tuple(f"cpu{d}" for d in ds), False, s)
+        for k, (ds, s) in enumerate(zip(where, shares, strict=True))
+    )
+    plan = PipelinePlan(graph.fingerprint, stages, micro_batches, in_flight, schedule)
+    cluster = Cluster.uniform(4, rate_bytes_per_s=10.0, latency_s=0.5)
+    program = lower(graph, cluster, plan)
+    timeline = simulate(program, durations(program, graph, given_costs(graph), cluster))
+    assert timeline.check() == []
+    work = [i for i in program if i.op == Op.COMPUTE]
+    assert len(work) == 2 * len(where) * micro_batches
+    for i in work:
+        assert i.queue == stages[i.piece.stage].device_of(i.micro_batch)
 
 
 def test_an_unknown_schedule_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -132,6 +133,21 @@ def test_no_makespan_is_below_the_critical_path_or_the_work_of_a_queue(made: tup
     for q in range(len(program.queues)):
         assert makespan >= d.busy_s[program.queue == q].sum() * (1 - 1e-12)
     assert makespan <= (d.busy_s.sum() + d.lag_s.sum()) * (1 + 1e-12) + 1e-12
+
+
+@given(programs())
+def test_the_critical_path_of_a_simulated_timeline_has_no_gaps(made: tuple[Program, Durations]) -> None:
+    program, d = made
+    try:
+        timeline = simulate(program, d)
+    except ProgramError:
+        return
+    path = timeline.critical_path(program, d.lag_s)
+    assert timeline.start_s[path[0]] == 0.0
+    assert timeline.end_s[path[-1]] == timeline.end_s.max()
+    for a, b in itertools.pairwise(path):
+        latency = d.lag_s[a] if a in program.needs.row(b) else 0.0
+        assert timeline.start_s[b] == pytest.approx(timeline.end_s[a] + latency, abs=1e-9)
 
 
 @given(programs(fair=()), st.data())

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_worlds import MANY, pairs_of, profiles, training_graph
+from pipeline.plan.planning_worlds import MANY, pairs_of, profiles, training_graph
 
 from partita.nouns.graph import Task, TaskGraph
 from partita.solve.downsets import augmented_antichain, every_downset, linear_states, spans, thinned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -398,3 +399,26 @@ def test_the_command_line_from_up_to_down(capfd: pytest.CaptureFixture[str]) -> 
     assert left_behind("test-cli") == []
     assert main(["testbed", "down", *name]) == 2
     assert "no test bed 'test-cli'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group": "/sys/fs/cgroup/cpu"},
+        {"group": "/x/../partita-a/.."},
+        {"namespace": "default"},
+        {"address": "8.8.8.8"},
+    ],
+)
+def test_a_state_that_names_what_is_no_test_beds_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+) -> None:
+    """Root takes down what the file names, with all the processes in it."""
+    monkeypatch.setattr(beds, "FOLDER", tmp_path)
+    host = beds.Host("h0", "partita-a-h0", "10.77.0.1", 10**6, 25.0, None, "/sys/fs/cgroup/cpu/partita-a-h0")
+    state = beds.State("a", 0, "partita-a-switch", (host,), None)
+    state.write()
+    assert beds.find("a") == state
+    dataclasses.replace(state, hosts=(dataclasses.replace(host, **change),)).write()
+    with pytest.raises(BadInput, match=r"a\.json: '.*' is no|a\.json: group '.*' is no cpu group"):
+        beds.find("a")

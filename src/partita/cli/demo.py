@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from partita.cli.talk import Talk
 
 if TYPE_CHECKING:
+    from partita.nouns.plan import Verdict
+    from partita.pipeline.run.loop import Comparison
     from partita.training.runtime.worker_status import Row
 
 
@@ -66,19 +68,25 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     )
     story = loop.story_of("Partita's demo: a residual CNN on handwritten digits", file, folder, comparison, others)
     report = write_whole(folder / "report.html", page(story))
+    return _document(comparison, verdict, others.get("single"), str(report))
+
+
+def _document(
+    comparison: Comparison, verdict: Verdict, predicted_single_s: float | None, report: str
+) -> dict[str, Any]:
     return {
         "single_step_s": comparison.median_s("single"),
         "pipeline_step_s": comparison.median_s("pipeline"),
         "torch_step_s": comparison.median_s("torch"),
         "predicted_step_s": verdict.value_s,
         "lower_bound_s": verdict.lower_bound_s,
-        "predicted_single_step_s": others.get("single"),
+        "predicted_single_step_s": predicted_single_s,
         "speedup": comparison.median_s("single") / comparison.median_s("pipeline"),
         "max_relative_gradient_error": comparison.gradient_errors["pipeline"],
         "max_relative_loss_error": comparison.largest_loss_error,
         "losses": {"first": comparison.losses["pipeline"][0], "last": comparison.losses["pipeline"][-1]},
         "load": comparison.load,
-        "report": str(report),
+        "report": report,
     }
 
 

@@ -8,12 +8,17 @@ import shutil
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from partita.cli.plan import bound_facts, document, load_table, stage_table
 from partita.cli.talk import Talk
 from partita.cli.what_if import Answer, answers
+from partita.nouns.graph import FloatArray
 from partita.nouns.plan import PlanFile
+from partita.nouns.program import Op, Program
+from partita.nouns.timeline import Timeline
 from partita.page.text import draw, facts, percent, seconds, table
-from partita.simulate.lower import lower
+from partita.simulate.lower import program_of
 from partita.simulate.simulator import durations, simulate
 
 NOTICEABLE = 0.01  #: a change that brings less is said to bring nothing
@@ -34,18 +39,12 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     value = file.verdict.value_s
     rows = [{**asdict(a), "value_s": _finite(a.value_s), "lower_bound_s": _finite(a.lower_bound_s)} for a in found]
     explained = {**document(file, options.plan), "what_if": [{**r, "gain": _gain(value, r["value_s"])} for r in rows]}
-    bottleneck, why, drawing = _bottleneck(file)
-    return {
-        **explained,
-        "bottleneck": bottleneck,
-        "bottleneck_is": why,
-        "binding": _binding(value, found, why),
-        "drawing": drawing,
-    }
+    told = _bottleneck(file)
+    return {**explained, **told, "binding": _binding(value, found, told["bottleneck_is"])}
 
 
-def _bottleneck(file: PlanFile) -> tuple[str, str, str]:
-    """(device, what it spends its time on, a drawing) of the busiest device."""
+def _bottleneck(file: PlanFile) -> dict[str, Any]:
+    """The busiest device, what it spends its time on, what the critical path is made of, and a drawing."""
     width = min(140, max(60, shutil.get_terminal_size((100, 24)).columns))
     shown = document(file)
     if file.verdict.objective == "throughput":
@@ -56,13 +55,35 @@ def _bottleneck(file: PlanFile) -> tuple[str, str, str]:
             "sending": row["out_s"],
             "gradient sums": row["sync_s"],
         }
-        return " ".join(row["devices"]), max(parts, key=lambda k: parts[k]), bars(shown["table"], width)
-    program = lower(file.graph, file.cluster, file.plan)
-    timeline = simulate(program, durations(program, file.graph, file.costs, file.cluster))
+        return {
+            "bottleneck": " ".join(row["devices"]),
+            "bottleneck_is": max(parts, key=lambda k: parts[k]),
+            "critical_path": None,
+            "drawing": bars(shown["table"], width),
+        }
+    program = program_of(file)
+    times = durations(program, file.graph, file.costs, file.cluster)
+    timeline = simulate(program, times)
     busy = timeline.busy_share()
     name = max(busy, key=lambda n: busy[n])
     why = "compute" if busy[name] > 0.5 else "waiting"
-    return name, f"{why} ({percent(busy[name])} of the time busy)", draw(timeline, width)
+    return {
+        "bottleneck": name,
+        "bottleneck_is": f"{why} ({percent(busy[name])} of the time busy)",
+        "critical_path": _critical_path(program, timeline, times.lag_s),
+        "drawing": draw(timeline, width),
+    }
+
+
+def _critical_path(program: Program, timeline: Timeline, lag_s: FloatArray) -> dict[str, float]:
+    """Shares of the time from the first start to the last end that its critical path computes, sends, and waits for
+    latencies."""
+    path = np.array(timeline.critical_path(program, lag_s))
+    spent = (timeline.end_s - timeline.start_s)[path]
+    computes = np.isin(program.op[path], (Op.COMPUTE, Op.UPDATE))
+    total = timeline.duration_s or 1.0
+    parts = {"compute": float(spent[computes].sum() / total), "messages": float(spent[~computes].sum() / total)}
+    return {**parts, "latency": max(0.0, timeline.duration_s / total - sum(parts.values()))}
 
 
 def _binding(value: float, found: list[Answer], why: str) -> str:
@@ -103,6 +124,10 @@ def bars(rows: list[dict[str, Any]], width: int) -> str:
     return "\n".join(lines)
 
 
+def _shares(parts: dict[str, float]) -> str:
+    return ", ".join(f"{percent(share)} {what}" for what, share in parts.items() if share >= 0.0005)
+
+
 def text(document: dict[str, Any]) -> str:
     d = document
     what = {"step": "step", "throughput": "largest load", "latency": "one sample"}[d["objective"]]
@@ -111,6 +136,7 @@ def text(document: dict[str, Any]) -> str:
             (what, f"{seconds(d['value_s'])}, predicted, by {d['method']}"),
             *bound_facts(d),
             ("bottleneck", f"{d['bottleneck']}: {d['bottleneck_is']}"),
+            *([("critical path", _shares(d["critical_path"]))] if d["critical_path"] else []),
             ("binding", d["binding"]),
         ]
     )

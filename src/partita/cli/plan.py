@@ -12,6 +12,7 @@ from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.nouns.cluster import Cluster
 from partita.nouns.plan import PlanFile
+from partita.nouns.problem import Problem
 from partita.nouns.profile import Profile
 from partita.page.plan_rows import load_rows, stage_rows, visits
 from partita.page.text import Kind, facts, percent, seconds, table
@@ -127,10 +128,10 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
             "a graph with given costs has no training step to plan for", hint="say --objective throughput or latency"
         )
     problem = read_problem(options.source, options.devices, 1e9 if options.bandwidth is None else options.bandwidth)
+    for remark in problem.remarks:
+        talk.say(f"   {options.source}, {remark}")
     if options.cluster:
-        problem = replace(problem, cluster=Cluster.read(options.cluster))
-        for kind in problem.cluster.kinds:
-            problem.costs.column(kind)
+        problem = _moved(problem, Cluster.read(options.cluster), options.bandwidth)
     talk.step(f"planning {problem.graph.name}, {len(problem.graph)} tasks, on {len(problem.cluster.devices)} devices")
     if options.placement == "free":
         from partita.placement.plan.free import plan_free  # it needs optional solvers
@@ -139,6 +140,19 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
     return plan_contiguous(
         problem, objective, method=options.method, budget_s=options.budget_s, replicas=not options.no_replicas
     )
+
+
+def _moved(problem: Problem, cluster: Cluster, bandwidth: float | None) -> Problem:
+    """The problem on other machines. Where their file says no rate, a profile's is that of the problem or of the flag."""
+    for kind in cluster.kinds:
+        problem.costs.column(kind)
+    said = cluster.links or math.isfinite(cluster.default_link.rate_bytes_per_s)
+    if problem.bandwidth_bytes_per_s is None:
+        return problem.on(cluster)
+    if bandwidth is not None or not said:
+        cluster = at_rate(cluster, problem.bandwidth_bytes_per_s)
+    rate = cluster.default_link.rate_bytes_per_s
+    return replace(problem.on(cluster), bandwidth_bytes_per_s=rate if math.isfinite(rate) else None)
 
 
 def document(file: PlanFile, out: str | None = None) -> dict[str, Any]:

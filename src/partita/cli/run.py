@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import tempfile
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.cli.settings import add_settings, settings_of
 from partita.cli.talk import Talk
-from partita.errors import BadInput, Interrupted, PartitaError, PlanError
+from partita.errors import BadInput, PartitaError, PlanError
 
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile
@@ -58,12 +59,16 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     settings = settings_of(options)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _run_one_rank(options, settings, talk)
+    from partita.nouns.metrics import read_metrics
     from partita.page.text import seconds
     from partita.pipeline.run import loop
-    from partita.training.runtime.checkpoint import examine
+    from partita.training.runtime.worker import stopped
 
     if options.resume:
+        from partita.training.runtime.checkpoint import examine  # brings torch, which takes a second or two
+
         examine(options.resume)  # a missing or damaged checkpoint is told before anything is started
+        read_metrics(Path(options.out) / "metrics.jsonl")  # and so is a damaged record that would be continued
     check_folder(options.out)
     file = _plan(options, settings, talk)
     predicted = loop.predict(file).duration_s
@@ -76,15 +81,17 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     )  # fmt: skip
     document = _outcome(Path(options.out), predicted, ended.wall_s, options.engine)
     if ended.interrupted:
-        raise _stopped(document, ended.last_step)
+        raise stopped(ended.last_step, document["checkpoints"])
     return document
 
 
 def check_folder(out: str) -> None:
-    """Raise BadInput unless files can be written into the folder, which is made where it is missing."""
+    """Raise BadInput unless files can be written into the folder, which is made where it is missing, and nobody else does."""
+    from partita.training.runtime.folder import held
+
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
+        with tempfile.TemporaryFile(dir=out), held(out):
             pass
     except OSError as error:
         raise BadInput(
@@ -107,13 +114,6 @@ def _watch(talk: Talk, total: int) -> Callable[[Row], None]:
             talk.progress(what, min(row.step, last or row.step), last or row.step + 1)
 
     return watch
-
-
-def _stopped(document: dict[str, Any], step: int) -> Interrupted:
-    folder = document["checkpoints"]
-    if folder is None:
-        return Interrupted(f"stopped after step {step}; --engine torch writes no checkpoints")
-    return Interrupted(f"stopped after step {step}, which is saved", hint=f"go on with --resume {folder}")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -151,6 +151,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     """Inside torchrun: this process is one rank."""
     from partita.nouns.plan import PlanFile
     from partita.pipeline.run import loop
+    from partita.training.runtime.folder import held
     from partita.training.runtime.worker import run_rank_alone
 
     if not options.plan:
@@ -159,7 +160,10 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
             hint="make one with `partita measure` and `partita plan`, then give --plan FILE",
         )
     rank, ranks = _place()
-    check_folder(options.out)
+    stack = contextlib.ExitStack()  # until this process ends
+    if rank == 0:
+        check_folder(options.out)
+        stack.enter_context(held(options.out))
     file = PlanFile.read(options.plan)
     folder = loop.prepared(options.out, file) if rank == 0 else Path(options.out)
     spec = loop.training_spec(
@@ -186,16 +190,17 @@ def _place() -> tuple[int, int]:
 
 
 def _outcome(folder: Path, predicted: float, wall_s: float, engine: str) -> dict[str, Any]:
-    from partita.training.runtime.session import read_metrics
+    from partita.nouns.metrics import read_metrics
 
     rows = read_metrics(folder / "metrics.jsonl")
-    steps = [r["step_s"] for r in rows[2:]] or [r["step_s"] for r in rows]
+    times = [r.step_s for r in rows if r.step_s is not None]
+    steps = times[2:] or times
     measured = statistics.median(steps) if steps else None
     return {
         "out": str(folder),
         "engine": engine,
-        "steps": rows[-1]["step"] if rows else 0,
-        "loss": rows[-1]["loss"] if rows else None,
+        "steps": rows[-1].step if rows else 0,
+        "loss": rows[-1].loss if rows else None,
         "predicted_step_s": predicted,
         "measured_step_s": measured,
         "error": predicted / measured - 1 if measured else None,

@@ -9,7 +9,7 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.nouns.plan import PlanFile
 from partita.page.text import draw, facts, percent, seconds, table
-from partita.simulate.lower import lower
+from partita.simulate.lower import program_of
 from partita.simulate.simulator import durations, simulate
 
 
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Lower the plan, simulate the program. Raises PlanError where the file is damaged or the plan does not fit."""
     file = PlanFile.read(options.plan)
-    program = lower(file.graph, file.cluster, file.plan)
+    program = program_of(file)
     timeline = simulate(program, durations(program, file.graph, file.costs, file.cluster))
     if options.out:
         timeline.write(options.out)

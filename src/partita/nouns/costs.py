@@ -17,6 +17,7 @@ from partita.errors import CostError, refuse
 from partita.files import damaged
 from partita.nouns.graph import FloatArray, TaskGraph
 
+MOST_SECONDS = 1e15  #: a time beyond it (30 million years) is damage; below, sums and pictures of times stay finite
 Source = Literal["measured", "predicted", "given"]
 
 
@@ -44,6 +45,9 @@ class CostTable:
     high: FloatArray  #: [tasks, kinds]
     source: npt.NDArray[np.uint8]  #: [tasks, kinds] position in `Source`
     transfer_s: FloatArray  #: [tensors] given time of a transfer; nan: bytes / rate of the link it takes
+    weight_share: FloatArray | None = (
+        None  #: [tasks, kinds] of a backward's seconds, what makes the gradients of weights
+    )
 
     @staticmethod
     def given(kinds: Sequence[str], seconds: npt.ArrayLike, transfer_s: npt.ArrayLike) -> CostTable:
@@ -85,8 +89,19 @@ class CostTable:
     def scaled(self, factor: float) -> CostTable:
         """The same table with every compute time multiplied."""
         return CostTable(
-            self.kinds, self.seconds * factor, self.low * factor, self.high * factor, self.source, self.transfer_s
+            self.kinds,
+            self.seconds * factor,
+            self.low * factor,
+            self.high * factor,
+            self.source,
+            self.transfer_s,
+            self.weight_share,
         )
+
+    @property
+    def shares_of_weights(self) -> FloatArray:
+        """[tasks, kinds] `weight_share`; a half where it is not known: two products of matrices of one size."""
+        return np.full(self.seconds.shape, 0.5) if self.weight_share is None else self.weight_share
 
     def check(self, graph: TaskGraph) -> list[str]:
         """Every fault at once; empty when the table is sound and fits the graph."""
@@ -100,6 +115,9 @@ class CostTable:
             return [
                 f"its times, bounds and sources have shapes {self.seconds.shape}, {self.low.shape}, {self.high.shape}, {self.source.shape}"
             ]
+        share = self.shares_of_weights
+        if share.shape != self.seconds.shape or not bool(np.all((share >= 0) & (share <= 1))):
+            return [f"its shares of weights have shape {share.shape}, from {share.min()} to {share.max()}"]
         ids = [t.id for t in graph.tasks]
         faults = [
             f"kind {k!r} has {self.kinds.count(k)} columns" for k in sorted({*self.kinds}) if self.kinds.count(k) > 1
@@ -110,14 +128,14 @@ class CostTable:
         ]
         faults += [
             f"task {ids[i]!r} takes {self.seconds[i, k]} s on {self.kinds[k]!r}"
-            for i, k in np.argwhere(~(self.seconds >= 0))
+            for i, k in np.argwhere(~((self.seconds >= 0) & ((self.seconds <= MOST_SECONDS) | np.isinf(self.seconds))))
         ]
         faults += [
             f"task {ids[i]!r} can run on no kind of device" for i in np.flatnonzero(np.isinf(self.seconds).all(axis=1))
         ]
         faults += [
             f"a tensor of {ids[graph.producer[k]]!r} takes {self.transfer_s[k]} s to send"
-            for k in np.flatnonzero((self.transfer_s < 0) | np.isinf(self.transfer_s))
+            for k in np.flatnonzero((self.transfer_s < 0) | (self.transfer_s > MOST_SECONDS))
         ]
         return faults
 
@@ -134,6 +152,7 @@ class CostTable:
             "high": grid(self.high),
             "source": self.source.tolist(),
             "transfer_s": [x if math.isfinite(x) else None for x in self.transfer_s.tolist()],
+            **({} if self.weight_share is None else {"weight_share": self.weight_share.tolist()}),
         }
 
     @staticmethod
@@ -149,6 +168,8 @@ class CostTable:
             kinds = tuple(str(k) for k in value["kinds"])
             source = np.array(value["source"], np.uint8).reshape(len(graph), -1)
             transfer = np.array([math.nan if x is None else float(x) for x in value["transfer_s"]], np.float64)
-            table = CostTable(kinds, grid(value["seconds"]), grid(value["low"]), grid(value["high"]), source, transfer)
+            share = grid(value["weight_share"]) if "weight_share" in value else None
+            seconds, low, high = (grid(value[k]) for k in ("seconds", "low", "high"))
+            table = CostTable(kinds, seconds, low, high, source, transfer, share)
         refuse(CostError, table.check(graph), what)
         return table

@@ -135,6 +135,28 @@ class TaskGraph:
         return _rows(self.producer[order], order, len(self))
 
     @cached_property
+    def atom(self) -> IntArray:
+        """[tasks] number of the atom a task belongs to: tasks that must share a device, numbered by first task.
+
+        Tasks of one colocation group are one atom; a backward or update task belongs to its forward task's.
+        O((tasks + groups) log tasks).
+        """
+        first: dict[str, int] = {}
+        pairs = [(i, self.index[t.of]) for i, t in enumerate(self.tasks) if t.of is not None]
+        pairs += [(i, first.setdefault(t.group, i)) for i, t in enumerate(self.tasks) if t.group is not None]
+        one, other = np.array(pairs, np.int64).reshape(-1, 2).T
+        label = np.arange(len(self), dtype=np.int64)
+        while True:
+            before = label
+            least = np.minimum(label[one], label[other])
+            label = label.copy()
+            for ends in (one, other, before[one], before[other]):
+                np.minimum.at(label, ends, least)
+            label = label[label]
+            if (label == before).all():
+                return np.unique(label, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+    @cached_property
     def order(self) -> IntArray:
         """[tasks] a topological order, first task first; ties by index. Raises GraphError that names a circle."""
         waiting = np.diff(self.predecessors.start).copy()

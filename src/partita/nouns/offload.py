@@ -14,6 +14,7 @@ device touches no other machine.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,8 +22,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from partita.errors import CostError, PlanError, refuse
+from partita.errors import CostError, PlanError, refuse, sentence_of
 from partita.files import read_json
+
+MOST_JOBS = 100_000
+MOST_THREADS = 4096  #: of a server
+LARGEST = 1e15  #: seconds, bytes and rates beyond it (or below its inverse, for rates) are taken for a slip
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +79,16 @@ class OffloadProblem:
     def check(self) -> list[str]:
         """Every fault at once; empty when the problem is sound."""
         faults = [] if self.jobs else ["it has no jobs"]
+        if len(self.jobs) > MOST_JOBS:
+            faults.append(f"it has {len(self.jobs)} jobs; at most {MOST_JOBS} are possible")
         for what in ("up_bytes_per_s", "down_bytes_per_s"):
             rate = getattr(self.link, what)
-            if not rate > 0 or math.isnan(rate):
-                faults.append(f"the link has {what} = {rate}")
+            if not 1 / LARGEST <= rate <= LARGEST:
+                faults.append(f"the link has {what} = {rate:g}; {1 / LARGEST:g} to {LARGEST:g} are possible")
         for what in ("round_trip_s", "send_s", "send_s_per_byte"):
-            value = getattr(self.link, what)
-            if not (math.isfinite(value) and value >= 0):
-                faults.append(f"the link has {what} = {value}")
-        if self.server_threads < 1:
-            faults.append(f"the server has {self.server_threads} threads")
+            faults += _number_fault("the link", what, getattr(self.link, what))
+        if not 1 <= self.server_threads <= MOST_THREADS:
+            faults.append(f"the server has {self.server_threads} threads; 1 to {MOST_THREADS} are possible")
         for j in self.jobs:
             faults += [f"job {j.name!r}: {fault}" for fault in _job_faults(j)]
         return faults
@@ -112,7 +117,7 @@ class OffloadProblem:
                 int(value.get("server_threads", 1)),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise CostError(f"{what}: {type(error).__name__}: {error}", hint="see docs/reference/offload.md") from error
+            raise CostError(f"{what}: {sentence_of(error)}", hint="see docs/reference/offload.md") from error
         refuse(CostError, problem.check(), what)
         return problem
 
@@ -175,9 +180,11 @@ class OffloadPlan:
                 str(value["method"]),
                 float(value["seconds_spent"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise PlanError(f"{what} is damaged: {type(error).__name__}: {error}", hint="plan again") from error
-        refuse(PlanError, plan.check(problem), what, hint="plan again for these jobs")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise PlanError(f"{what} is damaged: {sentence_of(error)}", hint="plan again") from error
+        given = {what: getattr(plan, what) for what in ("makespan_s", "lower_bound_s", "seconds_spent")}
+        faults = [fault for name, value in given.items() for fault in _number_fault("it", name, value)]
+        refuse(PlanError, faults + plan.check(problem), what, hint="plan again for these jobs")
         return plan
 
 
@@ -202,21 +209,27 @@ def _job(value: Mapping[str, Any]) -> OffloadJob:
 
 
 def _in_order(tasks: Sequence[OffloadTask]) -> tuple[OffloadTask, ...]:
-    """The tasks in a topological order, the given one where it is one; those of a circle last, for `check` to name."""
-    done: set[str] = set()
-    waiting, order = list(tasks), list[OffloadTask]()
-    while waiting:
-        later = []
-        for t in waiting:
-            if all(i in done for i in t.inputs):
-                done.add(t.id)
-                order.append(t)
-            else:
-                later.append(t)
-        if len(later) == len(waiting):
-            return (*order, *later)
-        waiting = later
-    return tuple(order)
+    """The tasks in a topological order, the given one where it is one; those of a circle last, for `check` to name.
+
+    O((tasks + edges) log tasks).
+    """
+    at = {t.id: k for k, t in enumerate(tasks)}
+    readers: list[list[int]] = [[] for _ in tasks]
+    missing = [0] * len(tasks)
+    for k, t in enumerate(tasks):
+        for i in {at[i] for i in t.inputs if i in at}:
+            readers[i].append(k)
+            missing[k] += 1
+    ready = [k for k, n in enumerate(missing) if n == 0]
+    order: list[int] = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for k in readers[order[-1]]:
+            missing[k] -= 1
+            if missing[k] == 0:
+                heapq.heappush(ready, k)
+    circle = sorted(set(range(len(tasks))) - set(order))
+    return tuple(tasks[k] for k in (*order, *circle))
 
 
 def _job_faults(job: OffloadJob) -> list[str]:
@@ -232,16 +245,16 @@ def _job_faults(job: OffloadJob) -> list[str]:
                 faults.append(f"task {t.id!r} reads {i!r}, which waits for it: a circle")
         seen.add(t.id)
         for what in ("device_s", "server_s", "output_bytes"):
-            value = getattr(t, what)
-            if not (math.isfinite(value) and value >= 0):
-                faults.append(f"task {t.id!r} has {what} = {value}")
+            faults += _number_fault(f"task {t.id!r}", what, getattr(t, what))
     for what in ("input_bytes", "release_s"):
-        value = getattr(job, what)
-        if not (math.isfinite(value) and value >= 0):
-            faults.append(f"it has {what} = {value}")
-    if math.isnan(job.deadline_s) or job.deadline_s < 0:
-        faults.append(f"it has deadline_s = {job.deadline_s}")
+        faults += _number_fault("it", what, getattr(job, what))
+    if job.deadline_s != math.inf:
+        faults += _number_fault("it", "deadline_s", job.deadline_s)
     return faults
+
+
+def _number_fault(owner: str, what: str, value: float) -> list[str]:
+    return [] if 0 <= value <= LARGEST else [f"{owner} has {what} = {value:g}; 0 to {LARGEST:g} are possible"]
 
 
 def _job_json(job: OffloadJob) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Stage:
         """The replica that runs each micro-batch, over and over: whoever is furthest behind its share comes next.
 
         >>> Stage(("a",), ("x", "y"), shares=(3, 1)).turn
-        (0, 1, 0, 0)
+        (0, 0, 1, 0)
         >>> Stage(("a",), ("x", "y")).turn
         (0, 1)
         """

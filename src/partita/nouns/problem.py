@@ -6,8 +6,9 @@ A graph, the machines, what everything costs, and how those costs add up to the 
     rule "overlap"   load = max(compute, in, out)           PipeDream: sending hides behind computing
 
 where boundary = in + out; `in` counts once every tensor that a task on the device reads and another device makes, `out`
-once every tensor that is made on the device and read elsewhere. Devices of a kind outside `pays` have no boundary: their
-load is their compute. The objective "throughput" is the largest load; a sample leaves the pipeline every so many seconds.
+once every tensor that is made on the device and read elsewhere. A crossing costs the tensor's given time, or its bytes over
+the rate of the link; what goes to several devices goes out at the pace of the slowest of these links. Devices of a kind
+outside `pays` have no boundary: their load is their compute. The objective "throughput" is the largest load; a sample leaves the pipeline every so many seconds.
 """
 
 from __future__ import annotations
@@ -41,38 +42,56 @@ class Problem:
     source_format: str = ""  #: of the file it came from
     source: str = ""  #: that file's name
     bandwidth_bytes_per_s: float | None = None  #: that its transfer times were made with, where the file gave bytes
+    remarks: tuple[str, ...] = ()  #: what a person should know of that file, a sentence each; not kept in plan files
     kind: ClassVar[str] = "placement"
 
     @cached_property
     def transfer_s(self) -> FloatArray:
-        """[tensors] seconds that a crossing costs; where the table leaves it open, bytes over the default link's rate."""
+        """[tensors] seconds that a crossing costs at least: where the table leaves it open, over the best link."""
         given = self.costs.transfer_s
-        over_link = self.graph.size_bytes / self.cluster.default_link.rate_bytes_per_s
-        return np.where(np.isnan(given), over_link, given)
+        return np.where(np.isnan(given), self.graph.size_bytes / self.cluster.best_rate_bytes_per_s, given)
 
     @cached_property
-    def atom(self) -> IntArray:
-        """[tasks] number of the atom a task belongs to: tasks that must share a device, numbered by first task.
+    def links_differ(self) -> bool:
+        """Whether what a crossing costs depends on between which devices it is."""
+        of_links = np.isnan(self.costs.transfer_s) & (self.graph.size_bytes > 0)
+        return bool(of_links.any()) and not self.cluster.equal_rates
 
-        Tasks of one colocation group are one atom; a backward or update task belongs to its forward task's.
-        """
-        parent = list(range(len(self.graph)))
+    def crossing_s(self, tensor: IntArray, source: IntArray, target: IntArray) -> FloatArray:
+        """[k] seconds that tensor[k] takes from device source[k] to another one, target[k]."""
+        if not self.links_differ:
+            return self.transfer_s[tensor]
+        names, n = [d.name for d in self.cluster.devices], len(self.cluster.devices)
+        pairs, at = np.unique(source * n + target, return_inverse=True)
+        rate = [self.cluster.link(names[p // n], names[p % n]).rate_bytes_per_s for p in pairs.tolist()]
+        over_link = self.graph.size_bytes[tensor] / np.array(rate, np.float64)[at.reshape(-1)]
+        given = self.costs.transfer_s[tensor]
+        return np.where(np.isnan(given), over_link, given)
 
-        def root(i: int) -> int:
-            while parent[i] != i:
-                parent[i] = parent[parent[i]]
-                i = parent[i]
-            return i
+    def boundary_s(self, device_of: IntArray) -> tuple[FloatArray, FloatArray]:
+        """([devices] seconds that come in, [devices] that go out) where task i is on device device_of[i]. O(readers)."""
+        graph, n = self.graph, len(self.cluster.devices)
+        owner = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
+        met = np.unique(owner * n + device_of[graph.readers.items])
+        tensor, target = met // n, met % n
+        away = device_of[graph.producer[tensor]] != target
+        tensor, target = tensor[away], target[away]
+        seconds = self.crossing_s(tensor, device_of[graph.producer[tensor]], target)
+        slowest = np.zeros(len(graph.producer))
+        np.maximum.at(slowest, tensor, seconds)
+        inward = np.bincount(target, seconds, n).astype(np.float64)
+        return inward, np.bincount(device_of[graph.producer], slowest, n).astype(np.float64)
 
-        first: dict[str, int] = {}
-        for i, t in enumerate(self.graph.tasks):
-            mates = [first.setdefault(t.group, i)] if t.group is not None else []
-            mates += [self.graph.index[t.of]] if t.of is not None else []
-            for j in mates:
-                a, b = sorted((root(i), root(j)))
-                parent[b] = a
-        number: dict[int, int] = {}
-        return np.array([number.setdefault(root(i), len(number)) for i in range(len(parent))], np.int64)
+    def loads(self, device_of: IntArray) -> FloatArray:
+        """[devices] the load of every device, by the rule; inf where a task cannot run. `device_of` is [tasks]."""
+        devices, n = self.cluster.devices, len(self.cluster.devices)
+        column = np.array([self.costs.column(d.kind) for d in devices])[device_of]
+        speed = np.array([d.speed for d in devices])[device_of]
+        seconds = self.costs.seconds[np.arange(len(self.graph)), column] / speed
+        compute = np.bincount(device_of, seconds, n).astype(np.float64)
+        pays = np.array([d.kind in self.pays for d in devices], np.bool_)
+        inward, outward = (np.where(pays, x, 0.0) for x in self.boundary_s(device_of))
+        return compute + inward + outward if self.rule == "sum" else np.maximum(compute, np.maximum(inward, outward))
 
     def on(self, cluster: Cluster) -> Problem:
         """The same question for other machines."""
@@ -134,7 +153,7 @@ class Problem:
         Passing is necessary for a feasible placement, not sufficient. Raises CostError where the parts do not fit.
         """
         refuse(CostError, self.check(), f"problem {self.graph.name!r}")
-        atom, n = self.atom, int(self.atom.max()) + 1
+        atom, n = self.graph.atom, int(self.graph.atom.max()) + 1
         holds = np.bincount(atom, self.memory_bytes, n).astype(np.float64)
         takes = np.stack([np.bincount(atom, self.costs.seconds[:, k], n) for k in range(len(self.costs.kinds))], axis=1)
         room = {k: max(d.memory_bytes for d in self.cluster.devices if d.kind == k) for k in self.cluster.kinds}
@@ -153,7 +172,7 @@ class Problem:
 
     def _homeless(self, a: int, more: int, holds: FloatArray, runs: Any, room: Mapping[str, float]) -> Infeasible:
         """The error for atom a, the first of `more` that fit nowhere."""
-        members = np.flatnonzero(self.atom == a)
+        members = np.flatnonzero(self.graph.atom == a)
         ids = [self.graph.tasks[i].id for i in members]
         group = self.graph.tasks[members[0]].group
         if len(ids) == 1:

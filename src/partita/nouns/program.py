@@ -3,13 +3,13 @@
 Instructions are numbered; each stands in one queue (a device, or a direction of a link), and a queue executes its
 instructions in ascending number, each as soon as the instructions it needs are done.
 
-    COMPUTE  device  run a piece (a stage's forward or backward) on one micro-batch
+    COMPUTE  device  run a piece (a part of a stage, or a task) on one micro-batch
     SEND     link    carry tensors from the device that made them; posted by that device, it does not wait for it
     RECV     device  wait for a SEND; takes the device only the time that handling a message takes
     REDUCE   link    sum gradients over the devices of a group by a ring; occupies the link of every member at once: one
-                     REDUCE a member, from it to the next, all of one name
-    UPDATE   device  the optimizer's step
-    FREE     device  drop what a micro-batch kept
+                     REDUCE a member, from it to the next, all of one group
+    UPDATE   device  the optimizer's step, of all stages that the device serves
+    FREE     device  drop what a stage kept of a micro-batch whose backward never comes; a backward drops it itself
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from partita.errors import ProgramError, refuse
 from partita.files import damaged, expect_format
-from partita.nouns.graph import Csr, FloatArray, IntArray, Phase, csr
+from partita.nouns.graph import Csr, FloatArray, IntArray, csr
 
 
 class Op(IntEnum):
@@ -37,16 +37,28 @@ class Op(IntEnum):
     FREE = 5
 
 
+PieceKind = Literal[
+    "forward", "backward", "input", "weight", "update", "task", "values", "gradients", "sum", "norm", "free"
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What an instruction is about: the tasks it computes, or the tensors it moves."""
+    """What an instruction is about: the tasks it computes, or the tensors it moves.
 
-    name: str  #: short, e.g. "F0", "B1", "F0>F1"
-    phase: Phase
-    stage: int
+    kind      forward, backward: of a stage; input, weight: the two parts of a split backward; update: of a device's stages;
+              task: of a placement, one by one; values, gradients: a message between two stages, or of a task's tensor;
+              sum: of gradients over a group; norm: of all gradients over all devices; free: of what a stage kept
+    """
+
+    name: str  #: short, for people: "F0", "B1", "F0>F1"
+    kind: PieceKind
+    stage: int = -1  #: that computes, or whose tensors are sent
+    target: int = -1  #: the stage that a message is for
     tasks: tuple[int, ...] = ()  #: indices into the graph: what it computes
     tensors: tuple[int, ...] = ()  #: indices into the graph's tensors: what it moves (forward)
     route: tuple[str, str] = ("", "")  #: device names: from where to where it moves them
+    group: int = -1  #: of a sum: its number among the program's sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +151,13 @@ class Program:
         pieces = [
             {
                 "name": p.name,
-                "phase": p.phase,
+                "kind": p.kind,
                 "stage": p.stage,
+                "target": p.target,
                 "tasks": list(p.tasks),
                 "tensors": list(p.tensors),
                 "route": list(p.route),
+                "group": p.group,
             }
             for p in self.pieces
         ]
@@ -161,7 +175,7 @@ class Program:
         ]
         return {
             "format": "partita-program",
-            "version": 1,
+            "version": 2,
             "queues": list(self.queues),
             "devices": self.devices,
             "fair": sorted(self.fair),
@@ -172,7 +186,7 @@ class Program:
     @staticmethod
     def from_json(value: dict[str, Any]) -> Program:
         """Raises ProgramError where the object is damaged."""
-        expect_format(value, "partita-program", ProgramError, "the program")
+        expect_format(value, "partita-program", ProgramError, "the program", version=2)
         with damaged(ProgramError, "the program", hint="lower the plan again"):
             names, devices = [str(q) for q in value["queues"]], int(value["devices"])
             number = {name: q for q, name in enumerate(names)}
@@ -181,11 +195,13 @@ class Program:
             pieces = [
                 Piece(
                     str(p["name"]),
-                    p["phase"],
+                    _kind(p["kind"]),
                     int(p["stage"]),
+                    int(p["target"]),
                     tuple(int(t) for t in p["tasks"]),
                     tuple(int(t) for t in p["tensors"]),
                     (str(p["route"][0]), str(p["route"][1])),
+                    int(p["group"]),
                 )
                 for p in value["pieces"]
             ]
@@ -204,6 +220,12 @@ class Program:
             )
         refuse(ProgramError, program.check(), "the program")
         return program
+
+
+def _kind(text: Any) -> PieceKind:
+    if text not in get_args(PieceKind):
+        raise ValueError(f"unknown kind of piece {text!r}")
+    return text  # type: ignore[no-any-return]
 
 
 @dataclass

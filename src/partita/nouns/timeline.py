@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,11 @@ import numpy.typing as npt
 
 from partita.errors import TimelineError, refuse
 from partita.files import damaged, read_json, write_whole
+from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Program
 
-
-MOST_SECONDS = 1e15  #: a time beyond it (30 million years) is damage; below, sums and pictures of times stay finite
+MESSAGES = frozenset(("values", "gradients"))  #: kinds of pieces that a device receives rather than computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +27,10 @@ class Span:
     instruction: int
     queue: str
     label: str  #: e.g. "F0"
+    kind: str  #: of its piece: forward, backward, values, ... (`program.PieceKind`)
     micro_batch: int
     start_s: float
     end_s: float
-
-
-def is_message(label: str) -> bool:
-    """The label of a transfer: "F0>F1" between stages, "conv1>" of a task's tensor.
-
-    >>> [is_message(x) for x in ("F0>F1", "conv1>", "F0", "a>b")]
-    [True, True, False, False]
-    """
-    return label.endswith(">") or re.fullmatch(r"[FB]\d+>[FB]\d+", label) is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +42,7 @@ class Timeline:
     instruction: IntArray  #: [spans]
     queue: npt.NDArray[np.int32]  #: [spans] position in `queues`
     label: tuple[str, ...]  #: [spans]
+    kind: tuple[str, ...]  #: [spans] of its piece (`program.PieceKind`)
     micro_batch: npt.NDArray[np.int32]  #: [spans]
     start_s: FloatArray  #: [spans]
     end_s: FloatArray  #: [spans]
@@ -66,8 +58,9 @@ class Timeline:
         facts: Mapping[str, Any] | None = None,
     ) -> Timeline:
         """The timeline of a whole program, one span an instruction."""
-        names = tuple(p.name for p in program.pieces)
-        label = tuple(names[p] for p in program.piece.tolist())
+        pieces = program.piece.tolist()
+        label = tuple(program.pieces[p].name for p in pieces)
+        kind = tuple(program.pieces[p].kind for p in pieces)
         number = np.arange(len(program), dtype=np.int64)
         return Timeline(
             program.queues,
@@ -75,6 +68,7 @@ class Timeline:
             number,
             program.queue,
             label,
+            kind,
             program.micro_batch,
             start_s,
             end_s,
@@ -90,6 +84,7 @@ class Timeline:
             int(self.instruction[i]),
             self.queues[self.queue[i]],
             self.label[i],
+            self.kind[i],
             int(self.micro_batch[i]),
             float(self.start_s[i]),
             float(self.end_s[i]),
@@ -105,7 +100,7 @@ class Timeline:
 
         Receives are left out: measured ones last as long as the device waits for the message. O(spans)."""
         total = self.duration_s or 1.0
-        works = np.array([not is_message(label) for label in self.label], np.float64)
+        works = np.array([kind not in MESSAGES for kind in self.kind], np.float64)
         spent = np.bincount(self.queue, works * (self.end_s - self.start_s), len(self.queues))
         return {name: float(spent[q] / total) for q, name in enumerate(self.queues[: self.devices])}
 
@@ -176,14 +171,14 @@ class Timeline:
         ]
         spans = [
             {
-                "ph": "X", "pid": 0, "tid": int(self.queue[k]), "name": self.label[k], "ts": self.start_s[k] * 1e6, "dur": (self.end_s[k] - self.start_s[k]) * 1e6,
+                "ph": "X", "pid": 0, "tid": int(self.queue[k]), "name": self.label[k], "cat": self.kind[k], "ts": self.start_s[k] * 1e6, "dur": (self.end_s[k] - self.start_s[k]) * 1e6,
                 "args": {"instruction": int(self.instruction[k]), "micro_batch": int(self.micro_batch[k])},
             }
             for k in range(len(self))
         ]  # fmt: skip
         other = {
             "format": "partita-timeline",
-            "version": 1,
+            "version": 2,
             "queues": list(self.queues),
             "devices": self.devices,
             "source": self.source,
@@ -199,9 +194,9 @@ class Timeline:
         """The timeline in a trace that `to_perfetto` made. Raises TimelineError where it is another kind of trace."""
         with damaged(TimelineError, what, hint="give a timeline that simulate or run wrote"):
             other = value["otherData"]
-            if other["format"] != "partita-timeline" or other["version"] != 1:
+            if other["format"] != "partita-timeline" or other["version"] != 2:
                 raise TimelineError(
-                    f"{what} is a {other['format']!r} of version {other['version']!r}, not a partita-timeline of version 1"
+                    f"{what} is a {other['format']!r} of version {other['version']!r}, not a partita-timeline of version 2"
                 )
             spans = sorted((e for e in value["traceEvents"] if e["ph"] == "X"), key=lambda e: e["args"]["instruction"])
             start = np.array([e["ts"] / 1e6 for e in spans], np.float64)
@@ -211,6 +206,7 @@ class Timeline:
                 np.array([e["args"]["instruction"] for e in spans], np.int64),
                 np.array([e["tid"] for e in spans], np.int32),
                 tuple(str(e["name"]) for e in spans),
+                tuple(str(e["cat"]) for e in spans),
                 np.array([e["args"]["micro_batch"] for e in spans], np.int32),
                 start,
                 start + np.array([e["dur"] / 1e6 for e in spans], np.float64),

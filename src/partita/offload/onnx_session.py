@@ -7,19 +7,47 @@ that ONNX Runtime has (fused kernels, blocked layouts).
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from partita.errors import MissingDependency
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import CaptureError, MissingDependency, PartitaError, sentence_of
 
 try:
+    import onnx
     import onnxruntime
 except ImportError as _error:
     raise MissingDependency(
         "ONNX Runtime is not installed", hint="pip install onnx onnxruntime, or pip install partita[offload]"
     ) from _error
 
-SILENT = 3  #: ONNX Runtime's log level that keeps errors and drops advice, e.g. about unused initialisers
+Array = npt.NDArray[Any]
+
+SILENT = (
+    4  #: ONNX Runtime's log level that leaves errors to the exceptions and drops advice, e.g. on unused initialisers
+)
+_LOOK_S = 0.1  #: how often a time limit is looked at
+
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(bool)": np.bool_,
+}
+
+
+class TookTooLong(PartitaError):
+    """A model was ended at its time limit."""
 
 
 def session_options(profile: str | Path | None = None) -> Any:
@@ -30,7 +58,147 @@ def session_options(profile: str | Path | None = None) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = SILENT
+    options.add_session_config_entry("session.use_env_allocators", "1")  # where `limit_memory` has made one
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
     return options
+
+
+def limit_memory(most_bytes: float) -> None:
+    """Let all sessions that this process opens from now on share so much memory, for weights and for what they compute.
+
+    Once a process. A model that wants more fails with an error of ONNX Runtime; the process goes on.
+    """
+    where = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    as_requested = 1  # of ONNX Runtime's two ways to extend an arena, the one that asks for no more than it needs
+    limits = onnxruntime.OrtArenaCfg({"max_mem": int(most_bytes), "arena_extend_strategy": as_requested})
+    onnxruntime.create_and_register_allocator(where, limits)
+
+
+def open_session(data: bytes, name: str, profile: Path | None = None, limit: TimeLimit | None = None) -> Any:
+    """ONNX Runtime's own session, with these options. Raises CaptureError where it refuses the model, TookTooLong."""
+    options = session_options(profile)
+    try:
+        if limit is not None:
+            limit.building(options)
+        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # a class for each code of ONNX Runtime, with no root of their own
+        if limit is not None and limit.over:
+            raise limit.error() from error
+        raise CaptureError(
+            f"{name}: ONNX Runtime {onnxruntime.__version__} refuses it: {sentence_of(error)}",
+            hint="export it for an older opset, or update onnxruntime",
+        ) from error
+
+
+class TimeLimit:
+    """What ends the sessions that are run and built under it once their time is over: between two of their nodes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.ends_s = time.monotonic() + seconds
+        self.over = False
+        self.options = onnxruntime.RunOptions()  #: for `run` of ONNX Runtime's sessions
+        self.options.log_severity_level = SILENT
+        self._building: Any = None
+
+    def building(self, options: Any) -> None:
+        """A session with these options is about to be built."""
+        self._building = options
+        if self.over:
+            raise self.error()
+
+    def end(self) -> None:
+        self.over = True
+        self.options.terminate = True
+        if self._building is not None:
+            self._building.set_load_cancellation_flag(True)
+
+    def error(self) -> TookTooLong:
+        return TookTooLong(
+            f"it took longer than {self.seconds:g} s", hint="give partita offload serve a larger --limit-s"
+        )
+
+
+class Watchdog:
+    """A thread that ends what is over its time limit; one for all threads of a process."""
+
+    def __init__(self) -> None:
+        self._limits: set[TimeLimit] = set()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="partita-watchdog", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def limit(self, seconds: float) -> Iterator[TimeLimit]:
+        """What is done under the limit, with its `options`, ends after about so long. Raises TookTooLong then."""
+        limit = TimeLimit(seconds)
+        with self._lock:
+            self._limits.add(limit)
+        try:
+            yield limit
+        except TookTooLong:
+            raise
+        except Exception as error:
+            if limit.over:
+                raise limit.error() from error
+            raise
+        finally:
+            with self._lock:
+                self._limits.discard(limit)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(2.0)
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_LOOK_S):
+            now = time.monotonic()
+            with self._lock:
+                late = [limit for limit in self._limits if limit.ends_s < now]
+            for limit in late:
+                limit.end()
+
+
+class Session:
+    """A model ready to run on one thread. Safe to run from several threads. Raises CaptureError where it is refused."""
+
+    def __init__(self, model: bytes, name: str, limit: TimeLimit | None = None) -> None:
+        self._session: Any = open_session(model, name, limit=limit)
+        self.inputs: tuple[str, ...] = tuple(i.name for i in self._session.get_inputs())
+        self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
+
+    def run(
+        self, feeds: Mapping[str, Array], wanted: Sequence[str] | None = None, limit: TimeLimit | None = None
+    ) -> dict[str, Array]:
+        """Name -> output; feeds that are no inputs are left out. Raises KeyError for a missing one."""
+        names = self.outputs if wanted is None else tuple(wanted)
+        options = limit.options if limit else None
+        values = self._session.run(list(names), {name: feeds[name] for name in self.inputs}, options)
+        return dict(zip(names, values, strict=True))
+
+    def zeros(self, most_bytes: float) -> dict[str, Array] | None:
+        """Inputs of zeros; None where a shape or a type is not known, or they would be larger than `most_bytes`."""
+        shapes: dict[str, tuple[list[int], Any]] = {}
+        for i in self._session.get_inputs():
+            if i.type not in _TYPES or not all(isinstance(n, int) and n >= 0 for n in i.shape):
+                return None
+            shapes[i.name] = i.shape, np.dtype(_TYPES[i.type])
+        if sum(float(np.prod(s, dtype=float)) * t.itemsize for s, t in shapes.values()) > most_bytes:
+            return None
+        return {name: np.zeros(s, t) for name, (s, t) in shapes.items()}
+
+    def warm(self, limit: TimeLimit | None = None, most_bytes: float = 1e9) -> None:
+        """Run once, so that the first job finds memory and caches as later ones do."""
+        feeds = self.zeros(most_bytes)
+        if feeds is not None:
+            self.run(feeds, limit=limit)
+
+
+def model_inputs(model: bytes) -> tuple[str, ...]:
+    """The names of what a model reads, without making it ready to run."""
+    return tuple(i.name for i in onnx.ModelProto.FromString(model).graph.input)

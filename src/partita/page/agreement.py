@@ -19,6 +19,8 @@ from partita.nouns.timeline import Timeline
 from partita.page.spans import look
 from partita.page.text import Kind, percent, seconds, table
 
+ERROR = "An error is (predicted − measured) / measured."
+
 
 def relative_error(predicted: float, measured: float) -> float:
     """(predicted - measured) / measured; 0 where both are 0, infinite where only the measured one is.
@@ -37,6 +39,7 @@ class Event:
 
     instruction: int
     label: str
+    kind: str  #: of its piece
     queue: str
     micro_batch: int
     predicted_s: float
@@ -135,14 +138,14 @@ def events(predicted: Timeline, measured: Timeline) -> list[Event]:
     place = {int(i): k for k, i in enumerate(predicted.instruction.tolist())}
     queues = predicted.queue.tolist()
     return [
-        Event(i, label, predicted.queues[queues[place[i]]], micro, p, m)
+        Event(i, label, predicted.kind[place[i]], predicted.queues[queues[place[i]]], micro, p, m)
         for i, label, micro, p, m in predicted.compare(measured)
     ]
 
 
 def is_computation(event: Event, timeline: Timeline) -> bool:
     """Whether an event is work of a device, not a message."""
-    return event.queue in timeline.queues[: timeline.devices] and look(event.label) != "transfer"
+    return event.queue in timeline.queues[: timeline.devices] and look(event.kind) != "transfer"
 
 
 def agreement(predicted: Timeline, measured: Timeline) -> Agreement:

@@ -46,6 +46,15 @@ def busy(shares: Sequence[tuple[str, float | None, float | None]]) -> str:
     return framed(["", "measured; tick: predicted", "measured", "predicted"], classes, rows, "bars")
 
 
+def bottleneck(shares: Sequence[tuple[str, float | None, float | None]], of: str) -> str:
+    """What the bars of `busy` are a share of, and which is the longest: measured where that is known; "" without any."""
+    known = [(name, min(p or 0.0 if m is None else m, 1.0)) for name, p, m in shares]
+    if not known:
+        return ""
+    name, share = max(known, key=lambda s: s[1])
+    return f"Share of {of}. The bottleneck is {words(name)}, idle {percent(1 - share)} of the time."
+
+
 def pair_ms(predicted: float | None, measured: float | None) -> str:
     """Measured in bold after predicted, in ms."""
     one = "" if predicted is None else figures(1e3 * predicted)

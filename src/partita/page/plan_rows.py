@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.problem import Problem
+from partita.nouns.stage_memory import stage_memory
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.segments import segments
 
@@ -51,9 +53,12 @@ def _row(file: PlanFile, k: int, stage: Stage, held: int) -> StageRow:
     seconds = file.costs.seconds[:, file.costs.column(device.kind)] / device.speed
     forward, backward = phase_seconds(file, stage, seconds)
     names = [graph.tasks[graph.index[t]].name or t for t in (stage.tasks[0], stage.tasks[-1])]
+    assert isinstance(file.problem, PipelineProblem)
+    state = file.problem.optimizer_bytes_per_parameter_byte
     return StageRow(
         k, names[0], names[1], len(stage.tasks), stage.devices, forward, backward + (forward if stage.recompute else 0.0),
-        math.nan, stage_bytes(file, stage, held), min(file.cluster.by_name[d].memory_bytes for d in stage.devices),
+        math.nan, stage_memory(graph, stage.tasks, state).need_bytes(held, stage.recompute),
+        min(file.cluster.by_name[d].memory_bytes for d in stage.devices),
         stage.recompute,
     )  # fmt: skip
 
@@ -66,27 +71,6 @@ def phase_seconds(file: PlanFile, stage: Stage, seconds: FloatArray) -> tuple[fl
         float(seconds[i]) for i, t in enumerate(file.graph.tasks) if t.phase == "backward" and (t.of or t.id) in mine
     )
     return forward, backward
-
-
-def stage_bytes(file: PlanFile, stage: Stage, held: int) -> float:
-    """Memory of each device of a stage: weights, gradients, optimizer state, activations of what is in flight."""
-    graph, mine = file.graph, set(stage.tasks)
-    tasks = [graph.tasks[graph.index[t]] for t in stage.tasks]
-    weights = sum(t.parameter_bytes for t in tasks)
-    weights -= sum(s.size_bytes * max(0, sum(t in mine for t in s.tasks) - 1) for s in graph.shared)
-    training = any(t.phase == "backward" for t in graph.tasks)
-    assert isinstance(file.problem, PipelineProblem)
-    state = 2.0 + file.problem.optimizer_bytes_per_parameter_byte if training else 1.0
-    kept = sum(t.activation_bytes for t in tasks)
-    if not stage.recompute:
-        return weights * state + held * kept
-    index = np.array([t.id in mine for t in graph.tasks])
-    comes = [
-        float(graph.size_bytes[k])
-        for k, u in enumerate(graph.producer.tolist())
-        if not index[u] and index[graph.readers.row(k)].any()
-    ]
-    return weights * state + held * sum(comes) + kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +95,7 @@ def load_rows(file: PlanFile) -> list[LoadRow]:
     problem, plan, graph = file.problem, file.plan, file.graph
     assert isinstance(problem, Problem)
     order = graph.order.tolist()
-    groups: list[tuple[tuple[str, ...], set[int]]]
+    groups: Groups
     if isinstance(plan, PlacementPlan):
         names = list(dict.fromkeys(plan.placement[graph.tasks[i].id] for i in order))
         groups = [((d,), {i for i in order if plan.placement[graph.tasks[i].id] == d}) for d in names]
@@ -123,19 +107,23 @@ def load_rows(file: PlanFile) -> list[LoadRow]:
     at = np.empty(len(order), np.int64)
     for k, (_, tasks) in enumerate(groups):
         at[list(tasks)] = k
-    return [_load_row(problem, devices, tasks, k, at, place, stages) for k, (devices, tasks) in enumerate(groups)]
+    crossing = _between_stages_s(problem, at, groups) if stages else _between_devices_s(problem, at, groups)
+    return [_load_row(problem, devices, tasks, c, place) for (devices, tasks), c in zip(groups, crossing, strict=True)]
+
+
+Groups = list[tuple[tuple[str, ...], set[int]]]
 
 
 def _load_row(
-    problem: Problem, devices: tuple[str, ...], tasks: set[int], k: int, at: IntArray, place: IntArray, stages: bool
+    problem: Problem, devices: tuple[str, ...], tasks: set[int], crossing: tuple[float, float], place: IntArray
 ) -> LoadRow:
     graph, m = problem.graph, len(devices)
-    device = problem.cluster.by_name[devices[0]]
+    device = min((problem.cluster.by_name[d] for d in devices), key=lambda d: d.speed)  # replicas do equal shares
     mine = sorted(tasks, key=place.__getitem__)
     compute = float(problem.costs.seconds[mine, problem.costs.column(device.kind)].sum()) / device.speed / m
-    rate = problem.cluster.default_link.rate_bytes_per_s
+    rate = problem.cluster.worst_rate_bytes_per_s
     sync = 4 * (m - 1) * sum(graph.tasks[i].parameter_bytes for i in mine) / (rate * m) / m if m > 1 else 0.0
-    comes, goes = (x / m for x in _crossing_s(problem, k, at, stages))
+    comes, goes = (x / m for x in crossing)
     if device.kind not in problem.pays:
         load = compute
     elif problem.rule == "overlap":
@@ -147,24 +135,22 @@ def _load_row(
     return LoadRow(devices, names[0], names[1], len(mine), compute, comes, goes, sync, load, held, device.memory_bytes)
 
 
-def _crossing_s(problem: Problem, k: int, at: IntArray, stages: bool) -> tuple[float, float]:
-    """Seconds in and out of part k. Between pipeline stages, what passes by on its way to a later stage counts as well."""
-    graph = problem.graph
-    if not len(graph.producer):
-        return 0.0, 0.0
-    made = at[graph.producer]
-    owner = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
-    read = at[graph.readers.items]
-    if stages:
-        last = made.copy()
-        np.maximum.at(last, owner, read)
-        comes, goes = (made < k) & (last >= k), (made <= k) & (last > k)
-    else:
-        reads, elsewhere = np.zeros(len(made), np.bool_), np.zeros(len(made), np.bool_)
-        reads[owner[read == k]] = True
-        elsewhere[owner[read != k]] = True
-        comes, goes = (made != k) & reads, (made == k) & elsewhere
-    return float(problem.transfer_s[comes].sum()), float(problem.transfer_s[goes].sum())
+def _between_devices_s(problem: Problem, at: IntArray, groups: Groups) -> list[tuple[float, float]]:
+    """Seconds in and out of each group, which is on one device."""
+    number = {d.name: i for i, d in enumerate(problem.cluster.devices)}
+    devices = np.array([number[names[0]] for names, _ in groups], np.int64)
+    inward, outward = problem.boundary_s(devices[at])
+    return list(zip(inward[devices].tolist(), outward[devices].tolist(), strict=True))
+
+
+def _between_stages_s(problem: Problem, at: IntArray, groups: Groups) -> list[tuple[float, float]]:
+    """Seconds in and out of each stage, over the slowest link; what passes by on its way to a later stage counts as well."""
+    graph, given = problem.graph, problem.costs.transfer_s
+    seconds = np.where(np.isnan(given), graph.size_bytes / problem.cluster.worst_rate_bytes_per_s, given)
+    made, last = at[graph.producer], at[graph.producer]
+    np.maximum.at(last, np.repeat(np.arange(len(made)), np.diff(graph.readers.start)), at[graph.readers.items])
+    cuts = [float(seconds[(made < k) & (last >= k)].sum()) for k in range(len(groups) + 1)]
+    return list(itertools.pairwise(cuts))
 
 
 def visits(file: PlanFile) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Style and script are inlined; a policy forbids the page the network.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -42,6 +42,29 @@ def document(title: str, body: str, data: Mapping[str, Any], styles: Sequence[st
 def asset(name: str, package: str = "partita.page") -> str:
     """A style sheet or script that lies beside the code of a package."""
     return resources.files(package).joinpath(name).read_text("utf-8")
+
+
+def header(about: str, result: str, lede: str = "", quiet: str = "") -> str:
+    """What the page is about, its result as the heading, and up to two sentences below it; all plain text."""
+    return tag(
+        "header",
+        tag("p", tag("b", "Partita"), " ", words(about), class_="brand"),
+        tag("h1", words(result)),
+        tag("p", words(lede), class_="lede") if lede else "",
+        tag("p", words(quiet), class_="quiet") if quiet else "",
+    )
+
+
+def footer(facts: Iterable[tuple[str, str]], missing: Sequence[str], note: str = "") -> str:
+    """Names and values, what the report lacks, and who made it; plain text, but for the note."""
+    pairs = [tag("div", tag("dt", words(k)), tag("dd", words(v))) for k, v in facts]
+    gaps = tag("div", tag("h3", "Not in this report"), tag("ul", *(tag("li", words(g)) for g in missing)), class_="missing")  # fmt: skip
+    return tag("footer", tag("dl", *pairs) if pairs else "", gaps if missing else "", made(note))
+
+
+def made(note: str = "") -> str:
+    """Who made the page, and what else is to be said at its end."""
+    return tag("p", f"Made by Partita {__version__}.{' ' if note else ''}{note}", class_="quiet")
 
 
 def section(title: str, note: str, content: str) -> str:

@@ -229,7 +229,7 @@ def _lane(timeline: Timeline, queue: int, scale: _Scale) -> str:
     cells = [" "] * scale.columns
     device = queue < timeline.devices
     for k in (timeline.queue == queue).nonzero()[0].tolist():
-        kind = look(timeline.label[k]) if device else "transfer"
+        kind = look(timeline.kind[k]) if device else "transfer"
         if device and kind == "transfer":  # handling a message: too thin to see
             continue
         first, last = scale.column(float(timeline.start_s[k])), scale.column(float(timeline.end_s[k]))

@@ -41,6 +41,7 @@ class Panel:
         return max((lane.top + lane.height for lane in self.lanes), default=self.top)
 
 
+ZOOM = '<span class="screen">Drag to zoom; click, then use the wheel; double-click to see everything again.</span>'
 TITLE, GAP = 30.0, 26.0  #: pixels: a panel's title line; between two panels
 
 

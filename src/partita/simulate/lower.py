@@ -8,246 +8,254 @@ Two stages, one replica each, three micro-batches, 1F1B (time runs to the right,
     cpu1->cpu0          >     >     >
 
 A message carries every tensor that one stage makes and another reads, straight from the one to the other, also where
-the two are not neighbours. A gradient travels the same way back.
+the two are not neighbours. A gradient travels the same way back. Between two stages of one device nothing is sent.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
-from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_plan import PipelinePlan, Slot
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.plan import Plan
-from partita.nouns.program import Builder, Op, Piece, Program
+from partita.nouns.plan import Plan, PlanFile
+from partita.nouns.program import Builder, Op, Piece, PieceKind, Program
+from partita.simulate.boundaries import Boundary, boundaries, gradient_sums
 from partita.simulate.exchange import ring_share
-from partita.simulate.schedules import Slot, slots, unit_ends
-
+from partita.simulate.lower_placement import lower_placement
+from partita.simulate.schedules import device_orders, unit_ends
 
 MOST_INSTRUCTIONS = 4_000_000  #: of a program; making one takes 0.5 kB and 6 µs for each: 2 GB and half a minute
+NORM_BYTES = 8.0  #: what is summed to know the norm of all gradients: one number
 
 
-def lower(graph: TaskGraph, cluster: Cluster, plan: Plan) -> Program:
+def lower(graph: TaskGraph, cluster: Cluster, plan: Plan, *, clips: bool = False) -> Program:
     """The program of a plan. Raises PlanError where the plan does not fit the graph or the cluster.
 
+    `clips`: the norm of all gradients is clipped, and so summed over all devices before the update.
     O(stages x micro-batches + tasks + tensors).
     """
     refuse(PlanError, plan.check(graph, cluster), "the plan does not fit", hint="plan again for this model and cluster")
     if isinstance(plan, PlacementPlan):
-        return _lower_placement(graph, cluster, plan)
-    return _lower_pipeline(graph, cluster, plan)
+        return lower_placement(graph, cluster, plan).program(fair=_fair_queues(cluster))
+    lowering = _Lowering(graph, cluster, plan)
+    lowering.expect_size()
+    for device, slots in lowering.orders.items():
+        lowering.add_device(device, slots)
+    lowering.add_sends()
+    if any(lowering.tasks("backward", k) for k in range(len(plan.stages))):
+        lowering.add_sums(clips)
+        lowering.add_updates()
+    return lowering.build.program(fair=_fair_queues(cluster))
+
+
+def program_of(file: PlanFile) -> Program:
+    """The program that a plan file stands for. Raises PlanError as `lower` does."""
+    clips = isinstance(file.problem, PipelineProblem) and file.problem.clips
+    return lower(file.graph, file.cluster, file.plan, clips=clips)
 
 
 @dataclass(frozen=True)
-class Boundary:
-    """What one stage sends to a later one for a micro-batch."""
+class _Message:
+    """A receive that still lacks its send."""
 
-    source: int  #: stage
-    target: int  #: stage, later than source
-    tensors: tuple[int, ...]  #: forward tensors that cross, ascending
-    gradients: tuple[int, ...]  #: those of them whose gradient comes back
-
-
-def boundaries(graph: TaskGraph, plan: PipelinePlan) -> tuple[Boundary, ...]:
-    """Every pair of stages that exchange tensors, in (source, target) order."""
-    at = [plan.stage_of.get(t.id, -1) for t in graph.tasks]
-    backward = {t.of: i for i, t in enumerate(graph.tasks) if t.phase == "backward" and t.of is not None}
-    back_edges = {(int(u), int(v)) for u, v in graph.edges}
-    cross: dict[tuple[int, int], dict[int, bool]] = defaultdict(dict)
-    for k, u in enumerate(graph.producer.tolist()):
-        for v in graph.readers.row(k).tolist():
-            if 0 <= at[u] < at[v]:
-                ub, vb = backward.get(graph.tasks[u].id), backward.get(graph.tasks[v].id)
-                returns = ub is not None and vb is not None and (vb, ub) in back_edges
-                cross[at[u], at[v]][k] = cross[at[u], at[v]].get(k, False) or returns
-    return tuple(
-        Boundary(i, j, tuple(sorted(ts)), tuple(sorted(k for k, g in ts.items() if g)))
-        for (i, j), ts in sorted(cross.items())
-    )
+    receive: int
+    piece: Piece
+    origin: Slot  #: what makes the tensors
 
 
-def shared_over_stages(graph: TaskGraph, plan: PipelinePlan) -> tuple[tuple[int, ...], ...]:
-    """[shared parameters] the stages that read each one; more than one stage: its gradient is summed over them."""
-    return tuple(tuple(sorted({plan.stage_of[t] for t in s.tasks})) for s in graph.shared)
+@dataclass
+class _Lowering:
+    """A pipeline plan on its way to a program."""
 
+    graph: TaskGraph
+    cluster: Cluster
+    plan: PipelinePlan
+    compute: dict[Slot, int] = field(default_factory=dict)  #: slot -> its instruction
+    messages: list[_Message] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)  #: device -> its last computation
+    reduced: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  #: device -> sums it takes part in
+    pieces: dict[tuple[str, int, bool], Piece] = field(default_factory=dict)  #: made once: hashing long ones takes time
 
-def _lower_pipeline(graph: TaskGraph, cluster: Cluster, plan: PipelinePlan) -> Program:
-    build = Builder(plan.devices)
-    crossing = boundaries(graph, plan)
-    _expect_size(plan, crossing)
-    forward, backward, update = _stage_pieces(graph, plan)
-    orders = slots(plan.schedule, [s.replicas for s in plan.stages], plan.micro_batches, plan.in_flight)
-    compute: dict[tuple[str, int, int], int] = {}  # (phase, stage, micro-batch) -> instruction
-    expects: list[tuple[int, Boundary, int, str]] = []  # (receive, boundary, micro-batch, phase) still without its send
+    @cached_property
+    def build(self) -> Builder:
+        return Builder(self.plan.devices)
 
-    for k, stage in enumerate(plan.stages):
-        for r, device in enumerate(stage.devices):
-            for phase, m in (s for s in orders[k] if s[1] % stage.replicas == r):
-                coming = [b for b in crossing if (b.target == k if phase == "F" else b.source == k and b.gradients)]
-                receives = []
-                for b in coming:
-                    piece = _message(plan, b, phase, m)
-                    receive = build.add(Op.RECV, device, piece, m)
-                    expects.append((receive, b, m, phase))
-                    receives.append(receive)
-                piece = forward[k] if phase == "F" else backward[k]
-                if piece.tasks or phase == "F":
-                    compute[phase, k, m] = build.add(Op.COMPUTE, device, piece, m, receives)
+    @cached_property
+    def orders(self) -> Mapping[str, Sequence[Slot]]:
+        orders = device_orders(self.plan)
+        return {d: orders[d] for d in self.plan.devices}
 
-    sent_at = _sending_times(cluster, plan, orders, compute)
-    expects.sort(key=lambda e: (sent_at[e[3], e[1].source if e[3] == "F" else e[1].target, e[2]], e[0]))
-    for receive, b, m, way in expects:
-        origin = b.source if way == "F" else b.target
-        tensors = b.tensors if way == "F" else b.gradients
-        piece = _message(plan, b, way, m)
-        size = float(graph.size_bytes[list(tensors)].sum())
-        queue = cluster.link(*piece.route).queue
-        build.need(receive, build.add(Op.SEND, queue, piece, m, [compute[way, origin, m]], size))
+    @cached_property
+    def crossing(self) -> tuple[Boundary, ...]:
+        return boundaries(self.graph, self.plan)
 
-    if any(p.tasks for p in backward):
-        _finish(graph, cluster, plan, build, compute, update)
-    return build.program(fair=_fair_queues(cluster))
+    @cached_property
+    def _tasks(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        found: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for i, t in enumerate(self.graph.tasks):
+            stage = self.plan.stage_of.get(t.of if t.of is not None else t.id)
+            if stage is not None:
+                found["forward" if t.phase == "stage" else t.phase, stage].append(i)
+        return {key: tuple(tasks) for key, tasks in found.items()}
 
+    def tasks(self, phase: str, stage: int) -> tuple[int, ...]:
+        return self._tasks.get((phase, stage), ())
 
-def _expect_size(plan: PipelinePlan, crossing: Sequence[Boundary]) -> None:
-    """Count before anything is made. Raises PlanError beyond MOST_INSTRUCTIONS."""
-    number = plan.micro_batches * (2 * len(plan.stages) + 2 * sum(1 + bool(b.gradients) for b in crossing))
-    if number > MOST_INSTRUCTIONS:
-        raise PlanError(
-            f"{plan.micro_batches} micro-batches over {len(plan.stages)} stages make {number} instructions; "
-            f"at most {MOST_INSTRUCTIONS} are simulated or run",
-            hint="use fewer, larger micro-batches",
-        )
+    @cached_property
+    def split(self) -> frozenset[tuple[int, int]]:
+        """(stage, micro-batch) whose backward runs in two parts."""
+        return frozenset((s.stage, s.micro_batch) for slots in self.orders.values() for s in slots if s.part == "W")
 
-
-def _sending_times(
-    cluster: Cluster, plan: PipelinePlan, orders: list[list[Slot]], compute: dict[tuple[str, int, int], int]
-) -> dict[tuple[str, int, int], int]:
-    """When the messages of each computation are sent, as far as their order on a link is concerned.
-
-    A link of one device serves its messages in the order in which that device makes them. Where several devices share
-    a medium, they take turns as they would if a forward took one unit of time, a backward two and a message none: any
-    order of time is free of circles, which an order by device would not be.
-    """
-    if not any(link.medium for link in (*cluster.links, cluster.default_link)):
-        return compute
-    ends = unit_ends(orders, [s.replicas for s in plan.stages])
-    return {(phase, k, m): at for k, row in enumerate(ends) for (phase, m), at in row.items()}
-
-
-def _message(plan: PipelinePlan, b: Boundary, phase: str, m: int) -> Piece:
-    """The message of micro-batch m over a boundary: forward tensors, or their gradients coming back."""
-    here, there = plan.stages[b.source], plan.stages[b.target]
-    route = (here.devices[m % here.replicas], there.devices[m % there.replicas])
-    if phase == "F":
-        return Piece(f"F{b.source}>F{b.target}", "transfer", b.source, (), b.tensors, route)
-    return Piece(f"B{b.target}>B{b.source}", "transfer", b.target, (), b.gradients, route[::-1])
-
-
-def _stage_pieces(graph: TaskGraph, plan: PipelinePlan) -> tuple[list[Piece], list[Piece], list[Piece]]:
-    """[stages] the forward, backward and update piece of each stage."""
-    tasks: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for i, t in enumerate(graph.tasks):
-        stage = plan.stage_of.get(t.of if t.of is not None else t.id)
-        if stage is not None:
-            tasks["forward" if t.phase == "stage" else t.phase, stage].append(i)
-    n = range(len(plan.stages))
-    again = [tasks["forward", k] if plan.stages[k].recompute else [] for k in n]
-    return (
-        [Piece(f"F{k}", "forward", k, tuple(tasks["forward", k])) for k in n],
-        [Piece(f"B{k}", "backward", k, (*again[k], *tasks["backward", k]) if tasks["backward", k] else ()) for k in n],
-        [Piece(f"U{k}", "update", k, tuple(tasks["update", k])) for k in n],
-    )
-
-
-def _finish(
-    graph: TaskGraph,
-    cluster: Cluster,
-    plan: PipelinePlan,
-    build: Builder,
-    compute: dict[tuple[str, int, int], int],
-    update: Sequence[Piece],
-) -> None:
-    """After the last backward: gradients are summed over replicas and over stages that share a parameter; then update."""
-    ends: dict[str, int] = {}  # device -> its last computation
-    for (_, k, m), i in compute.items():
-        device = plan.stages[k].devices[m % plan.stages[k].replicas]
-        ends[device] = max(ends.get(device, -1), i)
-    reduced: dict[str, list[int]] = defaultdict(list)
-    for name, devices, size in reductions(graph, plan):
-        needs = [ends[d] for d in devices if d in ends]
-        share = ring_share(len(devices)) * size  # what every member sends
-        for d, e in zip(devices, (*devices[1:], devices[0]), strict=True):
-            i = build.add(
-                Op.REDUCE, cluster.link(d, e).queue, Piece(name, "transfer", -1, (), (), (d, e)), -1, needs, share
+    def expect_size(self) -> None:
+        """Count before anything is made. Raises PlanError beyond MOST_INSTRUCTIONS."""
+        plan = self.plan
+        number = plan.micro_batches * (2 * len(plan.stages) + 2 * sum(1 + bool(b.gradients) for b in self.crossing))
+        if number > MOST_INSTRUCTIONS:
+            raise PlanError(
+                f"{plan.micro_batches} micro-batches over {len(plan.stages)} stages make {number} instructions; "
+                f"at most {MOST_INSTRUCTIONS} are simulated or run",
+                hint="use fewer, larger micro-batches",
             )
-            for member in devices:
-                reduced[member].append(i)
-    if not any(p.tasks for p in update):
-        return
-    for k, stage in enumerate(plan.stages):
-        for device in stage.devices:
-            build.add(Op.UPDATE, device, update[k], -1, [*([ends[device]] if device in ends else []), *reduced[device]])
 
+    # ---- devices ----------------------------------------------------------------------------------------------------
 
-def reductions(graph: TaskGraph, plan: PipelinePlan) -> list[tuple[str, tuple[str, ...], float]]:
-    """(name, devices, bytes) of every gradient sum: one a replicated stage, one a group of stages that share parameters."""
-    found: list[tuple[str, tuple[str, ...], float]] = []
-    stages_of = shared_over_stages(graph, plan)
-    torn = {s.name for s, ks in zip(graph.shared, stages_of, strict=True) if len(ks) > 1}
-    for k, stage in enumerate(plan.stages):
-        size = sum(graph.tasks[graph.index[t]].parameter_bytes for t in stage.tasks)
-        size -= sum(
-            s.size_bytes * (sum(t in stage.tasks for t in s.tasks) - (s.name not in torn))
-            for s, ks in zip(graph.shared, stages_of, strict=True)
-            if k in ks
-        )
-        if stage.replicas > 1 and size > 0:
-            found.append((f"R{k}", stage.devices, size))
-    groups: dict[tuple[int, ...], float] = defaultdict(float)
-    for s, ks in zip(graph.shared, stages_of, strict=True):
-        if len(ks) > 1:
-            groups[ks] += s.size_bytes
-    for ks, size in sorted(groups.items()):
-        found.append(("R" + "+".join(map(str, ks)), tuple(d for k in ks for d in plan.stages[k].devices), size))
-    return found
-
-
-def _lower_placement(graph: TaskGraph, cluster: Cluster, plan: PlacementPlan) -> Program:
-    """Every task once, every device in topological order, a tensor sent once to each device that reads it."""
-    build = Builder([d.name for d in cluster.devices])
-    where = [plan.placement[t.id] for t in graph.tasks]
-    done: dict[int, int] = {}
-    arrived: dict[tuple[int, str], int] = {}
-    incoming: dict[int, list[int]] = defaultdict(list)
-    for k, readers in enumerate(np.split(graph.readers.items, graph.readers.start[1:-1])):
-        for v in readers.tolist():
-            incoming[v].append(k)
-    for i in graph.order.tolist():
-        device = where[i]
-        needs = []
-        for k in incoming[i]:
-            u = int(graph.producer[k])
-            if where[u] == device:
-                needs.append(done[u])
-                continue
-            if (k, device) not in arrived:
-                piece = Piece(f"{graph.tasks[u].id}>", "transfer", -1, (), (k,), (where[u], device))
-                send = build.add(
-                    Op.SEND, cluster.link(where[u], device).queue, piece, -1, [done[u]], float(graph.size_bytes[k])
+    def add_device(self, device: str, slots: Sequence[Slot]) -> None:
+        """Receives and computations of one device, in its order, and what it may forget."""
+        forget = self._last_uses(device, slots)
+        for i, slot in enumerate(slots):
+            if slot.part != "F":
+                self._expect_done(device, slot, Slot("F" if slot.part == "B" else "B", slot.stage, slot.micro_batch))
+            piece = self._piece(slot)
+            needs = self._arrivals(device, slot)
+            if piece.tasks or slot.part == "F":
+                self.compute[slot] = self.ends[device] = self.build.add(
+                    Op.COMPUTE, device, piece, slot.micro_batch, needs
                 )
-                arrived[k, device] = build.add(Op.RECV, device, piece, -1, [send])
-            needs.append(arrived[k, device])
-        task = graph.tasks[i]
-        op = Op.UPDATE if task.phase == "update" else Op.COMPUTE
-        done[i] = build.add(op, device, Piece(task.id, task.phase, -1, (i,)), -1, needs)
-    return build.program(fair=_fair_queues(cluster))
+            for k, m in forget.get(i, ()):
+                self.build.add(Op.FREE, device, Piece(f"X{k}", "free", k), m)
+
+    def _arrivals(self, device: str, slot: Slot) -> list[int]:
+        """What a computation waits for: receives, or what another stage of its device has made before."""
+        part, k, m = slot
+        needs: list[int] = []
+        for b in self.crossing:
+            if not (b.target == k if part == "F" else part == "B" and b.source == k and b.gradients):
+                continue
+            origin = Slot(part, b.source if part == "F" else b.target, m)
+            source = self.plan.stages[origin.stage].device_of(m)
+            if source == device:
+                self._expect_done(device, slot, origin)
+                needs.append(self.compute[origin])
+                continue
+            piece = self._message(b, part, source, device)
+            receive = self.build.add(Op.RECV, device, piece, m)
+            self.messages.append(_Message(receive, piece, origin))
+            needs.append(receive)
+        return needs
+
+    def _expect_done(self, device: str, slot: Slot, first: Slot) -> None:
+        """Raise PlanError where the device's order puts something before what it needs of the same device."""
+        if first not in self.compute:
+            raise PlanError(
+                f"the order of {device!r} has {slot.part}{slot.stage} of micro-batch {slot.micro_batch} before "
+                f"{first.part}{first.stage}, which it needs",
+                hint="correct the order, or plan again",
+            )
+
+    def _piece(self, slot: Slot) -> Piece:
+        key = (slot.part, slot.stage, slot.part == "B" and (slot.stage, slot.micro_batch) in self.split)
+        if key not in self.pieces:
+            self.pieces[key] = self._made_piece(slot)
+        return self.pieces[key]
+
+    def _made_piece(self, slot: Slot) -> Piece:
+        part, k, m = slot
+        if part == "F":
+            return Piece(f"F{k}", "forward", k, tasks=self.tasks("forward", k))
+        backward = self.tasks("backward", k)
+        if part == "W":
+            return Piece(f"W{k}", "weight", k, tasks=backward)
+        again = self.tasks("forward", k) if self.plan.stages[k].recompute and backward else ()
+        kind: PieceKind = "input" if (k, m) in self.split else "backward"
+        return Piece(f"B{k}", kind, k, tasks=(*again, *backward))
+
+    def _message(self, b: Boundary, part: str, source: str, target: str) -> Piece:
+        if part == "F":
+            return Piece(f"F{b.source}>F{b.target}", "values", b.source, b.target, (), b.tensors, (source, target))
+        return Piece(f"B{b.target}>B{b.source}", "gradients", b.target, b.source, (), b.gradients, (source, target))
+
+    def _last_uses(self, device: str, slots: Sequence[Slot]) -> dict[int, list[tuple[int, int]]]:
+        """Position in the order -> (stage, micro-batch) that nothing on this device needs any more behind it, for stages
+        without a backward."""
+        ends = {k for k in self.plan.stages_of(device) if not self.tasks("backward", k)}
+        readers: dict[int, set[int]] = defaultdict(set)
+        for b in self.crossing:
+            readers[b.source].add(b.target)
+        last: dict[tuple[int, int], int] = {}
+        for i, (part, k, m) in enumerate(slots):
+            if part == "F":
+                for e in ends:
+                    if e == k or k in readers[e]:
+                        last[e, m] = i
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for (k, m), i in last.items():
+            if self.plan.stages[k].device_of(m) == device:
+                found[i].append((k, m))
+        return found
+
+    # ---- links ------------------------------------------------------------------------------------------------------
+
+    def add_sends(self) -> None:
+        """A send for every receive. A link of one device serves its messages in the order in which that device makes
+        them. Where several devices share a medium, they take turns as they would if a forward took one unit of time, a
+        backward two and a message none: any order of time is free of circles, which an order by device would not be."""
+        media = any(link.medium for link in (*self.cluster.links, self.cluster.default_link))
+        made_at: Mapping[Slot, int] = unit_ends(self.orders) if media else self.compute
+        for message in sorted(self.messages, key=lambda x: (made_at[x.origin], x.receive)):
+            piece, m = message.piece, message.origin.micro_batch
+            size = float(self.graph.size_bytes[list(piece.tensors)].sum())
+            queue = self.cluster.link(*piece.route).queue
+            send = self.build.add(Op.SEND, queue, piece, m, [self.compute[message.origin]], size)
+            self.build.need(message.receive, send)
+
+    # ---- the end of a step --------------------------------------------------------------------------------------------
+
+    def add_sums(self, clips: bool) -> None:
+        """After the last backward: gradients are summed over replicas and over stages that share a parameter."""
+        sums = gradient_sums(self.graph, self.plan)
+        for number, s in enumerate(sums):
+            self._add_ring(s.name, "sum", number, s.devices, s.size_bytes)
+        if clips and len(self.plan.devices) > 1:
+            self._add_ring("N", "norm", len(sums), self.plan.devices, NORM_BYTES)
+
+    def _add_ring(self, name: str, kind: PieceKind, group: int, devices: Sequence[str], size_bytes: float) -> None:
+        needs = [i for d in devices for i in ([self.ends[d]] if d in self.ends else []) + self.reduced[d]]
+        needs = list(dict.fromkeys(needs)) if kind == "norm" else [self.ends[d] for d in devices if d in self.ends]
+        share = ring_share(len(devices)) * size_bytes  # what every member sends
+        found = []
+        for d, e in zip(devices, (*devices[1:], devices[0]), strict=True):
+            piece = Piece(name, kind, route=(d, e), group=group)
+            found.append(self.build.add(Op.REDUCE, self.cluster.link(d, e).queue, piece, -1, needs, share))
+        for d in devices:
+            self.reduced[d] += found
+
+    def add_updates(self) -> None:
+        """One update a device, of all stages that it serves."""
+        if not any(phase == "update" for phase, _ in self._tasks):
+            return
+        for device in self.plan.devices:
+            stages = self.plan.stages_of(device)
+            tasks = tuple(i for k in stages for i in self.tasks("update", k))
+            piece = Piece("U" + "+".join(map(str, stages)), "update", stages[0], tasks=tasks)
+            ends = [self.ends[device]] if device in self.ends else []
+            self.build.add(Op.UPDATE, device, piece, -1, [*ends, *self.reduced[device]])
 
 
 def _fair_queues(cluster: Cluster) -> frozenset[str]:

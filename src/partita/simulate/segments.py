@@ -6,11 +6,12 @@ stages*: a sequence of (device, tasks) in which every task comes after all it re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from partita.nouns.graph import IntArray, TaskGraph
+from partita.nouns.pipeline_plan import Stage
 
 
 def segments(graph: TaskGraph, device_of: Sequence[int] | IntArray) -> list[tuple[int, list[int]]]:
@@ -71,3 +72,26 @@ def _reach(
                 if met[j] == waiting[j]:
                     done.append(j)
     return done
+
+
+def stages_of(graph: TaskGraph, device_of: Mapping[str, str]) -> tuple[Stage, ...]:
+    """The stages of a pipeline that runs a placement of the forward tasks: one a segment, in an order that keeps all edges.
+
+    `device_of`: forward task id -> device name; backward and update tasks follow their forward. O(tasks + edges) a stage.
+    """
+    forward = [t for t in graph.tasks if t.phase in ("forward", "stage")]
+    inside = {t.id for t in forward}
+    tensors = [
+        (graph.tasks[u].id, 0.0, [r for v in graph.readers.row(k) if (r := graph.tasks[v].id) in inside])
+        for k, u in enumerate(graph.producer.tolist())
+        if graph.tasks[u].id in inside
+    ]
+    part = TaskGraph.build(graph.name, forward, tensors)
+    names = sorted(set(device_of.values()))
+    number = {n: i for i, n in enumerate(names)}
+    place = np.empty(len(part), np.int64)
+    place[part.order] = np.arange(len(part))
+    return tuple(
+        Stage(tuple(part.tasks[i].id for i in sorted(tasks, key=place.__getitem__)), (names[d],))
+        for d, tasks in segments(part, [number[device_of[t.id]] for t in forward])
+    )

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from partita.errors import CostError, PlanError, ProgramError, refuse
 from partita.nouns.cluster import Cluster
-from partita.nouns.costs import CostTable
+from partita.nouns.costs import MOST_SECONDS, CostTable
 from partita.nouns.graph import FloatArray, IntArray, TaskGraph
 from partita.nouns.program import Op, Piece, Program
 from partita.nouns.timeline import Timeline
@@ -46,8 +46,8 @@ class Durations:
         for name, a in (("busy_s", self.busy_s), ("lag_s", self.lag_s)):
             if a.shape != (len(program),):
                 faults.append(f"{name} has shape {a.shape}; the program has {len(program)} instructions")
-            elif not bool(np.all((a >= 0) & (a < np.inf))):
-                bad = int(np.flatnonzero(~((a >= 0) & (a < np.inf)))[0])
+            elif not bool(np.all((a >= 0) & (a <= MOST_SECONDS))):
+                bad = int(np.flatnonzero(~((a >= 0) & (a <= MOST_SECONDS)))[0])
                 faults.append(f"{name} of {program[bad]} is {a[bad]} s")
             elif name == "lag_s" and bool(a[program.queue < program.devices].any()):
                 bad = int(np.flatnonzero((a > 0) & (program.queue < program.devices))[0])
@@ -65,6 +65,11 @@ def durations(program: Program, graph: TaskGraph, costs: CostTable, cluster: Clu
     CostError where costs and graph do not fit. O(instructions + tasks + tensors).
     """
     refuse(CostError, costs.check(graph), "the costs do not fit the graph")
+    with np.errstate(over="ignore"):  # what overflows is refused by `Durations.check`
+        return _durations(program, graph, costs, cluster)
+
+
+def _durations(program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster) -> Durations:
     computes = np.flatnonzero((program.op == Op.COMPUTE) | (program.op == Op.UPDATE))
     carries = np.flatnonzero((program.op == Op.SEND) | (program.op == Op.REDUCE))
     receives = np.flatnonzero(program.op == Op.RECV)
@@ -89,19 +94,30 @@ def _compute_s(
     kind, speed = np.array([costs.column(d.kind) for d in devices]), np.array([d.speed for d in devices])
     owner = np.repeat(np.arange(len(program.pieces)), [len(p.tasks) for p in program.pieces])
     tasks = np.array([t for p in program.pieces for t in p.tasks], np.int64)
-    total = np.stack(
-        [np.bincount(owner, costs.seconds[tasks, k], len(program.pieces)) for k in range(len(costs.kinds))], axis=1
-    )
+    part = _parts(program, graph, costs, owner, tasks)
+    runs = np.isfinite(costs.seconds[tasks])
+    takes = np.multiply(costs.seconds[tasks], part, out=np.full(part.shape, np.inf), where=runs)
+    total = np.stack([np.bincount(owner, column, len(program.pieces)) for column in takes.T], axis=1)
     piece, queue = program.piece[computes], program.queue[computes]
     seconds = cast(FloatArray, total[piece, kind[queue]] / speed[queue])
-    for i in np.flatnonzero(np.isinf(seconds))[:1].tolist():
+    for i in np.flatnonzero(seconds > MOST_SECONDS)[:1].tolist():
         device = devices[queue[i]]
-        task = next(t for t in program.pieces[piece[i]].tasks if np.isinf(costs.seconds[t, kind[queue[i]]]))
+        task = max(program.pieces[piece[i]].tasks, key=lambda t: float(costs.seconds[t, kind[queue[i]]]))
+        why = "cannot run" if np.isinf(costs.seconds[task, kind[queue[i]]]) else f"takes over {MOST_SECONDS:g} s"
         raise PlanError(
-            f"task {graph.tasks[task].id!r} cannot run on {device.name!r} of kind {device.kind!r}",
+            f"task {graph.tasks[task].id!r} {why} on {device.name!r} of kind {device.kind!r}",
             hint="place it on another device",
         )
     return seconds
+
+
+def _parts(program: Program, graph: TaskGraph, costs: CostTable, owner: IntArray, tasks: IntArray) -> FloatArray:
+    """[tasks of pieces, kinds] the part of a task's time that its piece takes: of a split backward, one of two."""
+    kind = np.array([("weight", "input").index(p.kind) if p.kind in ("weight", "input") else 2 for p in program.pieces])
+    backward = np.array([t.phase == "backward" for t in graph.tasks])
+    which = np.where(backward[tasks], kind[owner], 2)
+    share = costs.shares_of_weights[tasks]
+    return np.stack([share, 1.0 - share, np.ones_like(share)])[which, np.arange(len(tasks))]
 
 
 def _transfer_facts(program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster) -> FloatArray:
@@ -109,21 +125,16 @@ def _transfer_facts(program: Program, graph: TaskGraph, costs: CostTable, cluste
     covers, the rate at which they go, the latency, the time of receiving on the device."""
     facts = np.zeros((5, len(program.pieces)))
     facts[2] = 1.0
-    steps = _ring_steps(program)
+    members = Counter(piece.group for piece in program.pieces if piece.group >= 0)
     for p, piece in enumerate(program.pieces):
         if piece.route != ("", ""):
             link = cluster.link(*piece.route)
             given_s, rest = _given(piece, graph, costs)
-            rate = link.exchange_bytes_per_s if p in steps else link.rate_bytes_per_s
-            facts[:, p] = given_s, rest, rate, steps.get(p, 1) * link.latency_s, link.message_s
+            summed = piece.group >= 0  # a ring: one piece a member, so many messages one after another
+            rate = link.exchange_bytes_per_s if summed else link.rate_bytes_per_s
+            steps = ring_steps(members[piece.group]) if summed else 1
+            facts[:, p] = given_s, rest, rate, steps * link.latency_s, link.message_s
     return facts
-
-
-def _ring_steps(program: Program) -> dict[int, int]:
-    """Piece of a sum of gradients -> messages one after another in its ring, which has one piece a member."""
-    pieces = np.unique(program.piece[program.op == Op.REDUCE]).tolist()
-    members = Counter(program.pieces[p].name for p in pieces)
-    return {p: ring_steps(members[program.pieces[p].name]) for p in pieces}
 
 
 def _given(piece: Piece, graph: TaskGraph, costs: CostTable) -> tuple[float, float]:

@@ -54,8 +54,7 @@ def contract(graph: TaskGraph) -> Units:
     Some published training graphs keep the forward direction in their backward edges. Both directions are tried where
     there are backward edges, and the one that leaves more units, hence more places to cut, is taken; turned round first.
     """
-    n = len(graph)
-    component = np.asarray(connected_components(_matrix(_together(graph), n), directed=False)[1], np.int64)
+    component = graph.atom
     forward, backward = _order_edges(graph)
     found = _united(component, np.concatenate([forward, backward[:, ::-1]]))
     if len(backward) and len(found) < int(component.max()) + 1:
@@ -80,18 +79,6 @@ def _united(component: IntArray, ordered: IntArray) -> Units:
     count = int(component.max()) + 1
     strong = np.asarray(connected_components(_matrix(edges, count), connection="strong")[1], np.int64)
     return _numbered(strong[component], strong[edges])
-
-
-def _together(graph: TaskGraph) -> IntArray:
-    """[pairs, 2] tasks that must share a device."""
-    pairs: list[tuple[int, int]] = []
-    first: dict[str, int] = {}
-    for i, t in enumerate(graph.tasks):
-        if t.of is not None:
-            pairs.append((i, graph.index[t.of]))
-        if t.group is not None:
-            pairs.append((i, first.setdefault(t.group, i)))
-    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def _order_edges(graph: TaskGraph) -> tuple[IntArray, IntArray]:

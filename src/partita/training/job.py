@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib.util
+import math
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from partita.errors import JobError, PartitaError, place_of, refuse, sentence_of
+
+drawing = threading.RLock()  #: held by who draws from the process's global generators, or puts others in their place
+
+Precision = Callable[[], contextlib.AbstractContextManager[Any]]  #: what forwards run inside
 
 Batch = tuple[Any, Any]  #: (inputs, target): each a tensor, or a tuple, list or dict of tensors
 
@@ -42,6 +49,8 @@ class TrainingJob:
     )
     micro_batch_sizes: tuple[int, ...] = ()  #: sizes to measure; empty: a half, a quarter .. of the batch
     seed: int = 0
+    clip_norm: float | None = None  #: gradients are scaled so that the norm of all of them is at most this
+    autocast: torch.dtype | None = None  #: forwards and losses run under torch.autocast with this type, e.g. bfloat16
 
     def __post_init__(self) -> None:
         """Raises JobError with every field that cannot be used."""
@@ -57,6 +66,11 @@ class TrainingJob:
             for name, what in wanted.items()
             if not callable(getattr(self, name))
         ]
+        clip, kind = self.clip_norm, self.autocast
+        if clip is not None and not (isinstance(clip, int | float) and 0 < clip < math.inf):
+            faults.append(f"its clip_norm is {clip!r}, not a number above 0")
+        if kind not in (None, torch.bfloat16):
+            faults.append(f"its autocast is {kind!r}; torch.bfloat16 is known (float16 needs a scaled loss)")
         refuse(
             JobError,
             faults,
@@ -64,10 +78,16 @@ class TrainingJob:
             hint="see partita.TrainingJob: it takes functions, so that every worker can call them",
         )
 
+    def precision(self, device: torch.device) -> Precision:
+        """What forwards on a device run inside."""
+        if self.autocast is None:
+            return contextlib.nullcontext
+        return functools.partial(torch.autocast, device.type, dtype=self.autocast)
+
     def build(self) -> nn.Module:
         """The model in training mode, initialised under the job's seed. Raises JobError where it is no module."""
-        torch.manual_seed(self.seed)
-        with users_code("its model"):
+        with drawing, users_code("its model"):
+            torch.manual_seed(self.seed)
             model = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
         if not isinstance(model, nn.Module):
             raise JobError(

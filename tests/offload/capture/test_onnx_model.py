@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from offload.hostile_models import doubling, reads_a_file
 from onnx import TensorProto, helper, numpy_helper
 
 from partita.errors import CaptureError
-from partita.offload.capture.cut import NEVER_S, crossing_bytes
+from partita.nouns.graph import TaskGraph
+from partita.offload.capture.cut import NEVER_S, crossing
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.capture.onnx_weights import with_random_weights
@@ -40,6 +42,10 @@ def answers(data: bytes, feeds: dict[str, Any]) -> dict[str, Any]:
     session = open_session(data, "test")
     names = [o.name for o in session.get_outputs()]
     return dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()}), strict=True))
+
+
+def crossing_bytes(graph: TaskGraph, device: frozenset[str]) -> float:
+    return float(graph.size_bytes[crossing(graph, device)].sum())
 
 
 def in_two(model: OnnxModel, device: frozenset[str], feeds: dict[str, Any]) -> dict[str, Any]:
@@ -276,7 +282,7 @@ def test_weights_beside_the_file(tmp_path: Path) -> None:
     onnx.save_model(onnx.load_model_from_string(data), path, save_as_external_data=True, location="weights.bin")
     assert OnnxModel.read(path).hash == OnnxModel.from_bytes(data, "model").hash
     (tmp_path / "weights.bin").unlink()
-    with pytest.raises(CaptureError, match=r"the weights 'w' should lie in 'weights\.bin' beside it"):
+    with pytest.raises(CaptureError, match=r"the values 'w' lie in another file, 'weights\.bin'"):
         OnnxModel.read(path)
 
 
@@ -284,3 +290,33 @@ def test_an_output_that_nothing_computes_is_named() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     with pytest.raises(CaptureError, match="no node computes the output 'x'"):
         OnnxModel.from_bytes(made(nodes, [("x", [1])], [("y", [1]), ("x", [1])]), "through").graph  # noqa: B018
+
+
+@pytest.mark.parametrize("where", reads_a_file("weights.bin"))
+def test_values_in_another_file_are_found_at_every_depth(where: str, tmp_path: Path) -> None:
+    """In bytes that came from elsewhere they are refused; beside a file of one's own they are taken in."""
+    place = tmp_path / "weights.bin"
+    with pytest.raises(CaptureError, match="lie in another file"):
+        OnnxModel.from_bytes(reads_a_file(str(place))[where].SerializeToString(), "hostile")
+    model = reads_a_file("weights.bin")[where]
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(CaptureError, match="lie in another file"):
+        OnnxModel.read(tmp_path / "model.onnx")
+    place.write_bytes(np.array([3.5], np.float32).tobytes())
+    taken = OnnxModel.read(tmp_path / "model.onnx")
+    assert answers(taken.data, {"x": np.ones(1, np.float32)})["y"].tolist() == [4.5]
+
+
+def test_functions_that_double_are_refused_before_they_are_written_out() -> None:
+    with pytest.raises(CaptureError, match="1000000 nodes or more"):
+        OnnxModel.from_bytes(doubling().SerializeToString(), "doubling")
+    assert len(OnnxModel.from_bytes(doubling(3).SerializeToString(), "doubling").graph) == 8
+
+
+def test_custom_operators_in_a_branch_are_named() -> None:
+    model = reads_a_file("")["branch"]
+    branch = next(a for a in model.graph.node[0].attribute if a.name == "then_branch").g
+    branch.node[0].CopyFrom(helper.make_node("EPContext", [], ["c"], domain="com.microsoft"))
+    del next(a for a in model.graph.node[0].attribute if a.name == "else_branch").g.initializer[:]
+    with pytest.raises(CaptureError, match=r"com\.microsoft\.EPContext"):
+        OnnxModel.from_bytes(model.SerializeToString(), "custom")

@@ -16,7 +16,7 @@ from partita.nouns.offload import OffloadLink, OffloadProblem
 from partita.offload.capture.jobs import read_jobs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cache import cached_times
-from partita.offload.measure.cuts import Side, cut_points, fitted, with_messages
+from partita.offload.measure.cuts import cut_points, fitted, with_messages
 from partita.offload.measure.inference import InferenceTimes, measure_model
 from partita.offload.measure.link import measure_link
 from partita.offload.measure.profile import task_of_kernels
@@ -65,16 +65,15 @@ def test_tasks_sum_to_what_halves_take() -> None:
     assert (fitted(seconds, {}, "device") == seconds).all()
 
 
-@pytest.mark.parametrize("side", ["device", "server"])
-def test_a_message_costs_a_half_and_no_whole_device(squeezenet: OnnxModel, side: Side) -> None:
-    """Every cut that one tensor crosses costs at least its arithmetic; a device that does all, no more than that."""
+def test_a_message_costs_the_servers_half_and_the_whole(squeezenet: OnnxModel) -> None:
+    """Every cut that one tensor crosses costs at least its arithmetic."""
     order = squeezenet.tasks_topological
     plain = dict.fromkeys(order, 1e-3)
-    priced = with_messages(squeezenet, plain, side, (2e-4, 1e-9))
-    added = 0.0 if side == "device" else 2e-4 + 1e-9 * squeezenet.input_bytes
+    priced = with_messages(squeezenet, plain, (2e-4, 1e-9))
+    added = 2e-4 + 1e-9 * squeezenet.input_bytes
     assert sum(priced.values()) == pytest.approx(sum(plain.values()) + added)
     for k in cut_points(squeezenet, np.ones(len(order))):
-        own = order[:k] if side == "device" else order[k:]
+        own = order[k:]
         (crossing,) = squeezenet.halves(frozenset(order[:k])).crossing
         cost = 2e-4 + 1e-9 * (squeezenet.types[crossing].size_bytes or 0)
         assert sum(priced[t] for t in own) == pytest.approx(sum(plain[t] for t in own) + cost, rel=0.05)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable
 from typing import Any
 
 Json = dict[str, Any]
 Parts = tuple[float, tuple[float, float, float] | None]
+Value = tuple[float, float]  # (largest lateness, last end)
 
 
 def downsets(tasks: list[Json]) -> list[frozenset[str]]:
@@ -34,34 +36,56 @@ def parts(job: Json, cut: frozenset[str], link: Json) -> Parts:
     return device, (sent / link["up_bytes_per_s"], sum(t["server_s"] for t in away), back / link["down_bytes_per_s"])
 
 
-def makespan(jobs: Iterable[Parts], round_trip_s: float, threads: int) -> float:
-    """The last end of jobs in this order."""
-    device = up = down = end = 0.0
+def value(jobs: Iterable[tuple[Json, Parts]], round_trip_s: float, threads: int) -> Value:
+    """The largest lateness and the last end of jobs in this order."""
+    device = up = down = end = late = 0.0
     free = [0.0] * threads
-    for d, rest in jobs:
-        device += d
-        end = max(end, device)
+    for job, (d, rest) in jobs:
+        device = max(device, job.get("release_s", 0.0)) + d
+        done = device
         if rest is not None:
             up = max(up, device) + rest[0]
             t = free.index(min(free))
             free[t] = max(free[t], up + round_trip_s / 2) + rest[1]
             down = max(down, free[t]) + rest[2]
-            end = max(end, down + round_trip_s / 2)
-    return end
+            done = down + round_trip_s / 2
+        end = max(end, done)
+        late = max(late, done - job.get("deadline_s", math.inf))
+    return late, end
+
+
+def best_values(problem: Json) -> tuple[Value, float]:
+    """(the least lateness with the least makespan among those, the least makespan of all) over all cuts and orders."""
+    link, jobs = problem["link"], problem["jobs"]
+    options = [[(j, p) for p in {parts(j, c, link): None for c in downsets(j["tasks"])}] for j in jobs]
+    served: Iterable[Iterable[tuple[Json, Parts]]]
+    if any("deadline_s" in j or "release_s" in j for j in jobs):
+        served = (o for picked in itertools.product(*options) for o in itertools.permutations(picked))
+    else:  # equal jobs may change places
+        served = (
+            [({}, p) for p in o]
+            for picked in itertools.product(*options)
+            for o in set(itertools.permutations(p for _, p in picked))
+        )
+    values = [value(o, link["round_trip_s"], problem["server_threads"]) for o in served]
+    return min(values), min(end for _, end in values)
 
 
 def least_makespan(problem: Json) -> float:
     """Over all cuts and orders."""
-    link = problem["link"]
-    options = [list({parts(j, c, link): None for c in downsets(j["tasks"])}) for j in problem["jobs"]]
-    orders = (o for picked in itertools.product(*options) for o in set(itertools.permutations(picked)))
-    return min(makespan(o, link["round_trip_s"], problem["server_threads"]) for o in orders)
+    return best_values(problem)[1]
 
 
 def of_plan(problem: Json, order: Iterable[int], cuts: list[list[str]]) -> float:
     """The makespan of a printed plan."""
-    chosen = [parts(problem["jobs"][j], frozenset(cuts[j]), problem["link"]) for j in order]
-    return makespan(chosen, problem["link"]["round_trip_s"], problem["server_threads"])
+    return value_of_plan(problem, order, cuts)[1]
+
+
+def value_of_plan(problem: Json, order: Iterable[int], cuts: list[list[str]]) -> Value:
+    """The lateness and the makespan of a printed plan."""
+    jobs = problem["jobs"]
+    chosen = [(jobs[j], parts(jobs[j], frozenset(cuts[j]), problem["link"])) for j in order]
+    return value(chosen, problem["link"]["round_trip_s"], problem["server_threads"])
 
 
 def amount(chance: random.Random, scale: float) -> float:
@@ -111,3 +135,15 @@ def instance(shape: str, seed: int, *, equal: bool = False) -> Json:
         "server_threads": chance.choice([1, 1, 2, 3]),
         "jobs": [{"name": f"job{k}", **m} for k, m in enumerate(models)],
     }
+
+
+def timed(shape: str, seed: int) -> Json:
+    """A small problem with deadlines, tight and loose, and in every other one with release times."""
+    problem, chance = instance(shape, seed), random.Random(f"timed {shape} {seed}")
+    device = sum(t["device_s"] for j in problem["jobs"] for t in j["tasks"])
+    for job in problem["jobs"]:
+        if chance.random() < 0.7:
+            job["deadline_s"] = device * chance.uniform(0, 1.2)
+        if seed % 2 and chance.random() < 0.7:
+            job["release_s"] = device * chance.uniform(0, 0.6)
+    return problem

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from offload.plan.offload_brute import Json, instance, least_makespan, of_plan
+from offload.plan.offload_brute import (
+    Json,
+    best_values,
+    instance,
+    least_makespan,
+    of_plan,
+    timed,
+    value_of_plan,
+)
 
 from partita.errors import BadInput
 from partita.nouns.offload import OffloadPlan, OffloadProblem
@@ -64,6 +72,38 @@ def test_many_small_problems_are_planned_best(shape: str) -> None:
     found = gaps(shape, range(ALL))
     assert np.mean(found) < 0.01
     assert max(found) < 0.03
+
+
+def assert_late_plans_are_honest(shape: str, seeds: range, budget_s: float = 0.5) -> None:
+    """With deadlines and release times: the value is right, least lateness first where it says "exact", and the bound is
+    below every plan, be it late or not."""
+    for seed in seeds:
+        problem = timed(shape, seed)
+        read = OffloadProblem.from_json(problem)
+        plan = plan_offload(read, budget_s=budget_s)
+        late, end = value_of_plan(problem, plan.order, plan.to_json(read)["cuts"])
+        (least_late, then_least), least = best_values(problem)
+        where = (shape, seed)
+        assert plan.makespan_s == pytest.approx(end, rel=NEAR, abs=1e-12), where
+        assert plan.lower_bound_s <= least * (1 + NEAR), where
+        if plan.bound == "exact":
+            assert end == pytest.approx(least, rel=NEAR), where
+        if plan.method == "exact" or budget_s >= 0.5:
+            assert late == pytest.approx(least_late, rel=NEAR, abs=1e-9), where
+            assert end == pytest.approx(then_least, rel=NEAR), where
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree", "dag"])
+def test_with_deadlines_the_bound_is_below_late_plans_too(shape: str) -> None:
+    assert_late_plans_are_honest(shape, range(20))
+    assert_late_plans_are_honest(shape, range(20, 40), budget_s=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["chain", "tree", "dag"])
+def test_many_problems_with_deadlines(shape: str) -> None:
+    assert_late_plans_are_honest(shape, range(167))
+    assert_late_plans_are_honest(shape, range(167, 334), budget_s=1e-5)
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree", "dag"])

@@ -16,8 +16,8 @@ from partita.files import dump_json
 from partita.nouns.timeline import Timeline
 from partita.offload.capture import jobs as offload_jobs
 from partita.offload.capture.jobs import JobSpec
-from partita.offload.run.session import Session
-from partita.offload.run.work import come_at_random, stream_plan
+from partita.offload.onnx_session import Session
+from partita.offload.run.problem import come_at_random, stream_plan
 
 ONE, TWO = net(), net("two", 1, outputs=2)
 
@@ -177,7 +177,7 @@ def test_a_plan_file_must_be_one(work: list[JobSpec], tmp_path: Path, capsys: py
 
 
 def test_the_check_finds_a_wrong_answer(work: list[JobSpec]) -> None:
-    from partita.offload.run.work import largest_difference
+    from partita.offload.run.problem import largest_difference
 
     right = [Session(w.model.data, w.name).run(w.input) for w in work]
     assert largest_difference(work, right) == 0

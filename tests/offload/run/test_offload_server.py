@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from offload.run.small_nets import image, net, served
 
+from partita.offload.onnx_session import Session
 from partita.offload.run import client as clients
 from partita.offload.run.client import Client, NoMemory, Refused, Unreachable
 from partita.offload.run.codec import encode
-from partita.offload.run.credentials import Key
-from partita.offload.run.session import Session
-from partita.offload.run.store import NoRoom, Store, Unknown, cut_id
+from partita.offload.run.credentials import ClientCredentials
+from partita.offload.run.model_store import ModelStore, NoRoom, Unknown, cut_id
 from partita.offload.run.wire import HEALTH, SERVICE, pack, unpack
 
 NET = net()
@@ -201,7 +201,7 @@ def test_a_model_must_be_what_it_says(server: str) -> None:
 
 def test_the_store_forgets_the_least_recently_used() -> None:
     one, two, three = (net(f"n{k}", k) for k in range(3))
-    store = Store(2e6)
+    store = ModelStore(2e6)
     for m in (one, two):
         store.put(m, 8e5)
     store.model(one.hash)
@@ -219,7 +219,7 @@ def test_the_store_forgets_the_least_recently_used() -> None:
 
 
 def test_the_store_builds_a_session_once_and_from_many_threads() -> None:
-    store = Store(1e9)
+    store = ModelStore(1e9)
     store.put(NET, len(NET.data))
     cut = store.name_cut(NET.hash, HALF)
     assert cut == cut_id(sorted(HALF, reverse=True))
@@ -234,7 +234,7 @@ def test_the_store_builds_a_session_once_and_from_many_threads() -> None:
 
 
 def test_models_on_their_way_up_are_counted() -> None:
-    store = Store(1e6)
+    store = ModelStore(1e6)
     store.expect(6e5)
     with pytest.raises(NoRoom, match="coming up now"):
         store.expect(6e5)
@@ -242,7 +242,7 @@ def test_models_on_their_way_up_are_counted() -> None:
     store.expect(6e5)
 
 
-# ---- the door --------------------------------------------------------------------------------------------------------------
+# ---- credentials --------------------------------------------------------------------------------------------------------------
 
 
 def test_tls_with_a_token(tmp_path: Path) -> None:
@@ -250,21 +250,21 @@ def test_tls_with_a_token(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     with served(tmp_path, "--host", "0.0.0.0", "--keys", str(keys)) as (where, _):
         ca, token = (keys / "cert.pem").read_bytes(), (keys / "token").read_text().strip()
-        with Client(where, Key(token, ca)) as client:
+        with Client(where, ClientCredentials(token, ca)) as client:
             client.hello()
             client.put(NET)
             assert len(list(client.work(iter([raw_job()])))) == 2
-        with Client(where, Key("wrong", ca)) as client:
+        with Client(where, ClientCredentials("wrong", ca)) as client:
             for call in (client.hello, lambda: client.put(NET), client.metrics, lambda: client.link(0.1)):
                 with pytest.raises(Refused, match="token is not this server's"):
                     call()
             with pytest.raises(grpc.RpcError, match="token"):
                 list(client.work(iter([raw_job()])))
-        with Client(where, Key(token)) as client, pytest.raises(Unreachable):
-            client.hello(2.0)  # plain text at a TLS door
+        with Client(where, ClientCredentials(token)) as client, pytest.raises(Unreachable):
+            client.hello(2.0)  # plain text to a TLS port
         other = tmp_path / "other"
         with served(tmp_path, "--host", "0.0.0.0", "--keys", str(other)):
-            stranger = Key(token, (other / "cert.pem").read_bytes())
+            stranger = ClientCredentials(token, (other / "cert.pem").read_bytes())
         with Client(where, stranger) as client, pytest.raises(Unreachable):
             client.hello(2.0)  # not the certificate that was pinned
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -13,9 +11,7 @@ from hypothesis import strategies as st
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
-from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.profile import Profile, Sample
-from partita.pipeline.plan.task import SLACK
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 FEW = settings(max_examples=25, deadline=None, database=None, suppress_health_check=QUIET)
@@ -87,45 +83,3 @@ def profiles(
         costs = CostTable.given(kinds, times, np.full(len(graph.producer), math.nan))
         samples.append(Sample(size, graph, costs))
     return Profile("job.py:job", 4, tuple(samples), cluster, draw(st.sampled_from([0.0, 2.0])))
-
-
-def chains_of(graph: TaskGraph, most: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Every way to deal the forward tasks to at most so many stages in order, without torn groups or edges that run back."""
-    forward = [t.id for t in graph.tasks if t.phase == "forward"]
-    index = {t: i for i, t in enumerate(forward)}
-    edges = [(index[graph.tasks[u].id], index[graph.tasks[v].id]) for u, v in graph.edges.tolist()
-             if graph.tasks[u].id in index and graph.tasks[v].id in index]  # fmt: skip
-    group = [graph.tasks[graph.index[t]].group for t in forward]
-    for stages in range(1, most + 1):
-        for at in itertools.product(range(stages), repeat=len(forward)):
-            if (
-                len(set(at)) == stages
-                and all(at[u] <= at[v] for u, v in edges)
-                and len({k for k, g in zip(at, group, strict=True) if g is not None}) <= 1
-            ):
-                yield tuple(tuple(t for t, s in zip(forward, at, strict=True) if s == k) for k in range(stages))
-
-
-def every_plan(profile: Profile, slacks: tuple[int, ...] = SLACK) -> Iterator[tuple[PipelinePlan, Sample]]:
-    """All pipeline plans: stages, devices of one type each (in every order), micro-batches, and in flight."""
-    cluster = profile.cluster
-    for sample in profile.samples:
-        batches = -(-profile.batch_size // sample.micro_batch_size)
-        for chain in chains_of(sample.graph, len(cluster.devices)):
-            for devices in deals(cluster, len(chain)):
-                stages = tuple(Stage(t, d) for t, d in zip(chain, devices, strict=True))
-                least = sum(map(len, devices))
-                for flight in {max(1, min(least + s, batches)) for s in slacks}:
-                    yield PipelinePlan(sample.graph.fingerprint, stages, batches, flight, "1f1b"), sample
-
-
-def deals(cluster: Cluster, stages: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Every way to give each stage at least one device, all of one type; equal devices in the cluster's order."""
-    type_of = {d.name: (d.kind, d.speed, d.memory_bytes) for d in cluster.devices}
-    seen = set()
-    for at in itertools.product(range(-1, stages), repeat=len(cluster.devices)):
-        deal = tuple(tuple(d.name for d, k in zip(cluster.devices, at, strict=True) if k == s) for s in range(stages))
-        shape = tuple(tuple(type_of[d] for d in ds) for ds in deal)
-        if all(deal) and all(len(set(s)) == 1 for s in shape) and shape not in seen:
-            seen.add(shape)
-            yield deal

@@ -10,8 +10,9 @@ import pytest
 from pipeline.report.sample_run import make_plan, make_story
 
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.plan import PlanFile
+from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.problem import Problem
+from partita.pipeline.report import charts
 from partita.pipeline.report.charts import loss_difference
 from partita.pipeline.report.page import headline, page
 from partita.pipeline.report.story import Engine, Story, simulated
@@ -173,3 +174,13 @@ def test_losses_that_agree_are_said_to() -> None:
 def test_infinite_and_missing_losses_do_not_break_the_curve() -> None:
     e = Engine("pipeline", losses=((0, 2.0), (1, float("nan")), (2, float("inf")), (3, 1.0)))
     assert "nan" not in re.sub(r"<script.*?</script>|<style.*?</style>", "", page(Story("x", engines=(e,))), flags=re.S)
+
+
+def test_the_alternatives_are_set_against_the_chosen_plan() -> None:
+    """Also where they were planned without it, as the demo does."""
+    verdict = Verdict(2.0, 1.0, "exact", "antichain-dp", 0.1)
+    text = charts.alternatives({"even": 3.0, "single": 4.0}, verdict)
+    rows = re.findall(r"<td><(?:b|span)>([\w-]+)</.*?([^<>]*)</td></tr>", text)
+    assert rows == [("antichain-dp", "chosen"), ("even", "+50 %"), ("single", "+100 %")]
+    assert charts.alternatives({}, verdict) == ""
+    assert "0 %" in charts.alternatives({"even": 0.0, "single": 0.0}, None)

@@ -92,7 +92,7 @@ def test_a_resumed_step_counts_once(tmp_path: Path) -> None:
         ("summary.json", "{", "line 1"),
         ("summary.json", "{}", "partita-summary"),
         ("plan.json", "{}", "partita-plan"),
-        ("measured.json", '{"traceEvents": []}', "no timeline"),
+        ("measured.json", '{"traceEvents": []}', "is damaged"),
         ("predicted.json", "\0", "not JSON"),
     ],
 )

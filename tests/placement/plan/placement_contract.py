@@ -42,6 +42,9 @@ SOME = settings(
 SECONDS = st.one_of(st.just(0.0), st.floats(0.01, 3.0), st.sampled_from([1.0, 2.0]))
 
 
+Order = Mapping[str, tuple[str, ...]]
+
+
 def largest_load(problem: Problem, placement: Mapping[str, str]) -> float:
     """The largest load in seconds, by the problem's rule."""
     compute = {d.name: 0.0 for d in problem.cluster.devices}
@@ -66,9 +69,9 @@ def largest_load(problem: Problem, placement: Mapping[str, str]) -> float:
     return max(loads)
 
 
-def makespan(problem: Problem, placement: Mapping[str, str]) -> float:
+def makespan(problem: Problem, placement: Mapping[str, str], order: Order | None = None) -> float:
     """One sample's makespan in seconds, by the simulator."""
-    plan = PlacementPlan(problem.graph.fingerprint, placement)
+    plan = PlacementPlan(problem.graph.fingerprint, placement, order or {})
     program = lower(problem.graph, problem.cluster, plan)
     return float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
 
@@ -140,8 +143,8 @@ class PlacementContract:
         """The planner. Raises Infeasible."""
         raise NotImplementedError
 
-    def value_s(self, problem: Problem, placement: Mapping[str, str]) -> float:
-        """The objective, by definition."""
+    def value_s(self, problem: Problem, placement: Mapping[str, str], order: Order | None = None) -> float:
+        """The objective, by definition; devices run their tasks in `order`, or as the graph has them."""
         return largest_load(problem, placement)
 
     def allowed(self, problem: Problem, placement: Mapping[str, str]) -> bool:
@@ -164,7 +167,9 @@ class PlacementContract:
         assert isinstance(file.plan, PlacementPlan)
         placement, verdict = file.plan.placement, file.verdict
         assert faults(problem, placement) == []
-        assert math.isclose(verdict.value_s, self.value_s(problem, placement), rel_tol=1e-9, abs_tol=1e-15)
+        assert math.isclose(
+            verdict.value_s, self.value_s(problem, placement, file.plan.order), rel_tol=1e-9, abs_tol=1e-15
+        )
         assert verdict.lower_bound_s <= best * (1 + 1e-9) + 1e-15, "the bound is above a placement"
         assert verdict.lower_bound_s <= verdict.value_s * (1 + 1e-12)
         for name in (d.name for d in problem.cluster.devices):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_worlds import FEW, MANY, pairs_of
+from pipeline.plan.planning_worlds import FEW, MANY, pairs_of
 
 from partita.errors import BadInput, Infeasible
 from partita.nouns.cluster import Cluster, Device, Link
@@ -249,7 +249,7 @@ def test_the_lattice_gives_what_the_pairs_give(problem):
         + 1.0
     )
     pairs = best_stages(work, replication, states, upper)
-    value, stages, bound = best_stages_by_lattice(work, replication, states, upper, time.monotonic() + 60)
+    value, stages, bound = best_stages_by_lattice(work, replication, states, upper, math.inf)
     assert value == pytest.approx(pairs[0], rel=1e-9, abs=1e-12)
     assert bound == pytest.approx(value, rel=1e-9, abs=1e-12)
     assert sorted(int(u) for s in stages for u in s.units) == list(range(len(work.units)))
@@ -287,9 +287,9 @@ def test_too_many_downsets_give_a_plan_with_an_honest_bound(rule):
 
     problem = dataclasses.replace(layered(120, 12, 8, 0), rule=rule)
     assert every_downset(Work.of(problem).units, 1000) is None
-    began = time.monotonic()
+    began = time.process_time()
     file = plan_contiguous(problem)
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30
     verdict = file.verdict
     assert verdict.bound != "exact"
     assert float(problem.costs.seconds.sum()) / 8 <= verdict.lower_bound_s * (1 + 1e-9)

@@ -152,6 +152,7 @@ def alone(job: TrainingJob, steps: int, size: int) -> tuple[dict[int, float], to
     """(losses, model) of a plain training loop in this process, gradients gathered over the same micro-batches."""
     model = job.build()
     optimizer = job.optimizer(list(model.named_parameters()))
+    scheduler = job.scheduler(optimizer) if job.scheduler else None
     found: dict[int, float] = {}
     epoch = 0
     while True:
@@ -166,5 +167,7 @@ def alone(job: TrainingJob, steps: int, size: int) -> tuple[dict[int, float], to
                 (loss * share).backward()
                 total += float(loss.detach()) * share
             optimizer.step()
+            if scheduler:
+                scheduler.step()
             found[len(found) + 1] = total
         epoch += 1

@@ -6,12 +6,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from partita.cli import main
 from partita.errors import CheckpointError
@@ -19,15 +20,13 @@ from partita.training.runtime import checkpoint
 from partita.training.runtime.checkpoint import (
     Progress,
     examine,
-    is_plain,
     latest,
-    optimizer_tensors,
     read,
-    restore_optimizer,
     write,
 )
+from partita.training.runtime.optimizer_state import Group, OptimizerState
 
-STATE: dict[str, Any] = {"optimizer": {}, "groups": [], "scheduler": None}
+NOTHING = OptimizerState()
 
 
 def tensors(value: float) -> dict[str, Tensor]:
@@ -35,22 +34,25 @@ def tensors(value: float) -> dict[str, Tensor]:
 
 
 def written(folder: Path, step: int, **more: Any) -> Path:
-    return write(folder, Progress(step, 1, 2), tensors(step), {}, {}, STATE, **more)
+    return write(folder, Progress(step, 1, 2), tensors(step), {}, NOTHING, {}, **more)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     model = {**tensors(1.5), "count": torch.tensor(7), "half": torch.ones(2, dtype=torch.bfloat16)}
-    state = {**STATE, "optimizer": {"a.weight/step": 3}, "scheduler": {"last_epoch": 4}}
-    path = write(
-        tmp_path / "c", Progress(3, 1, 2), model, {"a.weight": ("b.weight",)}, {"a.weight/m": torch.ones(3, 2)}, state
+    groups = (Group(("a.weight",), {"lr": 0.1}, {"base_lrs": 0.1}), Group(("a.bias",), {"lr": 0.2}, {"base_lrs": 0.2}))
+    state = OptimizerState(
+        "SGD", {"a.weight": {"m": torch.ones(3, 2)}}, {"a.weight": {"step": 3}}, groups, "StepLR", {"last_epoch": 4}
     )
+    path = write(tmp_path / "c", Progress(3, 1, 2), model, {"a.weight": ("b.weight",)}, state, {"seed": 7})
     found = read(tmp_path / "c")
     assert path == tmp_path / "c" / "step-00000003"
     assert found.progress == Progress(3, 1, 2)
     assert found.model.keys() == {*model, "b.weight"}
     assert all(torch.equal(found.model[n], t) and found.model[n].dtype == t.dtype for n, t in model.items())
     assert torch.equal(found.model["b.weight"], model["a.weight"])
-    assert (found.state["optimizer"], found.state["scheduler"]) == (state["optimizer"], state["scheduler"])
+    assert found.optimizer.tensors["a.weight"]["m"].tolist() == torch.ones(3, 2).tolist()
+    assert replace(found.optimizer, tensors={}) == replace(state, tensors={})
+    assert found.facts["seed"] == 7
     assert read(path).progress == found.progress  # the checkpoint's own folder is taken too
     modes = {p.stat().st_mode & 0o777 for p in path.iterdir()}
     assert len(modes) == 1  # readable by whoever may read the folder's other files
@@ -58,14 +60,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_tensors_that_share_memory_are_written_apart(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
-    write(tmp_path, Progress(1), {"whole": whole, "part": whole[2:4]}, {}, {}, STATE)
+    write(tmp_path, Progress(1), {"whole": whole, "part": whole[2:4]}, {}, NOTHING, {})
     assert read(tmp_path).model["part"].tolist() == [2, 3]
 
 
 def test_only_names_of_the_state_dict_are_in_the_models_file(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    path = write(tmp_path, Progress(1), tensors(1), {}, {}, STATE, saved=("a.weight",))
+    path = write(tmp_path, Progress(1), tensors(1), {}, NOTHING, {}, saved=("a.weight",))
     assert load_file(path / "model.safetensors").keys() == {"a.weight"}
     assert read(tmp_path).model.keys() == {"a.weight", "a.bias"}
 
@@ -194,38 +196,3 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         written(tmp_path / "file" / "c", 1)
-
-
-@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adamax", "Rprop"])
-def test_optimizers_go_on_where_they_were(kind: str) -> None:
-    """Also on another rank, which has only some of the parameters."""
-    torch.manual_seed(0)
-    model, names = nn.Linear(3, 2), ["weight", "bias"]
-    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
-
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for p in model.parameters():
-            p.grad = torch.ones_like(p) * 0.3
-        optimizer.step()
-
-    step(model, optimizer)
-    step(model, optimizer)
-    state, numbers = optimizer_tensors(optimizer, names)
-    assert all(is_plain(v) for v in numbers.values())
-    other = nn.Linear(3, 2)
-    other.load_state_dict(model.state_dict())
-    for kept in (names, ["bias"]):
-        parameters = [dict(other.named_parameters())[n] for n in kept]
-        again = getattr(torch.optim, kind)(parameters, lr=0.01)
-        restore_optimizer(again, kept, state, numbers)
-        found, _ = optimizer_tensors(again, kept)
-        assert found.keys() == {k for k in state if k.rpartition("/")[0] in kept}
-        assert all(torch.equal(found[k], state[k]) for k in found)
-
-
-def test_an_optimizer_whose_state_no_file_holds() -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.state[model.weight]["history"] = {"a": 1}
-    with pytest.raises(CheckpointError, match="SGD keeps a dict as 'history' of weight"):
-        optimizer_tensors(optimizer, ["weight", "bias"])

@@ -53,9 +53,50 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_what_it_did(tmp_path: Pa
         error,
     ), error
     assert f"--resume {run.out / 'checkpoints'}" in error
-    assert "dmesg" in error
+    assert "nothing here ran out of memory: somebody, or a batch system, killed it" in error
     assert run.stdout == ""
     examine(run.out / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (signal.SIGTERM, "was killed by SIGTERM .* hint: something asked it to end"),
+        (signal.SIGSEGV, r"was killed by SIGSEGV .* hint: it crashed in compiled code.*; see .*worker-rank1\.log"),
+    ],
+)
+def test_a_signal_has_its_own_words(sent: signal.Signals, words: str, tmp_path: Path, plans: Path) -> None:
+    """And no hint at a checkpoint, where there is none."""
+    run = train(tmp_path, "failing:good", plans / "good.json", *MANY)
+    run.wait_for_step(2)
+    os.kill(run.workers()[1], sent)
+    assert run.wait(10) == 1
+    assert re.search(words, run.error()), run.error()
+    assert "--resume" not in run.error()
+
+
+def test_two_runs_into_one_folder(tmp_path: Path, plans: Path) -> None:
+    """The second is told who has it, the first goes on; when it is killed, the folder is free."""
+    first = train(tmp_path, "failing:good", plans / "good.json", *MANY)
+    first.wait_for_step(2)
+    second = start(tmp_path / "second", ["run", "x.py:job", "--plan", plans / "good.json", "-o", first.out])
+    assert second.wait() == 2
+    assert f"another run is writing into {first.out}: process {first.process.pid} on " in second.error()
+    first.wait_for_step(4)
+    first.process.kill()
+    first.wait()
+    third = train(tmp_path, "failing:good", plans / "good.json", "--steps", "2")
+    assert third.wait() == 0, third.stderr
+
+
+def test_a_stopped_replica_is_noticed_after_the_timeout(tmp_path: Path) -> None:
+    """The others wait for it in a group of their own, whose patience is the run's."""
+    plan_file("failing:good", stages=1, replicas=[2]).write(tmp_path / "plan.json")
+    run = train(tmp_path, "failing:good", tmp_path / "plan.json", *MANY, "--timeout-s", "5")
+    run.wait_for_step(3)
+    os.kill(run.workers()[1], signal.SIGSTOP)
+    assert run.wait(5 + 15) == 1
+    assert "is stopped (SIGSTOP) during step" in run.error()
 
 
 def test_a_stopped_worker_is_noticed_after_the_timeout(tmp_path: Path, plans: Path) -> None:

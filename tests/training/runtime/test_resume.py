@@ -56,6 +56,26 @@ def test_another_plan_goes_on_with_the_same_model(tmp_path: Path) -> None:
     assert float(read(path).model["warmth"]) == pytest.approx(float(model.warmth))  # type: ignore[arg-type]
 
 
+def test_groups_and_schedulers_go_on_under_another_plan(tmp_path: Path) -> None:
+    """AdamW with decay and no-decay groups under a SequentialLR: moments, rates and decay follow their parameter."""
+    plan_file("failing:grouped", stages=2).write(tmp_path / "two.json")
+    plan_file("failing:grouped", stages=3, shift=-1).write(tmp_path / "three.json")
+    trained(tmp_path, "failing:grouped", tmp_path / "two.json", "--steps", "4")
+    resume = ("--resume", str(tmp_path / "run" / "checkpoints"))
+    found = trained(tmp_path, "failing:grouped", tmp_path / "three.json", "--steps", "9", *resume)
+    wanted, _ = alone(load_job(source_of("failing:grouped")), 9, 2)
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_what_cannot_be_saved_is_told_after_the_first_step(tmp_path: Path) -> None:
+    """And not after an hour."""
+    plan_file("failing:unkeepable", stages=2).write(tmp_path / "plan.json")
+    run = train(tmp_path, "failing:unkeepable", tmp_path / "plan.json", "--steps", "1000000")
+    assert run.wait() == 2, run.stderr
+    assert "UnkeepableSgd's 'rule' of parameter group 0 is a builtin_function_or_method, which no checkpoint holds" in run.error()  # fmt: skip
+    assert len(losses(run.out)) == 1
+
+
 def test_tied_weights_load_into_the_plain_model(tmp_path: Path) -> None:
     """GPT-2 over two stages: its one matrix is in the file under both of its names, and trained as in one process."""
     pytest.importorskip("transformers")

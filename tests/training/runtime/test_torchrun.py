@@ -17,8 +17,9 @@ from training.runtime.helpers import plan_file, source_of
 from training.runtime.runs import JOBS, LOOPBACK, Run, alone, listening, losses, metrics, start
 
 from partita.cli import main
+from partita.spawn import process_state
 from partita.training.job import load_job
-from partita.training.runtime.launch import process_state
+from partita.training.runtime.checkpoint import examine
 from partita.training.runtime.worker_status import Board
 
 
@@ -40,6 +41,18 @@ def by_hand(folder: Path, ranks: Sequence[int], command: list[str], port: int, w
     """Ranks as another launcher would start them."""
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     return [start(folder / f"rank{r}", command, {**env, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in ranks]
+
+
+def by_agent(folder: Path, command: list[str]) -> Run:
+    """Two ranks under torchrun."""
+    agent = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    with open(folder / "stderr", "wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *agent, "--master-port", str(free_port()), "-m", "partita", *command],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+        )
+    return Run(process, folder, folder / "run")
 
 
 def test_torchrun_trains_like_one_process(tmp_path: Path, plan: Path) -> None:
@@ -80,20 +93,32 @@ def test_a_lost_rank_is_named_by_the_other_one(tmp_path: Path, plan: Path) -> No
             rank.end()
 
 
-@pytest.mark.slow
-def test_a_rank_ended_by_torchrun_says_so(tmp_path: Path, plan: Path) -> None:
-    """torchrun sends SIGTERM to the others when one rank fails."""
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_saves(
+    sent: signal.Signals, tmp_path: Path, plan: Path
+) -> None:
     ranks = by_hand(tmp_path, (0, 1), words(plan, tmp_path / "run", "--steps", "1000000"), free_port())
     try:
         ranks[0].wait_until(lambda: len(metrics(tmp_path / "run")) >= 3, "step 3")
-        ranks[0].process.send_signal(signal.SIGTERM)
-        assert ranks[0].wait(10) == 1
-        assert ranks[1].wait(10) == 1
-        assert re.search(r"rank 0 was ended by SIGTERM during step \d+|rank 1 is gone", ranks[0].error())
-        assert "rank 0 is gone" in ranks[1].error()
+        ranks[1].process.send_signal(sent)
+        assert [r.wait(20) for r in ranks] == [130, 130], [r.stderr for r in ranks]
+        last = max(losses(tmp_path / "run"))
+        for rank in ranks:
+            assert rank.error().startswith(f"stopped after step {last}, which is saved. hint: go on with --resume")
+        assert examine(tmp_path / "run" / "checkpoints")[1].step == last
     finally:
         for rank in ranks:
             rank.end()
+
+
+@pytest.mark.slow
+def test_torchrun_asked_to_end_saves(tmp_path: Path, plan: Path) -> None:
+    """As a batch system asks: SIGTERM to the agent."""
+    run = by_agent(tmp_path, words(plan, tmp_path / "run", "--steps", "1000000"))
+    run.wait_for_step(3)
+    run.process.terminate()
+    assert run.wait(40) != 0
+    assert examine(tmp_path / "run" / "checkpoints")[1].step == max(losses(tmp_path / "run"))
 
 
 def test_a_port_in_use(tmp_path: Path, plan: Path) -> None:
@@ -153,15 +178,7 @@ def test_told_before_anything_starts(
 @pytest.mark.slow
 def test_torchrun_ends_when_a_rank_is_killed(tmp_path: Path, plan: Path) -> None:
     """The remaining rank still says who was lost, before or after torchrun asks it to end."""
-    with open(tmp_path / "stderr", "wb") as stderr:
-        agent = subprocess.Popen(
-            [
-                sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
-                "--master-port", str(free_port()), "-m", "partita", *words(plan, tmp_path / "run", "--steps", "1000000"),
-            ],
-            stdout=subprocess.DEVNULL, stderr=stderr,
-        )  # fmt: skip
-    run = Run(agent, tmp_path, tmp_path / "run")
+    run = by_agent(tmp_path, words(plan, tmp_path / "run", "--steps", "1000000"))
     run.wait_for_step(3)
     pids = [Board.open(tmp_path / "run" / f".board-{r}", 2).row(r).pid for r in (0, 1)]
     os.kill(pids[1], signal.SIGKILL)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from partita.offload.measure.inference import InferenceTimes
     from partita.offload.measure.link import LinkTimes
 
+Json = dict[str, Any]
+_Here = Callable[["OnnxModel", float], "InferenceTimes"]
 _LINK = ("up_bytes_per_s", "down_bytes_per_s", "round_trip_s")
 
 
@@ -36,28 +38,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-s", type=float, default=4.0, metavar="S", help="seconds a model and side; default 4")
     parser.add_argument("--cache", metavar="DIR", help="where measurements are kept; default $XDG_CACHE_HOME/partita")
     parser.add_argument("--token-file", metavar="FILE", help="the server's token")
-    parser.add_argument("--ca", metavar="PEM", help="the server's certificate")
+    parser.add_argument("--ca", metavar="PEM", help="the server's certificate, or that of its authority")
+    parser.add_argument(
+        "--server-name",
+        metavar="NAME",
+        help="the name in the server's own certificate; default: that of one made by serve",
+    )
     parser.add_argument("--insecure", action="store_true", help="plain text, also beyond loopback")
     parser.add_argument("-o", "--out", metavar="JSON", help="write the costs (partita offload plan --costs reads them)")
 
 
-def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
-    """Measure this side, then the other, then the link. Raises BadInput and its kin, and what the server's client raises."""
+def run(options: argparse.Namespace, talk: Talk) -> Json:
+    """Measure this side, then the other, then the link and what messages take. Raises BadInput and its kin, and what the server's client raises."""
     given = _check(options)
     from partita.offload.measure.cache import cached_times, default_folder, hardware
 
     jobs = _jobs(options)
-    models = {j.model.hash: j.model for j in jobs}
     folder = Path(options.cache) if options.cache else default_folder()
-    device = {}
-    for h, m in models.items():
-        talk.step(f"measuring {m.name} here")
-        device[h], fresh = cached_times(m, folder, options.budget_s)
+
+    def here(model: OnnxModel, budget_s: float) -> InferenceTimes:
+        times, fresh = cached_times(model, folder, budget_s)
         if not fresh:
             talk.say(f"   measured before on {hardware()}")
-    server, link, threads = _other_side(options, given, models, device, talk)
-    problem = _problem(jobs, device, server, link.link, threads)
-    document = {**problem.to_json(), "measured": _measured(models, device, server, link)}
+        return times
+
+    document = _assumed(options, given, jobs, here, talk) if given else _measured(options, jobs, here, talk)
     if options.out:
         write_whole(options.out, dump_json(document))
         talk.say(f"   costs written to {options.out}")
@@ -103,60 +108,42 @@ def _jobs(options: argparse.Namespace) -> Sequence[JobSpec]:
     return [JobSpec(f"{m.name}-{k}" if len(models) > 1 else m.name, m, {}) for k, m in enumerate(models)]
 
 
-def _other_side(
-    options: argparse.Namespace,
-    given: OffloadLink | None,
-    models: Mapping[str, OnnxModel],
-    device: Mapping[str, InferenceTimes],
-    talk: Talk,
-) -> tuple[dict[str, dict[str, float]], LinkTimes, int]:
-    """Seconds by model and task, the link, and how many threads: the server's own word, or what the flags assume."""
-    from partita.offload.measure.link import LinkTimes, measure_link
+def _assumed(options: argparse.Namespace, link: OffloadLink, jobs: Sequence[JobSpec], here: _Here, talk: Talk) -> Json:
+    """This side measured, the other one and the link as the flags say."""
+    from partita.offload.measure.link import LinkTimes
+    from partita.offload.run.problem import problem_of
 
-    if given is not None:
-        slower = {h: {t: s / options.server_speedup for t, s in x.seconds.items()} for h, x in device.items()}
-        return slower, LinkTimes(given, given, given), options.server_threads
+    device = {}
+    for model in {j.model.hash: j.model for j in jobs}.values():
+        talk.step(f"measuring {model.name} here")
+        device[model.hash] = here(model, options.budget_s)
+    own = {h: x.seconds for h, x in device.items()}
+    there = {h: {t: s / options.server_speedup for t, s in x.items()} for h, x in own.items()}
+    problem = problem_of(jobs, own, there, link, options.server_threads)
+    return _document(problem, jobs, device, {h: sum(x.values()) for h, x in there.items()}, LinkTimes(link, link, link))
+
+
+def _measured(options: argparse.Namespace, jobs: Sequence[JobSpec], here: _Here, talk: Talk) -> Json:
+    from partita.offload.run.both_sides import measure_both_sides
     from partita.offload.run.client import Client
-    from partita.offload.run.credentials import Key, split_address
+    from partita.offload.run.credentials import credentials_of
 
-    host, _ = split_address(options.server)
-    key = Key.of(host, insecure=options.insecure, ca=options.ca, token_file=options.token_file)
-    with Client(options.server, key) as client:
-        threads = client.hello().threads
-        server = {}
-        for h, m in models.items():
-            talk.step(f"measuring {m.name} on {options.server}")
-            server[h] = dict(client.measure(m, options.budget_s).seconds)
-        talk.step("measuring the link")
-        return server, measure_link(lambda: client.link(0.4)), threads
+    key = credentials_of(options)
+    found = measure_both_sides(jobs, lambda: Client(options.server, key), options.budget_s, here=here, say=talk.step)
+    server = {h: t.whole.seconds for h, t in found.server.items()}
+    document = _document(found.problem, jobs, found.device, server, found.link)
+    document["measured"]["message_cpu_s"] = asdict(found.messages)
+    return document
 
 
-def _problem(
+def _document(
+    problem: OffloadProblem,
     jobs: Sequence[JobSpec],
     device: Mapping[str, InferenceTimes],
-    server: Mapping[str, Mapping[str, float]],
-    link: OffloadLink,
-    threads: int,
-) -> OffloadProblem:
-    rows = [
-        replace(
-            j.model.offload_job(device[j.model.hash].seconds, server[j.model.hash]),
-            name=j.name,
-            release_s=j.release_s,
-            deadline_s=j.deadline_s,
-        )
-        for j in jobs
-    ]
-    return OffloadProblem.from_json(OffloadProblem(link, tuple(rows), threads).to_json())
-
-
-def _measured(
-    models: Mapping[str, OnnxModel],
-    device: Mapping[str, InferenceTimes],
-    server: Mapping[str, Mapping[str, float]],
+    server: Mapping[str, float],
     link: LinkTimes,
-) -> dict[str, Any]:
-    """What a person wants to know of the measurement; planners do not read it."""
+) -> Json:
+    """The costs, and what a person wants to know of the measurement, which planners do not read."""
     from partita.offload.measure.cache import hardware
 
     rows = [
@@ -170,11 +157,12 @@ def _measured(
             "device_low_s": device[h].whole.low,
             "device_high_s": device[h].whole.high,
             "device_cpu_share": device[h].cpu_s / device[h].whole.seconds,
-            "server_s": sum(server[h].values()),
+            "server_s": server[h],
         }
-        for h, m in models.items()
+        for h, m in {j.model.hash: j.model for j in jobs}.items()
     ]
-    return {"device": hardware(), "models": rows, "link_low": asdict(link.low), "link_high": asdict(link.high)}
+    measured = {"device": hardware(), "models": rows, "link_low": asdict(link.low), "link_high": asdict(link.high)}
+    return {**problem.to_json(), "measured": measured}
 
 
 def text(document: dict[str, Any]) -> str:
@@ -186,6 +174,7 @@ def text(document: dict[str, Any]) -> str:
             ("uplink", f"{rate(link['up_bytes_per_s'])} ({interval['up_bytes_per_s']})"),
             ("downlink", f"{rate(link['down_bytes_per_s'])} ({interval['down_bytes_per_s']})"),
             ("round trip", f"{seconds(link['round_trip_s'])} ({interval['round_trip_s']})"),
+            *([_sending(link)] if "send_s" in link else []),
             ("jobs", f"{len(document['jobs'])}, server threads {document['server_threads']}"),
         ]
     )
@@ -204,6 +193,13 @@ def text(document: dict[str, Any]) -> str:
         for m in seen["models"]
     ]
     return head + "\n\n" + table([(t, "text") for t in titles], rows)
+
+
+def _sending(link: Mapping[str, float]) -> tuple[str, str]:
+    return (
+        "sending",
+        f"takes {seconds(link['send_s'])} of the device, and {seconds(1e6 * link.get('send_s_per_byte', 0.0))} a MB",
+    )
 
 
 def _figure(what: str, value: float) -> str:

@@ -59,7 +59,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true", help="compare every answer with the whole model's on this device"
     )
     parser.add_argument("--token-file", metavar="FILE", help="the server's token")
-    parser.add_argument("--ca", metavar="PEM", help="the server's certificate")
+    parser.add_argument("--ca", metavar="PEM", help="the server's certificate, or that of its authority")
+    parser.add_argument(
+        "--server-name",
+        metavar="NAME",
+        help="the name in the server's own certificate; default: that of one made by serve",
+    )
     parser.add_argument("--insecure", action="store_true", help="plain text, also beyond loopback")
     parser.add_argument(
         "-o", "--out", metavar="DIR", help="write timeline.json, predicted.json, plan.json, executed.json and outputs/"
@@ -105,7 +110,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _arrivals(options: argparse.Namespace, work: list[JobSpec]) -> list[JobSpec]:
     """The jobs as they come: as the file says, or at random. Raises BadInput."""
-    from partita.offload.run.work import come_at_random
+    from partita.offload.run.problem import come_at_random
 
     if options.arrivals is None:
         return work
@@ -127,20 +132,19 @@ def _arrivals(options: argparse.Namespace, work: list[JobSpec]) -> list[JobSpec]
 
 def _connect(options: argparse.Namespace) -> Callable[[], Client] | None:
     from partita.offload.run.client import Client
-    from partita.offload.run.credentials import Key, split_address
+    from partita.offload.run.credentials import credentials_of
 
     if options.server is None:
         return None
-    host, _ = split_address(options.server)
-    key = Key.of(host, insecure=options.insecure, ca=options.ca, token_file=options.token_file)
-    return lambda: Client(options.server, key)
+    credentials = credentials_of(options)
+    return lambda: Client(options.server, credentials)
 
 
 def _decided(
     options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
 ) -> tuple[OffloadProblem, OffloadPlan]:
     """Problem and plan: from files, or measured and planned now; the device alone where there is no server to measure."""
-    from partita.offload.run.work import check_fits, stream_plan
+    from partita.offload.run.problem import check_fits, stream_plan
 
     if options.plan:
         problem, plan = read_plan(options.plan)
@@ -168,22 +172,21 @@ def _measured(
     options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
 ) -> OffloadProblem | None:
     """None, with a sentence, where there is no server to measure."""
+    from partita.offload.run.both_sides import measure_both_sides
     from partita.offload.run.client import Refused, Unreachable
-    from partita.offload.run.work import measured_problem
 
     if connect is None:
         return None
     talk.step(f"measuring {len({w.model.hash for w in work})} models here and on {options.server}")
     try:
-        with connect() as client:
-            return measured_problem(work, client, options.measure_s)
+        return measure_both_sides(work, connect, options.measure_s).problem
     except (Unreachable, Refused) as error:
         talk.say(f"   {error}; the device goes on alone")
         return None
 
 
 def _alone(work: Sequence[JobSpec]) -> tuple[OffloadProblem, OffloadPlan]:
-    from partita.offload.run.work import device_problem
+    from partita.offload.run.problem import device_problem
 
     problem = device_problem(work)
     cuts = tuple(frozenset(j.index) for j in problem.jobs)
@@ -193,7 +196,7 @@ def _alone(work: Sequence[JobSpec]) -> tuple[OffloadProblem, OffloadPlan]:
 def _as_planned(problem: OffloadProblem, transfer: Codec, work: Sequence[JobSpec]) -> OffloadProblem:
     """The problem with the price of coded tensors, measured on one job's crossing tensors."""
     from partita.offload.run.codec import measure_codec, priced
-    from partita.offload.run.work import sample_of
+    from partita.offload.run.problem import sample_of
 
     return problem if transfer == "raw" else priced(problem, measure_codec(transfer, sample_of(work[0])))
 
@@ -202,8 +205,8 @@ def _document(
     options: argparse.Namespace, problem: OffloadProblem, plan: OffloadPlan, work: Sequence[JobSpec], done: OffloadRun
 ) -> dict[str, Any]:
     from partita.offload.run.execute import facts_of
+    from partita.offload.run.problem import largest_difference
     from partita.offload.run.record import MACHINES, busy_s
-    from partita.offload.run.work import largest_difference
 
     expected = dict(zip(MACHINES, part_times(problem, plan)[0].sum(axis=0).tolist(), strict=True))
     predicted = plan.makespan_s or None

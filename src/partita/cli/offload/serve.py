@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
 from partita.page.text import count, facts, seconds, size
+
+if TYPE_CHECKING:
+    from partita.offload.run.settings import ServerSettings
 
 _KEYS = "~/.config/partita/offload"
 
@@ -29,6 +32,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--grace-s", type=float, default=10.0, help="after SIGTERM, for the jobs that are in; default 10"
     )
     parser.add_argument(
+        "--limit-s", type=float, default=30.0, help="for one inference: a model that takes longer is ended; default 30"
+    )
+    parser.add_argument(
+        "--stall-s", type=float, default=30.0, help="a client that does not read for so long is given up; default 30"
+    )
+    parser.add_argument(
         "--keys", metavar="DIR", default=_KEYS, help=f"where certificate and token made here lie; default {_KEYS}"
     )
     parser.add_argument("--cert", metavar="PEM", help="your own certificate")
@@ -41,42 +50,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Serve until SIGTERM or Ctrl-C. Raises BadInput where the address or the keys cannot be had."""
-    from partita.offload.run.credentials import lock_for
     from partita.offload.run.metrics import metrics_page
-    from partita.offload.run.server import Server, ServerSettings, serve
+    from partita.offload.run.server import Server, serve
 
     _check(options)
-    folder = Path(options.keys).expanduser()
-    lock = lock_for(
-        options.host,
-        insecure=options.insecure,
-        folder=folder,
-        cert=options.cert,
-        key=options.key,
-        token_file=options.token_file,
-    )
-    settings = ServerSettings(
-        host=options.host,
-        port=options.port,
-        threads=options.threads or len(os.sched_getaffinity(0)),
-        memory_bytes=options.memory_mb * 1e6,
-        message_bytes=int(options.message_mb * 2**20),
-        queue_jobs=options.queue,
-        clients=options.clients,
-        grace_s=options.grace_s,
-        lock=lock,
-    )
+    settings = _settings(options)
+    own = settings.credentials
 
     def ready(server: Server, port: int) -> None:
         page.show(server.metrics)
-        secured = "TLS" if lock.certificate else "plain text"
-        talk.step(
-            f"listening on {options.host}:{port}, {secured}, {'token' if lock.token else 'no token'}, {settings.threads} threads"
-        )
-        if lock.certificate and not options.cert:
-            talk.say(
-                f"   clients need --ca {folder / 'cert.pem'} --token-file {options.token_file or folder / 'token'}"
-            )
+        secured, asked = "TLS" if own.certificate else "plain text", "token" if own.token else "no token"
+        talk.step(f"listening on {options.host}:{port}, {secured}, {asked}, {settings.threads} threads")
+        if own.certificate and not options.cert:
+            folder = _folder(options)
+            token = options.token_file or folder / "token"
+            talk.say(f"   clients need --ca {folder / 'cert.pem'} --token-file {token}")
         if options.port_file:
             write_whole(options.port_file, f"{port}\n")
 
@@ -85,12 +73,45 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     return _document(server.metrics())
 
 
+def _folder(options: argparse.Namespace) -> Path:
+    return Path(options.keys).expanduser()
+
+
+def _settings(options: argparse.Namespace) -> ServerSettings:
+    from partita.offload.run.credentials import server_credentials
+    from partita.offload.run.settings import ServerSettings
+
+    return ServerSettings(
+        host=options.host,
+        port=options.port,
+        threads=options.threads or len(os.sched_getaffinity(0)),
+        memory_bytes=options.memory_mb * 1e6,
+        message_bytes=int(options.message_mb * 2**20),
+        queue_jobs=options.queue,
+        clients=options.clients,
+        grace_s=options.grace_s,
+        limit_s=options.limit_s,
+        stall_s=options.stall_s,
+        credentials=server_credentials(
+            options.host,
+            insecure=options.insecure,
+            folder=_folder(options),
+            cert=options.cert,
+            key=options.key,
+            token_file=options.token_file,
+        ),
+    )
+
+
 def _check(options: argparse.Namespace) -> None:
-    for name, least in (("threads", 1), ("queue", 1), ("clients", 1)):
+    for name, most in (("threads", 1024), ("queue", 1_000_000), ("clients", 100_000)):
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise BadInput(f"--{name} is {value}", hint=f"at least {least}")
-    if not (options.memory_mb > 0 and 1 <= options.message_mb <= 1024 and options.grace_s >= 0):
+        if value is not None and not 1 <= value <= most:
+            raise BadInput(f"--{name} is {value}", hint=f"1 to {most} are possible")
+    for name in ("limit_s", "stall_s"):
+        if not 0 < getattr(options, name) <= 86400:
+            raise BadInput(f"--{name.replace('_', '-')} is {getattr(options, name)}", hint="above 0, at most a day")
+    if not (0 < options.memory_mb <= 1e9 and 1 <= options.message_mb <= 1024 and 0 <= options.grace_s <= 86400):
         raise BadInput(
             f"--memory-mb {options.memory_mb}, --message-mb {options.message_mb}, --grace-s {options.grace_s}",
             hint="memory above 0, messages of 1 to 1024 MB, a grace of 0 s or more",

@@ -13,6 +13,8 @@ from partita.offload.plan.lower import DOWNLINK, UPLINK, part_times, simulate_of
 from partita.offload.plan.online import POLICIES, poisson, stream
 from partita.page.text import Kind, draw, facts, percent, seconds, table
 
+MOST_ARRIVALS = 1_000_000
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", help="plan.json, as partita offload plan -o wrote it")
@@ -55,10 +57,10 @@ def _streamed(options: argparse.Namespace, problem: Any) -> dict[str, Any]:
         per_s = float(rate)
     except ValueError:
         per_s = 0.0
-    if kind != "poisson" or not 0 < per_s < float("inf") or options.count < 1 or options.queue < 1:
+    if kind != "poisson" or not 1e-9 < per_s < 1e9 or not 1 <= options.count <= MOST_ARRIVALS or options.queue < 1:
         raise BadInput(
             f"arrivals {options.arrivals!r}, {options.count} of them, a queue of {options.queue}",
-            hint="say e.g. --arrivals poisson:2.5 --count 1000 --queue 32",
+            hint=f"say e.g. --arrivals poisson:2.5 --count 1000 --queue 32; at most {MOST_ARRIVALS} arrivals",
         )
     arrivals = poisson(per_s, options.count, len(problem.jobs), options.seed)
     rows = [{"policy": name, **stream(problem, arrivals, name, options.queue).summary()} for name in POLICIES]

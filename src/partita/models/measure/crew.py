@@ -9,9 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,9 +18,9 @@ from typing import Any
 
 from partita.errors import WorkerFailed
 from partita.models.measure.networks import Configuration
+from partita.spawn import Process, end, ended_how, last_line, spawn, threads_env
 
 Answer = dict[str, Any]
-Process = subprocess.Popen[bytes]
 START_S = 180.0  #: TensorFlow takes 5 s to import on an idle core; a busy machine takes its time
 
 
@@ -76,9 +73,8 @@ class Crew:
 
     def close(self) -> None:
         """End every worker, whatever it does."""
+        end(self.workers)
         for worker in self.workers:
-            worker.kill()
-            worker.wait()
             for pipe in (worker.stdin, worker.stdout):
                 if pipe is not None:
                     try:
@@ -116,9 +112,8 @@ class Crew:
 
     def _died(self, rank: int) -> WorkerFailed:
         code = self.workers[rank].wait(10)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        lines = _log(Path(self.folder.name), rank).read_text(errors="replace").strip().splitlines()
-        return self._failed(rank, how + (f": {lines[-1].strip()}" if code >= 0 and lines else ""))
+        said = last_line(_log(Path(self.folder.name), rank)) if code >= 0 else ""
+        return self._failed(rank, ended_how(code) + (f": {said}" if said else ""))
 
     def _failed(self, rank: int, how: str) -> WorkerFailed:
         of = f" of {len(self.workers)}" if len(self.workers) > 1 else ""
@@ -147,28 +142,19 @@ def _start(folder: Path, framework: str, rank: int, workers: int, timeout_s: flo
         "rendezvous": f"file://{folder}/rendezvous",
     }
     told.write_text(json.dumps(spec))
-    with open(_log(folder, rank), "wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "partita.models.measure.worker", str(told)],
-            env={**os.environ, **environment(framework)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            process_group=0,  # Ctrl-C is for the one who asks
-        )
+    return spawn("partita.models.measure.worker", told, env=environment(framework), log=_log(folder, rank), pipes=True)
 
 
 def environment(framework: str) -> dict[str, str]:
     """What holds a framework to the CPU, to one thread, to loopback and to its own messages."""
-    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
-    return dict.fromkeys(threads, "1") | {
+    return threads_env(1) | {
+        "NPROC": "1",
         "KERAS_BACKEND": framework,
         "GLOO_SOCKET_IFNAME": "lo",
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "PYTHONUNBUFFERED": "1",
     }
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from partita import __version__
 from partita.models.report import charts
 from partita.models.report.charts import Cloud
 from partita.models.report.text import (
@@ -29,9 +28,10 @@ from partita.models.report.text import (
     told_already,
     verdict,
 )  # fmt: skip
+from partita.page.agreement import ERROR
 from partita.page.bars import bar, minus
 from partita.page.markup import tag, words
-from partita.page.sheet import asset, cells, columns, document, framed, many, section
+from partita.page.sheet import asset, cells, columns, document, framed, header, made, many, section
 from partita.page.text import count, percent, seconds
 
 MOST_OPTIONS = 40  #: rows of advice
@@ -46,7 +46,7 @@ def page(found: Document) -> str:
     unit = named_unit(found["target"])[1]
     explanation = found.get("explanation") or {}
     body = [
-        _header(found),
+        header(found["data"], *headline(found), reliability(found)),
         _advice(found, unit),
         _what_if(found, unit),
         section("The formula", _formula_note(found), _formula(explanation, found)),
@@ -65,18 +65,6 @@ def page(found: Document) -> str:
 
 
 # --------------------------------------------------------------------------------------------------- the answers
-
-
-def _header(found: Document) -> str:
-    result, base = headline(found)
-    trust = reliability(found)
-    return tag(
-        "header",
-        tag("p", tag("b", "Partita"), " ", words(found["data"]), class_="brand"),
-        tag("h1", words(result)),
-        tag("p", words(base), class_="lede") if base else "",
-        tag("p", words(trust), class_="quiet") if trust else "",
-    )
 
 
 def _advice(found: Document, unit: str) -> str:
@@ -469,8 +457,7 @@ def _footer(found: Document) -> str:
     ]  # fmt: skip
     there = tag("div", *blocks, class_="read") if any(blocks) else ""
     rows = f"{count(found['rows'])} rows of {words(found['data'])}. " if found.get("rows") else ""
-    made = tag("p", f"{rows}Made by Partita {__version__}. An error is (predicted − measured) / measured.", class_="quiet")  # fmt: skip
-    return tag("footer", there, made)
+    return tag("footer", there, made(f"{rows}{ERROR}"))
 
 
 def _listed(title: str, items: Iterable[str]) -> str:

@@ -39,17 +39,6 @@ def crossing(graph: TaskGraph, device: Set[str]) -> npt.NDArray[np.int64]:
     return np.unique(tensor[away & on_device[graph.producer[tensor]]]).astype(np.int64)
 
 
-def crossing_bytes(graph: TaskGraph, device: Set[str]) -> float:
-    """What the tensors that cross a cut weigh together; the model's own input is not among them.
-
-    >>> from partita.nouns.graph import Task
-    >>> g = TaskGraph.build("two readers", [Task("a"), Task("b"), Task("c")], [("a", 4.0, ["b", "c"])])
-    >>> crossing_bytes(g, {"a"}), crossing_bytes(g, {"a", "b", "c"})
-    (4.0, 0.0)
-    """
-    return float(graph.size_bytes[crossing(graph, device)].sum())
-
-
 def _on_device(graph: TaskGraph, device: Set[str]) -> npt.NDArray[np.bool_]:
     unknown = sorted(set(device) - set(graph.index))
     if unknown:

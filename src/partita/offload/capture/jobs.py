@@ -21,11 +21,11 @@ from typing import Any
 
 from partita.errors import BadInput, JobError, refuse
 from partita.files import read_toml
-from partita.offload.capture.onnx_inputs import random_inputs, read_inputs
+from partita.nouns.offload import LARGEST, MOST_JOBS
+from partita.offload.capture.onnx_inputs import MOST_INPUT_BYTES, random_inputs, read_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 
 _KEYS = {"model": str, "count": int, "name": str, "input": str, "release_s": (int, float), "deadline_s": (int, float)}
-MOST_JOBS = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +46,23 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
     if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
         raise JobError(f"{path} has no jobs", hint='begin with [[job]] and model = "NAME.onnx"')
     faults = [f"unknown table {k!r}" for k in value if k != "job"]
-    faults += [f"job {k}: {fault}" for k, row in enumerate(rows) for fault in _faults(row)]
+    try:
+        faults += [f"job {k}: {fault}" for k, row in enumerate(rows) for fault in _faults(row)]
+    except ValueError as error:  # Python prints no whole number of more than some thousand digits
+        raise JobError(f"{path}: {error}", hint="write a smaller number") from error
     refuse(JobError, faults, str(path))
     folder = Path(path).resolve().parent
     load = cache(lambda file: OnnxModel.read(folder / file))
     jobs: list[JobSpec] = []
+    count = sum(row.get("count", 1) for row in rows)
+    if count > MOST_JOBS:
+        raise JobError(f"{path} has {count} jobs; at most {MOST_JOBS} are possible", hint="split the file")
+    room = MOST_INPUT_BYTES
     for k, row in enumerate(rows):
         try:
-            jobs += _jobs(row, load, folder, seed=len(jobs))
+            new = _jobs(row, load, folder, len(jobs), room)
+            room -= 0.0 if "input" in row else len(new) * new[0].model.input_bytes
+            jobs += new
         except BadInput as error:
             faults.append(f"job {k}: {error.message}")
     names = Counter(j.name for j in jobs)
@@ -73,11 +82,10 @@ def _faults(row: Mapping[str, Any]) -> list[str]:
         return faults
     if not 1 <= row.get("count", 1) <= MOST_JOBS:
         faults.append(f"count = {row['count']}; 1 to {MOST_JOBS} are possible")
-    release, deadline = row.get("release_s", 0.0), row.get("deadline_s", math.inf)
-    if not (math.isfinite(release) and release >= 0):
-        faults.append(f"release_s = {release}")
-    if math.isnan(deadline) or deadline < 0:
-        faults.append(f"deadline_s = {deadline}")
+    if not 0 <= row.get("release_s", 0.0) <= LARGEST:
+        faults.append(f"release_s = {row['release_s']}; 0 to {LARGEST:g} are possible")
+    if not (0 <= row.get("deadline_s", 0.0) <= LARGEST or row["deadline_s"] == math.inf):
+        faults.append(f"deadline_s = {row['deadline_s']}; 0 to {LARGEST:g} are possible")
     return faults
 
 
@@ -85,11 +93,18 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _jobs(row: Mapping[str, Any], load: Callable[[str], OnnxModel], folder: Path, seed: int) -> list[JobSpec]:
-    """The jobs of one row; those without an input of their own get different ones."""
+def _jobs(
+    row: Mapping[str, Any], load: Callable[[str], OnnxModel], folder: Path, seed: int, room: float
+) -> list[JobSpec]:
+    """The jobs of one row; those without an input of their own get different ones, of at most `room` bytes together."""
     model = load(row["model"])
     given = read_inputs(model, folder / row["input"]) if "input" in row else None
     name, count = row.get("name", model.name), row.get("count", 1)
+    if given is None and model.input_bytes * count > room:
+        raise JobError(
+            f"inputs of {count} x {model.name} take {model.input_bytes * count / 1e9:.3g} GB; all inputs of a file may "
+            f"take {MOST_INPUT_BYTES / 1e9:g} GB"
+        )
     times = float(row.get("release_s", 0.0)), float(row.get("deadline_s", math.inf))
     return [
         JobSpec(

@@ -10,16 +10,18 @@ The form of a model in this form is the same, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import Message
 from onnx import inliner
 
 from partita.errors import CaptureError, sentence_of
 from partita.files import read_bytes
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml")  #: operators that ONNX defines
+MOST_NODES = 1_000_000
 OLDEST_IR = 4  #: from here on an initialiser need not be an input
 IR = 8  #: what older files are lifted to: every ONNX Runtime of the last years reads it
 
@@ -28,15 +30,26 @@ def read(path: str | Path) -> onnx.ModelProto:
     """The canonical form of a model file; weights in files beside it are taken in. Raises CaptureError."""
     model = parse(read_bytes(path, CaptureError), str(path))
     folder = Path(path).resolve().parent
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            try:
-                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            except Exception as error:
-                raise _no_weights(str(path), tensor) from error
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
+    for tensor in list(_outside(model)):
+        try:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        except Exception as error:
+            raise _no_weights(str(path), tensor) from error
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
     return canonical(model, str(path))
+
+
+def _outside(message: Message) -> Iterator[onnx.TensorProto]:
+    """The tensors whose values lie in another file, at every depth: weights, attributes, sub-graphs, functions, sparse ones."""
+    if isinstance(message, onnx.TensorProto):
+        if message.data_location == onnx.TensorProto.EXTERNAL or message.external_data:
+            yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if isinstance(value, Message) else value:
+                yield from _outside(part)
 
 
 def parse(data: bytes, name: str) -> onnx.ModelProto:
@@ -53,12 +66,14 @@ def parse(data: bytes, name: str) -> onnx.ModelProto:
 
 
 def canonical(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The canonical form. Raises CaptureError for a model that is damaged or has operators that ONNX does not define."""
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    outside = next((t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL), None)
+    """The canonical form. Raises CaptureError for a model that is damaged, that would read other files, or that has
+    operators that ONNX does not define."""
+    outside = next(_outside(model), None)
     if outside is not None:
         raise _no_weights(name, outside)
+    if model.functions:
+        _refuse_growth(model, name)
+        model = inliner.inline_local_functions(model)
     _refuse_custom(model, name)
     kept = onnx.ModelProto(ir_version=model.ir_version if model.ir_version >= OLDEST_IR else IR)
     kept.opset_import.extend(sorted(model.opset_import, key=lambda o: o.domain))
@@ -72,17 +87,48 @@ def canonical(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 def _no_weights(name: str, tensor: onnx.TensorProto) -> CaptureError:
     place = next((e.value for e in tensor.external_data if e.key == "location"), "?")
     return CaptureError(
-        f"{name}: the weights {tensor.name!r} should lie in {place!r} beside it, which cannot be read",
+        f"{name}: the values {tensor.name!r} lie in another file, {place!r}, which is not here to be read",
         hint="copy that file too, or save the model with its weights inside",
     )
 
 
 def _refuse_custom(model: onnx.ModelProto, name: str) -> None:
-    odd = sorted({f"{n.domain}.{n.op_type}" for n in model.graph.node if n.domain not in DOMAINS})
+    odd = sorted({f"{n.domain}.{n.op_type}" for n in _nodes(model.graph.node) if n.domain not in DOMAINS})
     if odd:
         raise CaptureError(
             f"{name} has operators that ONNX does not define: {', '.join(odd[:6])}",
             hint="export the model without custom operators",
+        )
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those of their sub-graphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node)
+
+
+def _refuse_growth(model: onnx.ModelProto, name: str) -> None:
+    """Functions that call functions can stand for more nodes than any memory holds: they are counted first."""
+    bodies = {(f.domain, f.name): f.node for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(nodes: Iterable[onnx.NodeProto]) -> int:
+        return sum(called((n.domain, n.op_type)) for n in _nodes(nodes))
+
+    def called(function: tuple[str, str]) -> int:
+        if function not in bodies:
+            return 1
+        if function not in sizes:
+            sizes[function] = MOST_NODES  # until it is known: a function that calls itself never ends
+            sizes[function] = size(bodies[function])
+        return sizes[function]
+
+    if size(model.graph.node) >= MOST_NODES:
+        raise CaptureError(
+            f"{name} has {MOST_NODES} nodes or more once its functions are written out", hint="export a smaller model"
         )
 
 

@@ -11,9 +11,16 @@ from partita.errors import CaptureError, refuse, sentence_of
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.capture.onnx_types import Value
 
+MOST_INPUT_BYTES = 4e9  #: they are held in memory
+
 
 def random_inputs(model: OnnxModel, seed: int = 0) -> dict[str, Any]:
     """An input of the model's shapes: normal numbers, zeros where it wants integers. Raises CaptureError."""
+    if model.input_bytes > MOST_INPUT_BYTES:
+        raise CaptureError(
+            f"{model.name}: its inputs take {model.input_bytes / 1e9:.3g} GB; at most {MOST_INPUT_BYTES / 1e9:g} GB are possible",
+            hint="check the shapes of its inputs",
+        )
     chance = np.random.default_rng(seed)
     return {v.name: _random_input(model.name, v, chance) for v in model.inputs}
 

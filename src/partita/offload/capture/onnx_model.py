@@ -51,9 +51,10 @@ class OnnxModel:
         """The model in the bytes of a file. Raises CaptureError like `read`."""
         return OnnxModel(name, onnx_canonical.canonical(onnx_canonical.parse(data, name), name))
 
-    @cached_property
+    @property
     def data(self) -> bytes:
-        """The canonical bytes: `from_bytes` of them gives this model again. Raises CaptureError beyond 2 GB."""
+        """The canonical bytes: `from_bytes` of them gives this model again. Made anew each time, so that a model is held
+        once. O(bytes). Raises CaptureError beyond 2 GB."""
         return _bytes(self.proto, self.name)
 
     @cached_property

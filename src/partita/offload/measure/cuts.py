@@ -22,7 +22,7 @@ import numpy as np
 from partita.errors import CaptureError
 from partita.nouns.graph import FloatArray
 from partita.offload.capture.onnx_model import OnnxModel
-from partita.offload.measure.session import open_session
+from partita.offload.onnx_session import TimeLimit, open_session
 
 Side = Literal["device", "server"]
 
@@ -69,7 +69,13 @@ def _usable(model: OnnxModel, name: str) -> bool:
 
 
 def measured_halves(
-    model: OnnxModel, points: Sequence[int], side: Side, feeds: Mapping[str, Any], whole: Any, budget_s: float
+    model: OnnxModel,
+    points: Sequence[int],
+    side: Side,
+    feeds: Mapping[str, Any],
+    whole: Any,
+    budget_s: float,
+    limit: TimeLimit | None = None,
 ) -> dict[int, float]:
     """Prefix length -> what the side's half takes, as a share of the whole model.
 
@@ -82,7 +88,7 @@ def measured_halves(
         left_s = budget_s - (time.perf_counter() - began)
         if left_s <= 0:
             break
-        share = _share_of_half(model, point, side, feeds, whole, left_s / (len(points) - k))
+        share = _share_of_half(model, point, side, feeds, whole, left_s / (len(points) - k), limit)
         if share is not None:
             found[point] = share
     return found
@@ -101,19 +107,25 @@ def _spread(points: Sequence[int]) -> list[int]:
 
 
 def _share_of_half(
-    model: OnnxModel, point: int, side: Side, feeds: Mapping[str, Any], whole: Any, budget_s: float
+    model: OnnxModel,
+    point: int,
+    side: Side,
+    feeds: Mapping[str, Any],
+    whole: Any,
+    budget_s: float,
+    limit: TimeLimit | None,
 ) -> float | None:
     began = time.perf_counter()
     try:
         data = model.half(frozenset(model.tasks_topological[:point]), side)
-        half = open_session(data or b"", model.name)
+        half = open_session(data or b"", model.name, limit=limit)
     except CaptureError:
         return None
     own = _feeds(model, half, feeds)
-    half.run(None, own)
+    _cpu_s(half, own, limit)
     shares: list[float] = []
     while len(shares) < FEWEST or (len(shares) < MOST and time.perf_counter() - began < budget_s):
-        a, b, c = _cpu_s(whole, feeds), _cpu_s(half, own), _cpu_s(whole, feeds)
+        a, b, c = _cpu_s(whole, feeds, limit), _cpu_s(half, own, limit), _cpu_s(whole, feeds, limit)
         shares.append(2 * b / (a + c))
     return statistics.median(shares)
 
@@ -127,9 +139,9 @@ def _feeds(model: OnnxModel, session: Any, feeds: Mapping[str, Any]) -> dict[str
     return made
 
 
-def _cpu_s(session: Any, feeds: Mapping[str, Any]) -> float:
+def _cpu_s(session: Any, feeds: Mapping[str, Any], limit: TimeLimit | None) -> float:
     before = time.thread_time()
-    session.run(None, feeds)
+    session.run(None, feeds, limit.options if limit else None)
     return time.thread_time() - before
 
 
@@ -159,25 +171,19 @@ def fitted(seconds: FloatArray, halves: Mapping[int, float], side: Side) -> Floa
     return result
 
 
-def with_messages(
-    model: OnnxModel, seconds: Mapping[str, float], side: Side, cost: tuple[float, float]
-) -> dict[str, float]:
-    """Task -> seconds, so that a half also has what its message costs the processor: cost[0] + cost[1] a byte.
+def with_messages(model: OnnxModel, seconds: Mapping[str, float], cost: tuple[float, float]) -> dict[str, float]:
+    """Task -> seconds on the server, so that a half also has what its message costs the processor: cost[0] + cost[1] a byte.
 
-    A server that does the whole model takes the message with the input; a device that does, sends none. Where several
-    tensors cross, between two points that one crosses, it lies between their costs.
+    A server that does the whole model takes the message with the input. Where several tensors cross, between two points
+    that one crosses, it lies between their costs. (On the device, what sending takes is the link's.)
     """
     order = model.tasks_topological
     times = np.array([seconds[t] for t in order])
     count, size = _crossing(model)
     ends = np.cumsum(times)
-    points = np.flatnonzero(count == 1).tolist()
     fixed_s, byte_s = cost
-    if side == "device":
-        whole = float(ends[-1])
-        made = fitted(times, {k: (ends[k - 1] + fixed_s + byte_s * size[k]) / whole for k in points}, side)
-    else:
-        whole = float(ends[-1]) + fixed_s + byte_s * model.input_bytes
-        halves = {k: (ends[-1] - ends[k - 1] + fixed_s + byte_s * size[k]) / whole for k in points}
-        made = fitted(times * whole / ends[-1], halves, side)
+    whole = float(ends[-1]) + fixed_s + byte_s * model.input_bytes
+    points = np.flatnonzero(count == 1).tolist()
+    halves = {k: (ends[-1] - ends[k - 1] + fixed_s + byte_s * size[k]) / whole for k in points}
+    made = fitted(times * whole / ends[-1], halves, "server")
     return dict(zip(order, made.tolist(), strict=True))

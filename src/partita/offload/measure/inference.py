@@ -26,11 +26,12 @@ from partita.errors import CostError, sentence_of
 from partita.files import expect_format
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
+from partita.nouns.offload import LARGEST
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cuts import Side, cut_points, fitted, measured_halves
 from partita.offload.measure.profile import kernels_of, shares
-from partita.offload.measure.session import open_session
+from partita.offload.onnx_session import TimeLimit, open_session
 
 WINDOW_S = 0.25  #: some periods of any usual CPU quota
 FEWEST, STEADY = 5, 0.02  #: windows; quit when the middle half of them lies within this share of the median
@@ -81,7 +82,7 @@ class InferenceTimes:
                 "server" if value.get("side") == "server" else "device",
                 int(value.get("points", 0)),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CostError(f"{what} is damaged: {sentence_of(error)}", hint="delete it and measure again") from error
 
 
@@ -90,25 +91,31 @@ def _row(e: Estimate) -> dict[str, float]:
 
 
 def _estimate(row: Mapping[str, Any]) -> Estimate:
-    return Estimate(float(row["seconds"]), float(row["low"]), float(row["high"]), "measured")
+    seconds, low, high = float(row["seconds"]), float(row["low"]), float(row["high"])
+    if not 0 <= seconds <= LARGEST:
+        raise ValueError(f"{seconds:g} seconds")
+    return Estimate(seconds, low, high, "measured")
 
 
-def measure_model(model: OnnxModel, budget_s: float = 4.0, side: Side = "device") -> InferenceTimes:
+def measure_model(
+    model: OnnxModel, budget_s: float = 4.0, side: Side = "device", limit: TimeLimit | None = None
+) -> InferenceTimes:
     """Seconds per task on this machine, for the half that `side` does. Takes about `budget_s` or less, and loading the model
     twice and a half a few times.
 
-    Raises CaptureError where an input's shape is not known or ONNX Runtime refuses the model.
+    With a `limit` it ends, with TookTooLong, when that is over. Raises CaptureError where an input's shape is not known or ONNX Runtime refuses the model.
     """
     feeds = random_inputs(model)
-    session = _warm(open_session(model.data, model.name), feeds)
-    plain = _windows(lambda: session.run(None, feeds), budget_s / 4)
+    session = _warm(open_session(model.data, model.name, limit=limit), feeds, limit)
+    options = limit.options if limit else None
+    plain = _windows(lambda: session.run(None, feeds, options), budget_s / 4)
     walls, cpus = (np.array([getattr(w, what) / w.runs for w in plain]) for what in ("wall_s", "cpu_s"))
-    share = _shares(model, feeds, budget_s / 4)
+    share = _shares(model, feeds, budget_s / 4, limit)
     whole = float(np.median(walls))
     middle = np.median(share, axis=0)
     order = model.graph.order
     points = cut_points(model, middle[order])
-    halves = measured_halves(model, points, side, feeds, session, budget_s / 2)
+    halves = measured_halves(model, points, side, feeds, session, budget_s / 2, limit)
     seconds = np.empty_like(middle)
     seconds[order] = fitted(middle[order] * whole / middle.sum(), halves, side)
     scale = np.divide(seconds, middle, out=np.ones_like(middle), where=middle > 0)
@@ -133,8 +140,8 @@ class _Window:
     cpu_s: float
 
 
-def _warm(session: Any, feeds: Mapping[str, Any]) -> Any:
-    session.run(None, feeds)  # the first run asks for memory
+def _warm(session: Any, feeds: Mapping[str, Any], limit: TimeLimit | None) -> Any:
+    session.run(None, feeds, limit.options if limit else None)  # the first run asks for memory
     return session
 
 
@@ -160,12 +167,13 @@ def _steady(windows: list[_Window]) -> bool:
     return bool(high - low <= STEADY * middle)
 
 
-def _shares(model: OnnxModel, feeds: Mapping[str, Any], budget_s: float) -> FloatArray:
+def _shares(model: OnnxModel, feeds: Mapping[str, Any], budget_s: float, limit: TimeLimit | None) -> FloatArray:
     """[windows, tasks] seconds of each task as the profiler sees them, averaged over the runs of a window."""
     with tempfile.TemporaryDirectory(prefix="partita-profile-") as folder:
-        session = _warm(open_session(model.data, model.name, Path(folder) / "run"), feeds)
+        session = _warm(open_session(model.data, model.name, Path(folder) / "run", limit), feeds, limit)
+        options = limit.options if limit else None
         most = max(1, MOST_KERNELS // max(1, len(model.graph)))
-        windows = _windows(lambda: session.run(None, feeds), budget_s, most)
+        windows = _windows(lambda: session.run(None, feeds, options), budget_s, most)
         path = Path(session.end_profiling())
         runs = shares(model, kernels_of(path, 1 + sum(w.runs for w in windows)))[1:]
     ends = np.cumsum([w.runs for w in windows])

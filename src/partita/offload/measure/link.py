@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,12 @@ class LinkTimes:
     link: OffloadLink  #: medians
     low: OffloadLink  #: the smallest of each figure
     high: OffloadLink  #: the largest
+
+    def with_sending(self, send_s: float, send_s_per_byte: float) -> LinkTimes:
+        """The same, with what an upload takes of the device: a message, and a byte of it."""
+        return LinkTimes(
+            *(replace(x, send_s=send_s, send_s_per_byte=send_s_per_byte) for x in (self.link, self.low, self.high))
+        )
 
 
 def measure_link(once: Callable[[], OffloadLink], times: int = 5) -> LinkTimes:

@@ -22,6 +22,8 @@ from partita.offload.plan.local import improve, whole_pool
 from partita.offload.plan.shop import Found, alone_s, best_of, found
 from partita.solve.johnson import johnson_order
 
+MOST_LOOKS = 30_000_000  #: jobs looked at in a baseline's search: about a second
+
 
 def least(shop: Shop, cost: FloatArray, kinds: IntArray | None = None) -> IntArray:
     """[jobs] the option of least cost [options] of each job's kind, the first of equals."""
@@ -60,14 +62,20 @@ def schedule_only(shop: Shop, seed: int = 0) -> Found:
     """The cuts of single-cut in the best of Johnson's orders, improved by exchanging and moving jobs."""
     choice = least(shop, alone_s(shop))
     starts = [found(shop, o, choice, "schedule-only") for o in (given(shop), *orders(shop, choice))]
-    return improve(shop, best_of(starts), steps=200 * len(choice), seed=seed)
+    return improve(shop, best_of(starts), steps=_steps(200, len(choice)), seed=seed)
 
 
 def partition_only(shop: Shop, seed: int = 0) -> Found:
     """The best cuts found for the given order."""
     starts = [min_cut(shop), device_only(shop), server_only(shop)]
     start = found(shop, given(shop), best_of(starts).choice, "partition-only")
-    return improve(shop, start, steps=500 * len(start.choice), seed=seed, orders=False, pool=whole_pool(shop))
+    steps = _steps(500, len(start.choice))
+    return improve(shop, start, steps=steps, seed=seed, orders=False, pool=whole_pool(shop))
+
+
+def _steps(each: int, jobs: int) -> int:
+    """So many moves a job; fewer where many jobs make a move dear."""
+    return min(each * jobs, MOST_LOOKS // jobs)
 
 
 def orders(shop: Shop, choice: IntArray) -> list[IntArray]:

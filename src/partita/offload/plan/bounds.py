@@ -25,7 +25,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from partita.nouns.graph import FloatArray
+from partita.nouns.graph import FloatArray, IntArray
 from partita.offload.plan.shop import Floor
 
 ROUNDS = 40  #: of weights
@@ -149,6 +149,13 @@ def _least_sum(floor: Floor, weights: FloatArray, alone: FloatArray, active: lis
         ends.append([c - plain for c in costs[1:]])
     both = min(e[2] for e in ends)
     firsts, lasts = np.array([e[0] for e in ends]), np.array([e[1] for e in ends])
-    pairs = firsts[:, None] + lasts[None, :]
-    pairs[np.diag_indices(len(pairs))] = np.where(count > 1, np.diag(pairs), np.inf)
-    return float(total + lags + min(both, float(pairs.min())))
+    return float(total + lags + min(both, _least_pair(firsts, lasts, count)))
+
+
+def _least_pair(firsts: FloatArray, lasts: FloatArray, count: IntArray) -> float:
+    """The least firsts[a] + lasts[b] of two jobs; of one kind only where there are two of it. O(kinds)."""
+    alike = np.where(count > 1, firsts + lasts, np.inf).min()
+    least, second = np.partition(lasts, 1)[:2] if len(lasts) > 1 else (lasts[0], np.inf)
+    others = np.full(len(lasts), least)
+    others[int(lasts.argmin())] = second
+    return float(min(alike, (firsts + others).min()))

@@ -29,7 +29,7 @@ DEVICE, DEVICE_ALL, UP, DOWN, END, LATE, STAGE, THREADS = range(8)
 # lateness; STAGE: where jobs wholly on the device go last, they are chosen first, by ascending kind: the last such kind;
 # THREADS: and the columns after it, ascending: when each thread is free.
 
-MOST_SETS = 1 << 60
+MOST_SETS_LOG2 = 60.0  #: sets of jobs are numbered by 64-bit numbers
 MOST_CHILDREN = 1 << 20  #: labels of a level before they are compared: about 100 MB
 MOST_COMPARED = 1000  #: a label is compared with so many of the same jobs
 WIDER = 8  #: times as wide is the next beam
@@ -42,7 +42,7 @@ class Proof:
     """What the search found and what it proved."""
 
     plan: Found
-    lower_bound_s: float  #: no plan is faster; the makespan itself where the search was complete
+    lower_bound_s: float  #: no plan is faster; 0 with deadlines: a plan that is late may be faster than the best one
     complete: bool
 
 
@@ -61,25 +61,25 @@ def solve(shop: Shop, start: Found, binding: FloatArray, *, budget_s: float) -> 
     unless this machine is much slower than STEPS_PER_S.
     """
     count = np.bincount(shop.kind, minlength=len(shop.first) - 1).astype(np.int64)
-    if float(np.prod(count + 1.0)) > MOST_SETS:
+    if float(np.log2(count + 1.0).sum()) > MOST_SETS_LOG2:
         return Proof(start, 0.0, False)
     radix = np.concatenate([[1], np.cumprod(count + 1)[:-1]]).astype(np.int64)
     rows = weights_for(binding)
     beam = Beam(shop, count, radix, rows, _costs(shop, rows), time.monotonic() + 3 * budget_s)
+    hurried = bool(np.isfinite(shop.deadline).any())
     best, proved, steps, width = start, 0.0, STEPS_PER_S * budget_s, 64
     while True:
         found = beam.run(best, width)
         best = min(best, found.plan, key=lambda p: p.value) if found.plan else best
         if found.finished and found.left_s == np.inf:
-            return Proof(best, best.makespan_s, True)
-        if found.finished:
+            return Proof(best, 0.0 if hurried else best.makespan_s, True)
+        if found.finished:  # a plan was left behind, or reaches the best one known
             proved = max(proved, min(found.left_s, best.makespan_s))
         steps -= found.steps
         if not found.finished or steps < WIDER * found.steps:
             break
         width *= WIDER
-    # a late plan may be faster than the best one: with lateness, what was left behind bounds nothing
-    return Proof(best, proved * SAFE if best.late_s == 0 and shop.last else 0.0, False)
+    return Proof(best, 0.0 if hurried else proved * SAFE, False)
 
 
 def _costs(shop: Shop, rows: FloatArray) -> FloatArray:

@@ -50,8 +50,7 @@ def lower_offload(problem: OffloadProblem, plan: OffloadPlan) -> tuple[Program, 
     lag: list[float] = []
 
     def add(op: Op, queue: str, name: str, job: int, needs: Sequence[int], busy_s: float, lag_s: float = 0.0) -> int:
-        message = op in (Op.SEND, Op.RECV)
-        piece = Piece(f"{problem.jobs[job].name}{name}", "transfer" if message else "forward", -1)
+        piece = Piece(f"{problem.jobs[job].name}{name}", "values" if op in (Op.SEND, Op.RECV) else "forward")
         busy.append(busy_s)
         lag.append(lag_s)
         return build.add(op, queue, piece, job, needs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,9 +31,14 @@ class Floor:
         return self.problem.link.round_trip_s / 2
 
     @property
-    def timed(self) -> bool:
-        """Some job has a release time or a deadline."""
-        return any(j.release_s > 0 or np.isfinite(j.deadline_s) for j in self.problem.jobs)
+    def hurried(self) -> bool:
+        """Some job has a deadline."""
+        return any(np.isfinite(j.deadline_s) for j in self.problem.jobs)
+
+    def without_deadlines(self) -> Floor:
+        """The same jobs with the same cuts, wanted whenever: fewer kinds, and every plan of theirs is a plan here."""
+        problem = replace(self.problem, jobs=tuple(replace(j, deadline_s=np.inf) for j in self.problem.jobs))
+        return replace(self, problem=problem, kinds=kinds_of(problem))
 
     def shop(self) -> Shop:
         """The options as they are now."""
@@ -56,7 +61,7 @@ class Floor:
             np.array([jobs[j].deadline_s for j in kinds.example], np.float64),
             self.lag_s,
             self.problem.server_threads,
-            not self.timed,
+            not (self.hurried or any(j.release_s > 0 for j in jobs)),
         )
 
     def ids(self, shop: Shop, choice: IntArray) -> tuple[frozenset[str], ...]:
@@ -95,6 +100,12 @@ def found(shop: Shop, order: IntArray, choice: IntArray, method: str) -> Found:
         order = order[np.argsort(shop.local[choice[order]], kind="stable")]
     order, choice = order.astype(np.int64), choice.astype(np.int64)
     return Found(order, choice, *evaluate(shop, order, choice), method)
+
+
+def carried_over(source: Shop, plan: Found, shop: Shop) -> Found:
+    """The plan of one shop in another one with the same jobs and cuts, of other kinds."""
+    at = plan.choice - source.first[source.kind]
+    return found(shop, plan.order, shop.first[shop.kind] + at, plan.method)
 
 
 def best_of(plans: list[Found]) -> Found:

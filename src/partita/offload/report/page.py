@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from partita import __version__
 from partita.offload.plan.lower import lateness
 from partita.offload.report import charts
 from partita.offload.report.story import MACHINES, OffloadStory, Played
 from partita.offload.report.text import bytes_up, cut_words
-from partita.page.bars import busy, pair_ms
+from partita.page.bars import bottleneck, busy, pair_ms
 from partita.page.markup import tag, words
-from partita.page.sheet import asset, cells, columns, document, framed, many, section
+from partita.page.sheet import asset, cells, columns, document, footer, framed, header, many, section
 from partita.page.text import figures, percent, rate, seconds, size
+from partita.page.timelines import ZOOM
 
 MOST_JOBS = 200  #: rows of the table of jobs
 
@@ -21,16 +21,17 @@ MOST_JOBS = 200  #: rows of the table of jobs
 def page(story: OffloadStory) -> str:
     """The whole page; what is absent leaves no gap. All text of the files is escaped. O(jobs x tasks + spans)."""
     picture, data = charts.gantt(story)
+    shares = _shares(story)
     body = [
-        _header(story),
+        header(story.title, *headline(story), bound_sentence(story)),
         section(_timeline_title(story), _timeline_note(story), _legend(story) + picture if picture else ""),
         columns(
-            section("How busy each machine is", _busy_note(story), busy(_shares(story))),
+            section("How busy each machine is", bottleneck(shares, "the makespan"), busy(shares)),
             section("Against the baselines", _baselines_note(story), charts.makespans(story)),
         ),
         section("What happened", "", _events(story)),
         section("The jobs", _jobs_note(story), _jobs(story)),
-        _footer(story),
+        footer(_facts(story), story.missing),
     ]
     data["tips"] = [_tip(story, j) for j in range(len(story.problem.jobs))]
     return document(f"{story.title}: {headline(story)[0]}", "".join(body), data, (asset("study.css"), asset("page.css", "partita.offload.report")))  # fmt: skip
@@ -83,18 +84,6 @@ def bound_sentence(story: OffloadStory) -> str:
     )
 
 
-def _header(story: OffloadStory) -> str:
-    result, compared = headline(story)
-    bound = bound_sentence(story)
-    return tag(
-        "header",
-        tag("p", tag("b", "Partita"), " ", words(story.title), class_="brand"),
-        tag("h1", words(result)),
-        tag("p", words(compared), class_="lede") if compared else "",
-        tag("p", words(bound), class_="quiet") if bound else "",
-    )
-
-
 # ------------------------------------------------------------------------------------------------------ timelines
 
 
@@ -108,8 +97,7 @@ def _timeline_note(story: OffloadStory) -> str:
         return ""
     link = story.problem.link
     there = f"Uplink {rate(link.up_bytes_per_s)}, downlink {rate(link.down_bytes_per_s)}, {seconds(link.round_trip_s)} there and back."
-    use = '<span class="screen">Drag to zoom; click, then use the wheel; double-click to see everything again.</span>'
-    return f"{words(there) if story.predicted else ''} {use}".strip()
+    return f"{words(there) if story.predicted else ''} {ZOOM}".strip()
 
 
 def _legend(story: OffloadStory) -> str:
@@ -153,14 +141,6 @@ def _shares(story: OffloadStory) -> list[tuple[str, float | None, float | None]]
     threads = story.problem.server_threads
     predicted, measured = (p.share(threads) if p else (None,) * 4 for p in (story.predicted, story.measured))
     return [(n, p, m) for n, p, m in zip(MACHINES, predicted, measured, strict=True) if p or m]
-
-
-def _busy_note(story: OffloadStory) -> str:
-    shares = [(n, p if m is None else m) for n, p, m in _shares(story)]
-    if not shares:
-        return ""
-    name, share = max(shares, key=lambda s: s[1] or 0.0)
-    return f"Share of the makespan. The bottleneck is the {words(name)}, idle {percent(1 - min(share or 0.0, 1.0))} of the time."
 
 
 def _baselines_note(story: OffloadStory) -> str:
@@ -257,13 +237,6 @@ def _pair(story: OffloadStory, value: Callable[[Played], float]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- facts
-
-
-def _footer(story: OffloadStory) -> str:
-    facts = tag("dl", *(tag("div", tag("dt", words(k)), tag("dd", words(v))) for k, v in _facts(story)))
-    gaps = story.missing
-    missing = tag("div", tag("h3", "Not in this report"), tag("ul", *(tag("li", words(g)) for g in gaps)), class_="missing") if gaps else ""  # fmt: skip
-    return tag("footer", facts, missing, tag("p", f"Made by Partita {__version__}.", class_="quiet"))
 
 
 def _facts(story: OffloadStory) -> Iterable[tuple[str, str]]:

@@ -10,11 +10,12 @@ from typing import Any
 
 import grpc
 
+from partita.clock import clock_ahead
 from partita.errors import PartitaError
 from partita.nouns.offload import OffloadLink
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.inference import InferenceTimes
-from partita.offload.run.credentials import Key
+from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.wire import CHUNK_BYTES, MOST_MESSAGE_BYTES, PROTOCOL, SERVICE, Head, pack, unpack
 
 _CALL_S = 10.0  #: for a small call
@@ -58,10 +59,10 @@ class Welcome:
 class Client:
     """A connection to one server. Close it; closing is bounded in time. Safe to use from several threads."""
 
-    def __init__(self, target: str, key: Key | None = None) -> None:
+    def __init__(self, target: str, credentials: ClientCredentials | None = None) -> None:
         self.target = target
-        self._key = key or Key()
-        self._channel = self._key.channel(
+        self._credentials = credentials or ClientCredentials()
+        self._channel = self._credentials.channel(
             target,
             (
                 *_CHANNEL,
@@ -90,19 +91,8 @@ class Client:
             )
         if said.get("draining"):
             raise Unreachable(f"{self.target} is about to stop")
-        ahead, round_trip = self._clock(timeout_s)
+        ahead, round_trip = clock_ahead(lambda: float(self._unary("Echo", {}, timeout_s)["at"]), _ECHOES)
         return Welcome(int(said["threads"]), int(said["message_bytes"]), float(said["memory_bytes"]), ahead, round_trip)
-
-    def _clock(self, timeout_s: float) -> tuple[float, float]:
-        """(server's clock - ours, round trip): of several echoes the fastest; off by half its round trip at most."""
-        trips = []
-        for _ in range(_ECHOES):
-            before = time.perf_counter()
-            there = float(self._unary("Echo", {}, timeout_s)["at"])
-            after = time.perf_counter()
-            trips.append((after - before, there - (before + after) / 2))
-        round_trip, ahead = min(trips)
-        return ahead, round_trip
 
     def cpu_s(self) -> float:
         """CPU seconds that the server's process has used."""
@@ -116,7 +106,7 @@ class Client:
         if self.have(model):
             return False
         call = self._channel.stream_unary(f"/{SERVICE}/Put")
-        self._called(lambda: call(_model_chunks(model), timeout=_MODEL_S, metadata=self._key.metadata()))
+        self._called(lambda: call(_model_chunks(model), timeout=_MODEL_S, metadata=self._credentials.metadata()))
         return True
 
     def prepare(self, model: OnnxModel, device_tasks: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -138,23 +128,23 @@ class Client:
         """Rates and round trip, measured with about `seconds` of traffic each way; medians over parts of it."""
         welcome = self.hello()
         call = self._channel.stream_unary(f"/{SERVICE}/Sink")
-        raw = self._called(lambda: call(_chunks_for(seconds), timeout=_MODEL_S, metadata=self._key.metadata()))
+        raw = self._called(lambda: call(_chunks_for(seconds), timeout=_MODEL_S, metadata=self._credentials.metadata()))
         up = _rate(unpack(raw)[0]["stamps"])
         source = self._channel.unary_stream(f"/{SERVICE}/Source")
 
         def fetch() -> list[tuple[int, float]]:
-            answers = source(pack({"seconds": seconds}), timeout=_MODEL_S, metadata=self._key.metadata())
+            answers = source(pack({"seconds": seconds}), timeout=_MODEL_S, metadata=self._credentials.metadata())
             return [(len(chunk), time.perf_counter()) for chunk in answers]
 
         return OffloadLink(up, _rate(self._called(fetch)), welcome.round_trip_s)
 
     def work(self, messages: Iterator[bytes]) -> Any:
         """The stream of jobs: an iterator over replies that can be cancelled."""
-        return self._channel.stream_stream(f"/{SERVICE}/Work")(messages, metadata=self._key.metadata())
+        return self._channel.stream_stream(f"/{SERVICE}/Work")(messages, metadata=self._credentials.metadata())
 
     def _unary(self, method: str, head: Head, timeout_s: float = _CALL_S) -> dict[str, Any]:
         call = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        raw = self._called(lambda: call(pack(head), timeout=timeout_s, metadata=self._key.metadata()))
+        raw = self._called(lambda: call(pack(head), timeout=timeout_s, metadata=self._credentials.metadata()))
         return unpack(raw)[0]
 
     def _called(self, call: Callable[[], Any]) -> Any:
@@ -178,6 +168,11 @@ def sentence(error: grpc.RpcError, target: str) -> PartitaError:
         return Refused(f"{target} is no Partita server of this version", hint="install the same Partita on both sides")
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
         return Refused(f"{target}: {fact}", hint=hint)
+    if any(sign in fact for sign in ("erif", "ertificate", "SSL", "Hostname")):
+        return Unreachable(
+            f"{target} cannot be trusted: {fact.rpartition('last error: ')[2][:200]}",
+            hint="give --ca with its certificate or its authority's, and --server-name with a name in its own certificate",
+        )
     fact = fact.rpartition("last error: ")[2].rpartition(": ")[2] or code.name
     return Unreachable(f"{target} cannot be reached: {fact}", hint="start partita offload serve there")
 

@@ -9,6 +9,7 @@ Only float32 tensors are coded; others, and those that would not get smaller, tr
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from partita.nouns.offload import OffloadJob, OffloadProblem, OffloadTask
-from partita.offload.run.wire import Array, WireError
+from partita.offload.run.wire import Array, WireError, first_line
 
 Codec = Literal["raw", "lossless", "int8"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
@@ -42,40 +43,50 @@ def _encoded(t: Array, codec: Codec) -> tuple[dict[str, Any] | None, Array]:
         return ({"codec": codec}, packed) if packed.nbytes < t.nbytes else (None, t)
     if codec == "int8":
         low, high = float(t.min()), float(t.max())
-        if not (np.isfinite(low) and np.isfinite(high)):
-            return None, t
         step = (high - low) / 255 or 1.0
+        if not max(abs(low), abs(step)) < 1e35:  # infinite, or about to become so
+            return None, t
         return {"codec": codec, "low": low, "step": step}, np.rint((t - low) / step).astype(np.uint8)
     return None, t
 
 
-def decode(coding: Mapping[str, Any], tensors: Mapping[str, Array], most_bytes: int) -> dict[str, Array]:
-    """The tensors as they were (int8: within half a step). Raises WireError where sizes do not fit; never makes more
-    than `most_bytes` of one tensor. O(bytes)."""
-    out = dict(tensors)
+def decode(coding: Any, tensors: Mapping[str, Array], most_bytes: int) -> dict[str, Array]:
+    """The tensors as they were (int8: within half a step). O(bytes).
+
+    Raises WireError where sizes do not fit, and before more than `most_bytes` are made of all coded tensors together.
+    """
+    if not isinstance(coding, Mapping):
+        raise WireError(f"the coding of a message is a {type(coding).__name__}")
+    out, room = dict(tensors), most_bytes
     for name, how in coding.items():
         try:
             shape = tuple(int(n) for n in how["shape"])
-            out[name] = _decoded(how, shape, tensors[name], most_bytes)
-        except (KeyError, TypeError, ValueError, zlib.error, OverflowError) as error:
-            raise WireError(f"tensor {name!r} cannot be decoded: {type(error).__name__}: {error}") from error
+            out[name] = _decoded(how, shape, tensors[name], room)
+        except (KeyError, TypeError, ValueError, IndexError, zlib.error, OverflowError) as error:
+            raise WireError(
+                f"tensor {name!r} cannot be decoded: {type(error).__name__}: {first_line(error)}"
+            ) from error
+        room -= out[name].nbytes
     return out
 
 
-def _decoded(how: Mapping[str, Any], shape: tuple[int, ...], sent: Array, most_bytes: int) -> Array:
-    count = int(np.prod(shape, dtype=object))
-    if min(shape, default=0) < 0 or 4 * count > most_bytes:
-        raise ValueError(f"shape {shape} is above {most_bytes} bytes")
+def _decoded(how: Mapping[str, Any], shape: tuple[int, ...], sent: Array, room: int) -> Array:
+    count = math.prod(shape)
+    if min(shape, default=0) < 0 or 4 * count > room:
+        raise ValueError(f"shape {shape} is above {room} bytes")
     if how["codec"] == "lossless":
         machine = zlib.decompressobj()
-        raw = machine.decompress(sent.tobytes(), 4 * count)
-        if len(raw) != 4 * count or machine.unconsumed_tail:
+        raw = machine.decompress(sent.tobytes(), 4 * count + 1)
+        if len(raw) != 4 * count:
             raise ValueError(f"{len(raw)} bytes for shape {shape}")
         return np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(4, -1).T).view(np.float32).reshape(shape)
     if how["codec"] == "int8":
         if sent.dtype != np.uint8 or sent.size != count:
             raise ValueError(f"{sent.size} numbers for shape {shape}")
-        return (sent.astype(np.float32) * np.float32(how["step"]) + np.float32(how["low"])).reshape(shape)
+        step, low = float(how["step"]), float(how["low"])
+        if not max(abs(step), abs(low)) < 1e35:
+            raise ValueError(f"low {low:g}, step {step:g}")
+        return (sent.astype(np.float32) * np.float32(step) + np.float32(low)).reshape(shape)
     raise ValueError(f"unknown codec {how['codec']!r}")
 
 

@@ -1,36 +1,41 @@
-"""A line to the server that comes back by itself: parcels in, events out.
+"""A connection to the server that comes back by itself: parcels in, events out.
 
-A thread of its own keeps the line: it connects, makes sure that the server has the models and the halves, listens, and
+A thread of its own keeps it: it connects, makes sure that the server has the models and the halves, listens, and
 after a loss tries again with growing pauses. Everything that happens becomes an event in one queue, which the device
 reads between jobs; nothing is shared but that queue and the parcels under way.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 
-from partita.errors import PartitaError
+from partita.errors import PartitaError, sentence_of
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.run.client import Client, NoMemory, Refused, Unreachable, Welcome, sentence
 from partita.offload.run.codec import Codec, encode
-from partita.offload.run.store import cut_id
+from partita.offload.run.model_store import cut_id
 from partita.offload.run.wire import Array, WireError, message_bytes, pack, unpack
 
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.05, 2.0
 _CLOSE_S = 5.0
 _HELLO_S = 5.0
+_STAMPS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
+    {"received": ("received",), "answer": ("start", "end", "sent"), "refused": ()}
+)  #: kinds of replies, and the times that each has
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened on the line: "up", "down", "sent", "received", "answer", "refused" or "trouble".
+    """What happened on the connection: "up", "down", "sent", "received", "answer", "refused", "refused-model" or "trouble".
 
     Times are of this host's clock, also those that the server stamped.
     """
@@ -55,7 +60,7 @@ class Parcel:
     tensors: Mapping[str, Array]
 
 
-class Line:
+class Connection:
     """Open it with a function that makes a client; read `events`; close it (bounded in time)."""
 
     def __init__(
@@ -74,12 +79,12 @@ class Line:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._client: Client | None = None
-        self._thread = threading.Thread(target=self._keep, name="partita-line", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="partita-connection", daemon=True)
         self._thread.start()
 
     @property
     def welcome(self) -> Welcome | None:
-        """The server's words while the line is up, None while it is down."""
+        """The server's words while the connection is up, None while it is down."""
         with self._lock:
             return self._welcome
 
@@ -89,7 +94,7 @@ class Line:
         return welcome is not None and message_bytes(tensors) <= welcome.message_bytes
 
     def send(self, parcel: Parcel) -> int | None:
-        """Hand over a parcel; returns the connection it goes by, None where the line is down."""
+        """Hand over a parcel; returns the connection it goes by, None while it is down."""
         with self._lock:
             if self._outbox is None:
                 return None
@@ -97,7 +102,7 @@ class Line:
             return self._epoch
 
     def hang_up(self) -> None:
-        """Give this connection up, e.g. because the server has gone silent; the line then tries again."""
+        """Give this connection up, e.g. because the server has gone silent; another one is then tried."""
         client = self._client
         if client is not None:
             client.close()
@@ -112,25 +117,31 @@ class Line:
     # ---- the thread ---------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
+        """Connect, listen and connect again, whatever goes wrong; what went wrong is told once the connection is down."""
         pause = _FIRST_PAUSE_S
         while not self._closing.is_set():
             self._epoch += 1
+            kind, why, was_up = "down", "", False
             try:
                 self._client = self._connect()
                 welcome = self._ready(self._client)
-                pause = _FIRST_PAUSE_S
+                was_up = True
                 self._listen(self._client, welcome)
-            except Unreachable as error:
-                self._tell("down", why=str(error))
+            except (Unreachable, NoMemory) as error:
+                why = str(error)
             except PartitaError as error:
-                if not isinstance(error, NoMemory):
-                    self._tell("trouble", why=str(error))
-                    return
-                self._tell("down", why=str(error))
+                kind, why = "trouble", str(error)
+            except Exception as error:  # a fault here must not end the thread: nobody would hear of it
+                why = f"the connection failed: {sentence_of(error)}"
             finally:
                 self._put_down()
                 if self._client is not None:
                     self._client.close()
+            if not self._closing.is_set():
+                self._tell(kind, why=why)
+            if kind == "trouble":
+                return
+            pause = _FIRST_PAUSE_S if was_up else pause
             self._closing.wait(pause)
             pause = min(2 * pause, _MOST_PAUSE_S)
 
@@ -170,18 +181,26 @@ class Line:
         except grpc.RpcError as error:
             raise sentence(error, client.target) from error
         except WireError as error:
-            raise Unreachable(str(error)) from error
+            raise Unreachable(f"{client.target}: {error.message}") from error
         finally:
             outbox.put(None)
             replies.cancel()
 
     def _reply(self, raw: bytes, welcome: Welcome) -> None:
+        """Raises WireError for what is no reply: the connection is then given up."""
         at = time.perf_counter()
         head, tensors = unpack(raw)
-        for stamp in ("received", "start", "end", "sent"):
-            if stamp in head:
-                head[stamp] = float(head[stamp]) - welcome.clock_ahead_s
-        self.events.put(Event(str(head.get("kind")), self._epoch, at, head, tensors))
+        kind = head.get("kind")
+        try:
+            wanted = _STAMPS[kind]
+            said: dict[str, Any] = {"job": int(head["job"]), "attempt": int(head["attempt"])}
+            said |= {stamp: float(head[stamp]) - welcome.clock_ahead_s for stamp in wanted}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise WireError(f"the server sent what is no reply: {sentence_of(error)}") from error
+        if not all(math.isfinite(said[stamp]) for stamp in wanted):
+            raise WireError("the server sent a time that is none")
+        said |= {what: str(head.get(what, "")) for what in ("code", "why")}
+        self.events.put(Event(str(kind), self._epoch, at, said, tensors))
 
     def _messages(self, outbox: queue.Queue[Parcel | None], epoch: int) -> Iterator[bytes]:
         """Parcels as messages, one at a time: gRPC asks for the next when it has passed on the last."""

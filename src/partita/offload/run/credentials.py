@@ -5,11 +5,13 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -17,23 +19,24 @@ from partita.errors import BadInput
 from partita.files import read_bytes, read_text
 
 NAME = "partita-offload"  #: the name in a certificate made here, whatever the host is called
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 _TOKEN_BYTES = 32
 _OPENSSL_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
-    """What a server's door has: certificate and key in PEM (None: plain text), token ("": none asked for)."""
+class ServerCredentials:
+    """What a server shows and asks for: certificate and key in PEM (None: plain text), token ("": none asked for)."""
 
     token: str = ""
     certificate: bytes | None = None
     key: bytes | None = None
 
-    def opens(self, given: str) -> bool:
+    def accept(self, given: str) -> bool:
         """Whether a client that says `given` may come in; takes as long for a token that is nearly right."""
         return not self.token or hmac.compare_digest(self.token.encode(), given.encode())
 
-    def credentials(self) -> grpc.ServerCredentials | None:
+    def for_grpc(self) -> grpc.ServerCredentials | None:
         if self.certificate is None or self.key is None:
             return None
         return grpc.ssl_server_credentials([(self.key, self.certificate)])
@@ -74,10 +77,10 @@ def read_token(path: str | Path | None) -> str:
     return token
 
 
-def lock_for(
+def server_credentials(
     host: str, *, insecure: bool, folder: Path, cert: str | None, key: str | None, token_file: str | None
-) -> Lock:
-    """The lock of a server that listens on `host`.
+) -> ServerCredentials:
+    """What a server that listens on `host` shows and asks for.
 
     Loopback or `insecure`: what was given, else nothing. Anywhere else: TLS and a token, made in `folder` at first use.
     Raises BadInput where a certificate is needed and can neither be read nor made.
@@ -88,12 +91,12 @@ def lock_for(
     if cert and key:
         pair = read_bytes(cert, BadInput), read_bytes(key, BadInput)
     elif insecure or is_loopback(host):
-        return Lock(token)
+        return ServerCredentials(token)
     else:
         pair = _own_certificate(folder)
     if not (token or insecure or is_loopback(host)):
         token = _own_token(folder)
-    return Lock(token, *pair)
+    return ServerCredentials(token, *pair)
 
 
 def _own_token(folder: Path) -> str:
@@ -140,21 +143,30 @@ def _write_secret(path: Path, text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """What a client comes with: the server's certificate in PEM (None: plain text) and a token."""
+class ClientCredentials:
+    """What a client comes with: a token, the server's certificate or its authority's in PEM (None: plain text), and the
+    name that the server's certificate must have."""
 
     token: str = ""
     ca: bytes | None = None
+    server_name: str = NAME
 
     @staticmethod
-    def of(host: str, *, insecure: bool, ca: str | None, token_file: str | None) -> Key:
+    def of(
+        host: str, *, insecure: bool, ca: str | None, token_file: str | None, server_name: str | None = None
+    ) -> ClientCredentials:
         """Raises BadInput where a server beyond loopback is to be called in plain text without saying so."""
+        if server_name is not None and not (ca and _NAME.fullmatch(server_name)):
+            raise BadInput(
+                f"--server-name {server_name!r} {'is no host name' if ca else 'needs --ca'}",
+                hint="give --ca with the certificate's authority, and a name that the certificate has",
+            )
         if ca is None and not (insecure or is_loopback(host)):
             raise BadInput(
                 f"{host} is beyond loopback and no certificate is given",
                 hint="give --ca cert.pem and --token-file token of that server, or --insecure on a network of your own",
             )
-        return Key(read_token(token_file), read_bytes(ca, BadInput) if ca else None)
+        return ClientCredentials(read_token(token_file), read_bytes(ca, BadInput) if ca else None, server_name or NAME)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
@@ -162,5 +174,13 @@ class Key:
     def channel(self, target: str, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
         if self.ca is None:
             return grpc.insecure_channel(target, options)
-        named = (*options, ("grpc.ssl_target_name_override", NAME))
+        named = (*options, ("grpc.ssl_target_name_override", self.server_name))
         return grpc.secure_channel(target, grpc.ssl_channel_credentials(self.ca), named)
+
+
+def credentials_of(flags: Any) -> ClientCredentials:
+    """What the flags of a verb that calls a server say: server, insecure, ca, token_file, server_name. Raises BadInput."""
+    host, _ = split_address(flags.server)
+    return ClientCredentials.of(
+        host, insecure=flags.insecure, ca=flags.ca, token_file=flags.token_file, server_name=flags.server_name
+    )

@@ -1,9 +1,9 @@
-"""The device: job after job by a plan, over a line to the server.
+"""The device: job after job by a plan, over a connection to the server.
 
-One thread computes and decides; the line's threads send and receive meanwhile. All state is this one thread's: what the
+One thread computes and decides; the connection's threads send and receive meanwhile. All state is this one thread's: what the
 others see comes as events, between jobs. A job is done when its first answer is there, from wherever; later ones are
-dropped, so that no job is answered twice. When the line is lost, the jobs under way go back in front and the device
-computes them whole, until the line is up again.
+dropped, so that no job is answered twice. When the connection is lost, the jobs under way go back in front and the
+device computes them whole, until it is up again.
 
 Sessions of all planned halves are built and run once before the clock starts, here and on the server.
 """
@@ -21,14 +21,14 @@ from typing import Any
 from partita.errors import PlanError, refuse
 from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem
 from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.plan.lower import part_times
 from partita.offload.plan.online import Decision, State, Waiting
 from partita.offload.run.client import Client
 from partita.offload.run.codec import Codec
-from partita.offload.run.connection import Event, Line, Parcel
-from partita.offload.run.rate import RateEstimate
+from partita.offload.run.connection import Connection, Event, Parcel
+from partita.offload.run.link_rate import RateEstimate
 from partita.offload.run.record import Interval, JobTimes, OffloadRun, timeline_of
-from partita.offload.run.session import Session, model_inputs
 from partita.offload.run.wire import Array
 
 Replan = Callable[[OffloadProblem], OffloadPlan]
@@ -115,7 +115,7 @@ class _Device:
         self.uplink_free_s = self.downlink_free_s = 0.0
         self.heard_s = 0.0
         self.start_s = 0.0
-        self.line: Line | None = None
+        self.connection: Connection | None = None
         self.was_up = False
         self.said: set[str] = set()
         self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
@@ -123,7 +123,7 @@ class _Device:
     # ---- before and after ---------------------------------------------------------------------------------------------
 
     def get_ready(self, connect: Callable[[], Client] | None) -> None:
-        """Sessions here, the line up and the server ready, or known to be out of reach."""
+        """Sessions here, the connection up and the server ready, or known to be out of reach."""
         for j, cut in enumerate(self.cuts):
             self._warm(j, cut)
         halves = {
@@ -132,7 +132,7 @@ class _Device:
         if connect is None or not (halves or self.settings.replan):
             return
         several = {m.hash: m for m, _ in halves.values()} or {m.hash: m for m in self.models}
-        self.line = Line(connect, list(several.values()), list(halves.values()), self.settings.codec)
+        self.connection = Connection(connect, list(several.values()), list(halves.values()), self.settings.codec)
         until = time.perf_counter() + self.settings.first_patience_s
         answered = False
         while not answered and time.perf_counter() < until:
@@ -141,8 +141,8 @@ class _Device:
             self._say(f"the server was silent for {self.settings.first_patience_s:.0f} s: the device begins alone")
 
     def close(self) -> None:
-        if self.line is not None:
-            self.line.close()
+        if self.connection is not None:
+            self.connection.close()
 
     def run(self) -> OffloadRun:
         cpu_s, load = time.process_time(), os.getloadavg()[0]
@@ -202,7 +202,7 @@ class _Device:
         if not come or (self.settings.decide is None and come[0] != self.todo[0]):
             return None
         j = come[0]
-        if self.settings.decide is not None and self.line is not None and self.line.welcome is not None:
+        if self.settings.decide is not None and self.connection is not None and self.connection.welcome is not None:
             begun = [k for k in come if k in self.crossing]
             if begun:
                 j = begun[0]
@@ -249,20 +249,20 @@ class _Device:
     def _do(self, j: int) -> None:
         """The device's part of one job; the rest goes to the server where there is one."""
         self.served.append(j)
-        line, cut = self.line, self.cuts[j]
-        if line is None or cut == self.whole[j] or line.welcome is None or self.models[j].hash in line.unwelcome:
+        there, cut = self.connection, self.cuts[j]
+        if there is None or cut == self.whole[j] or there.welcome is None or self.models[j].hash in there.unwelcome:
             self._do_whole(j)
             return
         if j not in self.crossing:
             self._do_half(j, cut)
-        if line.welcome is not None and not line.fits(self.crossing[j]):
+        if there.welcome is not None and not there.fits(self.crossing[j]):
             size = sum(t.nbytes for t in self.crossing[j].values())
             self._say(
                 f"job {self.problem.jobs[j].name!r} would send {size} bytes, more than the server takes: the device does it"
             )
             self._do_whole(j)
             return
-        self._send(line, j, cut)
+        self._send(there, j, cut)
 
     def _do_half(self, j: int, cut: frozenset[str]) -> None:
         session, names = self._half(j, cut)
@@ -284,9 +284,9 @@ class _Device:
         self.times[j] = JobTimes(device=(start, end), attempts=self.times[j].attempts)
         self._answered(j, {name: made[name] for name in self.wanted[j]}, end)
 
-    def _send(self, line: Line, j: int, cut: frozenset[str]) -> None:
+    def _send(self, connection: Connection, j: int, cut: frozenset[str]) -> None:
         attempt = self.times[j].attempts + 1
-        epoch = line.send(Parcel(j, attempt, self.models[j].hash, cut, self.crossing[j]))
+        epoch = connection.send(Parcel(j, attempt, self.models[j].hash, cut, self.crossing[j]))
         if epoch is None:  # it broke this moment: the next round decides anew
             self.todo.appendleft(j)
             return
@@ -309,11 +309,13 @@ class _Device:
 
     def _hear(self, timeout_s: float) -> str:
         """Take one event; returns its kind, "" where there was none in time."""
-        if self.line is None:
+        if self.connection is None:
             time.sleep(max(0.0, timeout_s))
             return ""
         try:
-            event = self.line.events.get(timeout=timeout_s) if timeout_s > 0 else self.line.events.get_nowait()
+            event = (
+                self.connection.events.get(timeout=timeout_s) if timeout_s > 0 else self.connection.events.get_nowait()
+            )
         except queue.Empty:
             return ""
         self._take(event)
@@ -364,8 +366,8 @@ class _Device:
         self.counts["refused"] += 1
         self._say(f"the server refuses a job: {why}; the device does it")
         del self.sent[j]
-        if code == "unknown" and self.line is not None:
-            self.line.hang_up()
+        if code == "unknown" and self.connection is not None:
+            self.connection.hang_up()
         self._do_whole(j)
 
     def _uploaded(self, j: int, sent: _Sent, at_s: float) -> None:
@@ -377,13 +379,15 @@ class _Device:
         self.rate.saw(sent.bytes, end - start)
 
     def _take_answer(self, j: int, event: Event) -> None:
-        head = event.head
+        head, outputs = event.head, {**self.made.get(j, {}), **event.tensors}
+        if not outputs.keys() >= set(self.wanted[j]):
+            self._refused(j, "damaged", "an answer without all outputs came")
+            return
         start = max(float(head["sent"]), self.downlink_free_s)
         end = max(start, event.at_s - self.round_trip_s / 2)
         self.downlink_free_s = end
         self.times[j].server = self._since(float(head["start"]), float(head["end"]))
         self.times[j].downlink = self._since(start, end)
-        outputs = {**self.made.get(j, {}), **event.tensors}
         self._answered(j, {name: outputs[name] for name in self.wanted[j]}, event.at_s - self.start_s)
 
     def _since(self, start: float, end: float) -> Interval:
@@ -394,14 +398,14 @@ class _Device:
 
     def _watch(self) -> None:
         """Give a silent server up."""
-        if self.line is None or not self.sent:
+        if self.connection is None or not self.sent:
             return
         under_way = sum(s.bytes for s in self.sent.values() if not s.received)
-        patience_s = self.settings.patience_s + _SPARE * under_way / self.rate.now
+        patience_s = self.settings.patience_s + _SPARE * under_way / self.rate.seen
         if time.perf_counter() - self.heard_s > patience_s:
             self.heard_s = time.perf_counter()
             self._say(f"the server was silent for {patience_s:.0f} s")
-            self.line.hang_up()
+            self.connection.hang_up()
 
     def _replan_if_drifted(self) -> None:
         """Between jobs: a new plan for those not begun, where the link is not what the plan took it for."""

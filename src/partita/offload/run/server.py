@@ -1,6 +1,6 @@
 """The gRPC service: takes the server's part of jobs, answers them in the order in which they came.
 
-One event loop talks to all clients (a client costs a task, not a thread); `threads` compute threads run the sessions,
+One event loop talks to all clients (a client costs some tasks, no thread); `threads` compute threads run the sessions,
 each on one core. A client sends its jobs on one stream: their bytes travel in order, the next right behind the last,
 as the model of the uplink has it. For each job the stream carries back first "received", with the server's clock, then
 "answer" or "refused".
@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -21,43 +21,23 @@ import grpc
 from partita import __version__
 from partita.errors import BadInput, PartitaError
 from partita.offload.capture.onnx_model import OnnxModel
-from partita.offload.measure.inference import measure_model
-from partita.offload.run.codec import decode
-from partita.offload.run.credentials import Lock
-from partita.offload.run.session import first_line
-from partita.offload.run.store import NoRoom, Store, Unknown, resident_bytes
-from partita.offload.run.tally import Tally
-from partita.offload.run.wire import CHUNK_BYTES, HEALTH, MOST_MESSAGE_BYTES, PROTOCOL, SERVICE, WireError, pack, unpack
+from partita.offload.measure.inference import InferenceTimes, measure_model
+from partita.offload.onnx_session import Session, TimeLimit, TookTooLong, limit_memory
+from partita.offload.run.counters import Counters
+from partita.offload.run.job_streams import Compute, JobStreams
+from partita.offload.run.model_store import ModelStore, NoRoom, Unknown, resident_bytes
+from partita.offload.run.settings import ServerSettings
+from partita.offload.run.wire import CHUNK_BYTES, HEALTH, PROTOCOL, SERVICE, WireError, first_line, pack, unpack
 
 _MOST_MEASURE_S = 20.0  #: of one model
+_MOST_MEASURED = 256  #: measurements remembered
+_CALLS = 128  #: calls at once beside the streams of jobs
+_MOST_NAME, _MOST_SAID = 200, 1000  #: characters
 _MOST_LINK_BYTES = 64 << 20  #: of one measurement of the link
+_MOST_STAMPS = 4096
+_CALL_S = 600.0  #: as long as a client waits at most
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  #: grpc.health.v1.HealthCheckResponse
 _Context = Any
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """How a server works; everything that a client can make it hold has a limit."""
-
-    host: str = "127.0.0.1"
-    port: int = 0  #: 0: any free one
-    threads: int = 1  #: compute threads, one core each
-    memory_bytes: float = 2e9  #: for models and their sessions
-    message_bytes: int = MOST_MESSAGE_BYTES
-    queue_jobs: int = 256  #: waiting or computing, of all clients together
-    queue_bytes: float = 512e6
-    clients: int = 64  #: streams at once
-    grace_s: float = 10.0  #: after SIGTERM: for the jobs that are in
-    lock: Lock = field(default_factory=Lock)
-
-
-@dataclass(slots=True, eq=False)
-class _Client:
-    """One stream: its replies on their way, its jobs not yet answered."""
-
-    replies: asyncio.Queue[tuple[dict[str, Any], dict[str, Any]] | None]
-    open: set[asyncio.Task[None]]
-    gone: bool = False
 
 
 class Server:
@@ -65,22 +45,21 @@ class Server:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.store = Store(settings.memory_bytes)
-        self.tally = Tally()
-        self.jobs = 0
-        self.job_bytes = 0.0
-        self.streams = 0
+        self.store = ModelStore(settings.memory_bytes)
+        self.counters = Counters()
         self._measured: dict[str, dict[str, Any]] = {}
         self._measuring = asyncio.Lock()
-        self._compute = ThreadPoolExecutor(settings.threads, thread_name_prefix="partita-compute")
+        self._compute = Compute(settings.threads, settings.limit_s)
         self._files = ThreadPoolExecutor(1, thread_name_prefix="partita-models")
         self._draining = asyncio.Event()
-        self._grpc = grpc.aio.server(options=_options(settings))
+        self._streams = JobStreams(settings, self.store, self._compute, self.counters, self._draining)
+        most = settings.clients + _CALLS
+        self._grpc = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=most)
         self._grpc.add_generic_rpc_handlers((self._handlers(), self._health()))
 
     async def start(self) -> int:
         """Listen; returns the port. Raises BadInput where the address cannot be had."""
-        s, locked = self.settings, self.settings.lock.credentials()
+        s, locked = self.settings, self.settings.credentials.for_grpc()
         where = f"{s.host}:{s.port}"
         try:
             port = self._grpc.add_insecure_port(where) if locked is None else self._grpc.add_secure_port(where, locked)
@@ -95,18 +74,18 @@ class Server:
         """Take no more jobs, answer those that are in for at most `grace_s`, stop."""
         self._draining.set()
         deadline = time.monotonic() + self.settings.grace_s
-        while self.streams and time.monotonic() < deadline:
+        while self._streams.clients and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         await self._grpc.stop(max(0.0, min(1.0, deadline - time.monotonic())))
-        self._compute.shutdown(wait=False, cancel_futures=True)
+        self._compute.close()
         self._files.shutdown(wait=False, cancel_futures=True)
 
     def metrics(self) -> str:
         """Prometheus text."""
-        return self.tally.text(
+        return self.counters.text(
             {
-                "jobs_in": self.jobs,
-                "clients": self.streams,
+                "jobs_in": self._streams.jobs,
+                "clients": self._streams.clients,
                 "models": self.store.models(),
                 "model_bytes": self.store.used_bytes,
                 "evictions_total": self.store.evictions,
@@ -125,7 +104,7 @@ class Server:
         handlers["Put"] = grpc.stream_unary_rpc_method_handler(self._put)
         handlers["Sink"] = grpc.stream_unary_rpc_method_handler(self._sink)
         handlers["Source"] = grpc.unary_stream_rpc_method_handler(self._source)
-        handlers["Work"] = grpc.stream_stream_rpc_method_handler(self._work)
+        handlers["Work"] = grpc.stream_stream_rpc_method_handler(self._jobs)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _health(self) -> grpc.GenericRpcHandler:
@@ -136,26 +115,36 @@ class Server:
 
     async def _admit(self, context: _Context) -> None:
         said = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not self.settings.lock.opens(str(said).removeprefix("Bearer ")):
-            self.tally.add("refused_tokens_total")
+        if not self.settings.credentials.accept(str(said).removeprefix("Bearer ")):
+            self.counters.add("refused_tokens_total")
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this server's")
 
     def _guarded(
         self, method: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
     ) -> Callable[[bytes, _Context], Awaitable[bytes]]:
-        """A method on heads, with the token checked first and errors as statuses with their sentence."""
+        """A method on heads."""
 
         async def call(raw: bytes, context: _Context) -> bytes:
-            await self._admit(context)
-            try:
+            async with self._answering(context):
                 return pack(await method(unpack(raw)[0]))
-            except (KeyError, TypeError, ValueError) as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {first_line(error)}")
-            except PartitaError as error:
-                await context.abort(_status(error), str(error))
-            raise AssertionError("abort returns never")
+            raise AssertionError("errors end the call")
 
         return call
+
+    @asynccontextmanager
+    async def _answering(self, context: _Context) -> AsyncIterator[None]:
+        """The token checked first, whatever goes wrong said as a status with its sentence, and an end in time."""
+        await self._admit(context)
+        try:
+            async with asyncio.timeout(_CALL_S):
+                yield
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the call took longer than {_CALL_S:g} s")
+        except PartitaError as error:
+            await context.abort(_status(error), _said(error))
+        except Exception as error:  # whatever a message may hold: a sentence for this client, and the server goes on
+            why = f"{type(error).__name__}: {first_line(error)}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
 
     async def _hello(self, head: dict[str, Any]) -> dict[str, Any]:
         s = self.settings
@@ -173,23 +162,32 @@ class Server:
         return {"have": self.store.holds(str(head["model"]))}
 
     async def _prepare(self, head: dict[str, Any]) -> dict[str, Any]:
-        model, cut = str(head["model"]), self._named(head)
-        session = await self._in_compute(lambda: self.store.session(model, cut))
-        return {"cut": cut, "inputs": list(session.inputs), "outputs": list(session.outputs)}
+        model = str(head["model"])
+        cut = self.store.name_cut(model, head["tasks"])
 
-    def _named(self, head: dict[str, Any]) -> str:
-        """The id of the cut that a head names by its tasks, or has named before."""
-        if "tasks" in head:
-            return self.store.name_cut(str(head["model"]), frozenset(map(str, head["tasks"])))
-        return str(head["cut"])
+        def build(limit: TimeLimit) -> Session:
+            return self.store.session(model, cut, limit)
+
+        try:
+            session = await self._compute.run(head, build)
+        except TookTooLong as error:
+            self.store.refuse_slow(model, cut, str(error))
+            raise
+        return {"cut": cut, "inputs": list(session.inputs), "outputs": list(session.outputs)}
 
     async def _measure(self, head: dict[str, Any]) -> dict[str, Any]:
         """The server measures itself, task by task, one model at a time; kept by the model's hash."""
         model, budget_s = str(head["model"]), min(_MOST_MEASURE_S, float(head["budget_s"]))
         if model not in self._measured:
             held = self.store.model(model)
+
+            def measure(limit: TimeLimit) -> InferenceTimes:
+                return measure_model(held, budget_s, "server", limit)
+
             async with self._measuring:
-                found = await self._in_compute(lambda: measure_model(held, budget_s, "server"))
+                found = await self._compute.run(head, measure, more_s=2 * budget_s)
+            if len(self._measured) >= _MOST_MEASURED:
+                self._measured.pop(next(iter(self._measured)))
             self._measured[model] = found.to_json()
         return self._measured[model]
 
@@ -199,155 +197,85 @@ class Server:
     async def _tell_metrics(self, head: dict[str, Any]) -> dict[str, Any]:
         return {"text": self.metrics()}
 
-    async def _in_compute(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._compute, work)
+    async def _jobs(self, _: Any, context: _Context) -> None:
+        await self._admit(context)
+        await self._streams.serve(context)
 
     # ---- models -------------------------------------------------------------------------------------------------------
 
     async def _put(self, _: Any, context: _Context) -> bytes:
         """A head with hash, size and name, then the model's bytes in chunks; its hash is checked."""
-        await self._admit(context)
-        try:
-            head, _tensors = unpack(await context.read())
-            wanted, size, name = str(head["model"]), int(head["bytes"]), str(head["name"])
-            self.store.expect(size)
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, first_line(error))
-        except NoRoom as error:
-            await context.abort(_status(error), str(error))
+        async with self._answering(context):
+            await self._take_model(context)
+        self.counters.add("models_put_total")
+        return pack({"have": True})
+
+    async def _take_model(self, context: _Context) -> None:
+        """Raises WireError, NoRoom, CaptureError, and what a head without its fields raises."""
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            raise WireError("no model came")
+        head, _tensors = unpack(first)
+        wanted, size, name = str(head["model"]), int(head["bytes"]), str(head["name"])[:_MOST_NAME]
+        if size < 1:
+            raise WireError(f"a model of {size} bytes was announced")
+        self.store.expect(size)
         try:
             data = await self._chunks(context, size)
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._files, lambda: self._keep(data, name, wanted))
-        except PartitaError as error:
-            await context.abort(_status(error), str(error))
+            model = await loop.run_in_executor(self._files, _checked_model, data, name, wanted)
         finally:
             self.store.arrived(size)
-        self.tally.add("models_put_total")
-        return pack({"have": True})
+        self.store.put(model, size)
 
     async def _chunks(self, context: _Context, size: int) -> bytes:
         data = bytearray()
-        while (chunk := await context.read()) is not grpc.aio.EOF:
-            if len(data) + len(chunk) > size:
-                raise WireError(f"a model is larger than the {size} bytes that were announced")
+        while len(data) < size:
+            async with asyncio.timeout(self.settings.stall_s):
+                chunk = await context.read()
+            if chunk is grpc.aio.EOF:
+                raise WireError(f"{len(data)} bytes of a model came, {size} were announced", hint="put it again")
             data += chunk
-            self.tally.add("bytes_in_total", len(chunk))
-        if len(data) != size:
-            raise WireError(f"{len(data)} bytes of a model came, {size} were announced", hint="put it again")
+            self.counters.add("bytes_in_total", len(chunk))
+        if len(data) > size or await context.read() is not grpc.aio.EOF:
+            raise WireError(f"a model is larger than the {size} bytes that were announced")
         return bytes(data)
-
-    def _keep(self, data: bytes, name: str, wanted: str) -> None:
-        model = OnnxModel.from_bytes(data, name)
-        if model.hash != wanted:
-            raise WireError(f"model {name} arrived with hash {model.hash[:12]}, not {wanted[:12]}", hint="put it again")
-        self.store.put(model, len(data))
 
     # ---- the link -----------------------------------------------------------------------------------------------------
 
     async def _sink(self, _: Any, context: _Context) -> bytes:
         """Takes chunks; tells when each was there."""
-        await self._admit(context)
         stamps: list[tuple[int, float]] = []
         total = 0
-        while (chunk := await context.read()) is not grpc.aio.EOF:
-            stamps.append((len(chunk), time.perf_counter()))
-            total += len(chunk)
-            if total > _MOST_LINK_BYTES:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {_MOST_LINK_BYTES} bytes of echo")
+        async with self._answering(context):
+            while (chunk := await context.read()) is not grpc.aio.EOF:
+                stamps.append((len(chunk), time.perf_counter()))
+                total += len(chunk)
+                if total > _MOST_LINK_BYTES or len(stamps) > _MOST_STAMPS:
+                    raise NoRoom(f"more than {_MOST_LINK_BYTES} bytes or {_MOST_STAMPS} pieces to measure the link")
         return pack({"stamps": stamps})
 
     async def _source(self, raw: bytes, context: _Context) -> None:
         """Sends zeros for at most `seconds`."""
-        await self._admit(context)
-        seconds = min(10.0, float(unpack(raw)[0]["seconds"]))
-        chunk, until = bytes(CHUNK_BYTES), time.perf_counter() + seconds
-        for _ in range(_MOST_LINK_BYTES // CHUNK_BYTES):
-            await context.write(chunk)
-            if time.perf_counter() > until:
-                return
+        async with self._answering(context):
+            seconds = min(10.0, float(unpack(raw)[0]["seconds"]))
+            chunk, until = bytes(CHUNK_BYTES), time.perf_counter() + seconds
+            for _ in range(_MOST_LINK_BYTES // CHUNK_BYTES):
+                await context.write(chunk)
+                if time.perf_counter() > until:
+                    return
 
-    # ---- jobs ---------------------------------------------------------------------------------------------------------
 
-    async def _work(self, _: Any, context: _Context) -> None:
-        await self._admit(context)
-        if self.streams >= self.settings.clients or self._draining.is_set():
-            why = "it stops" if self._draining.is_set() else f"{self.streams} clients are connected, its limit"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the server takes no more clients: {why}")
-        client = _Client(asyncio.Queue(), set())
-        self.streams += 1
-        writer = asyncio.create_task(self._write(client, context))
-        reader = asyncio.create_task(self._read(client, context))
-        draining = asyncio.create_task(self._draining.wait())
-        try:
-            await asyncio.wait({reader, draining, writer}, return_when=asyncio.FIRST_COMPLETED)
-            while client.open and not writer.done():
-                await asyncio.wait({*client.open, writer}, return_when=asyncio.FIRST_COMPLETED)
-            client.replies.put_nowait(None)
-            await writer
-        finally:
-            client.gone = True
-            self.streams -= 1
-            for task in (reader, writer, draining, *client.open):
-                task.cancel()
-            await asyncio.gather(reader, writer, draining, *client.open, return_exceptions=True)
+def _checked_model(data: bytes, name: str, wanted: str) -> OnnxModel:
+    """Raises CaptureError, WireError where it is not the model that was announced."""
+    model = OnnxModel.from_bytes(data, name)
+    if model.hash != wanted:
+        raise WireError(f"model {name} arrived with hash {model.hash[:12]}, not {wanted[:12]}", hint="put it again")
+    return model
 
-    async def _read(self, client: _Client, context: _Context) -> None:
-        """Take jobs until the client has no more."""
-        while (raw := await context.read()) is not grpc.aio.EOF:
-            at = time.perf_counter()
-            self.tally.add("bytes_in_total", len(raw))
-            if self._draining.is_set():
-                return
-            task = asyncio.create_task(self._answer(client, raw, at))
-            client.open.add(task)
-            task.add_done_callback(client.open.discard)
-            await asyncio.sleep(0)  # the job takes its place in the queue before the next is read
 
-    async def _write(self, client: _Client, context: _Context) -> None:
-        while (reply := await client.replies.get()) is not None:
-            head, tensors = reply
-            raw = pack({**head, "sent": time.perf_counter()}, tensors)
-            self.tally.add("bytes_out_total", len(raw))
-            await context.write(raw)
-
-    async def _answer(self, client: _Client, raw: bytes, at: float) -> None:
-        """One job, from its bytes to its reply."""
-        try:
-            head, tensors = unpack(raw)
-            job = {"job": int(head["job"]), "attempt": int(head["attempt"]), "received": at}
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            client.replies.put_nowait(({"kind": "refused", "job": -1, "code": "damaged", "why": first_line(error)}, {}))
-            return
-        client.replies.put_nowait(({"kind": "received", **job}, {}))
-        if self.jobs >= self.settings.queue_jobs or self.job_bytes + len(raw) > self.settings.queue_bytes:
-            self.tally.add("jobs_refused_total")
-            why = f"{self.jobs} jobs with {self.job_bytes / 1e6:.1f} MB wait at the server, its limit"
-            client.replies.put_nowait(({"kind": "refused", "code": "busy", "why": why, **job}, {}))
-            return
-        self.jobs += 1
-        self.job_bytes += len(raw)
-        try:
-            times, answers = await self._in_compute(lambda: self._infer(client, head, tensors))
-            client.replies.put_nowait(({"kind": "answer", **job, **times}, answers))
-            self.tally.served(time.perf_counter() - at)
-        except Exception as error:  # whatever a model or a tensor does: the client gets a sentence, the server goes on
-            self.tally.add("jobs_failed_total")
-            code = "unknown" if isinstance(error, Unknown) else "memory" if isinstance(error, NoRoom) else "failed"
-            client.replies.put_nowait(({"kind": "refused", "code": code, "why": first_line(error), **job}, {}))
-        finally:
-            self.jobs -= 1
-            self.job_bytes -= len(raw)
-
-    def _infer(self, client: _Client, head: dict[str, Any], tensors: dict[str, Any]) -> tuple[dict[str, float], Any]:
-        """On a compute thread."""
-        if client.gone:
-            raise Unknown("the client is gone")
-        start = time.perf_counter()
-        model, cut = str(head["model"]), self._named(head)
-        whole = decode(head.get("coding", {}), tensors, self.settings.message_bytes)
-        answers = self.store.session(model, cut).run(whole)
-        return {"start": start, "end": time.perf_counter()}, answers
+def _said(error: PartitaError) -> str:
+    return str(error)[:_MOST_SAID].encode(errors="backslashreplace").decode()
 
 
 def _status(error: PartitaError) -> grpc.StatusCode:
@@ -364,11 +292,16 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_concurrent_streams", 32),  # of one connection
+        ("grpc.max_connection_idle_ms", 600_000),
+        ("grpc.server_handshake_timeout_ms", 10_000),
     ]
 
 
 def serve(settings: ServerSettings, ready: Callable[[Server, int], None]) -> Server:
     """Serve until SIGTERM or SIGINT, then drain. `ready` is told the server and its port."""
+
+    limit_memory(settings.memory_bytes)
 
     async def main() -> Server:
         server = Server(settings)

@@ -1,6 +1,6 @@
 """Messages between device and server: a JSON head and named tensors, in the safetensors format.
 
-Nothing here is ever unpickled. A message is checked at the door: its head is a JSON object, its tensors have the sizes
+Nothing here is ever unpickled. A message is checked where it comes in: its head is a JSON object, its tensors have the sizes
 that their shapes say (safetensors checks that), and gRPC refuses messages above the limit before they come here.
 """
 
@@ -37,14 +37,17 @@ class WireError(BadInput):
 
 
 def pack(head: Head, tensors: Mapping[str, Array] | None = None) -> bytes:
-    """One message. O(bytes).
+    """One message. O(bytes). Raises WireError for a tensor that cannot travel.
 
     >>> head, tensors = unpack(pack({"kind": "job"}, {"x": np.arange(3)}))
     >>> head["kind"], tensors["x"].tolist()
     ('job', [0, 1, 2])
     """
     whole = {name: np.ascontiguousarray(t).reshape(np.shape(t)) for name, t in (tensors or {}).items()}
-    return bytes(save(whole, {_HEAD: json.dumps(dict(head))}))
+    try:
+        return bytes(save(whole, {_HEAD: json.dumps(dict(head))}))
+    except (SafetensorError, KeyError, ValueError) as error:  # a type or a name that the format does not have
+        raise WireError(f"a message cannot be written: {first_line(error)}") from error
 
 
 def unpack(raw: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -53,7 +56,7 @@ def unpack(raw: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
         tensors = dict(load(raw))
         (length,) = _LENGTH.unpack_from(raw)
         head = json.loads(json.loads(raw[_LENGTH.size : _LENGTH.size + length])["__metadata__"][_HEAD])
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, struct.error, AttributeError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError, struct.error, AttributeError) as error:
         raise WireError(
             f"a message of {len(raw)} bytes is damaged: {type(error).__name__}",
             hint="use the same Partita on both sides",
@@ -61,6 +64,12 @@ def unpack(raw: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     if not isinstance(head, dict):
         raise WireError(f"the head of a message is a {type(head).__name__}", hint="use the same Partita on both sides")
     return head, tensors
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, cut where it is long, fit to travel."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300].encode(errors="backslashreplace").decode()
 
 
 def message_bytes(tensors: Mapping[str, Array]) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from partita.pipeline.plan.linear import prefixes, through
-from partita.pipeline.plan.step_time import Candidate
-from partita.pipeline.plan.task import PipelineTask
+from partita.pipeline.plan.bench import Candidate
+from partita.pipeline.plan.linear_cuts import prefixes, through
+from partita.pipeline.plan.pipeline_task import PipelineTask
 
 
 def propose(task: PipelineTask) -> Iterator[Candidate]:

@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from partita.errors import BadInput
 from partita.pipeline.plan import antichain_dp, blocks, even, single
-from partita.pipeline.plan.step_time import Candidate
-from partita.pipeline.plan.task import PipelineTask
+from partita.pipeline.plan.bench import Candidate
+from partita.pipeline.plan.pipeline_task import PipelineTask
 
 Method = Callable[[PipelineTask], Iterable[Candidate]]
 

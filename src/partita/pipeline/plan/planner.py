@@ -4,7 +4,7 @@
 
 A method proposes candidates (see `methods`); every candidate is lowered and simulated, and the fastest predicted step
 wins, so that fill and drain, messages, updates and gradient sums count as they will in the run and not only the busiest
-stage. One device is always among the candidates of `auto`. `step_bound` says how much better any plan of the family could be.
+stage. One device is always among the candidates of `auto`. `proof` says how much better any plan of the family could be.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from __future__ import annotations
 import math
 import time
 
-from partita.errors import BadInput, ClusterError, refuse
+from partita.errors import BadInput, ClusterError, CostError, Infeasible, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.pipeline_plan import Schedule
 from partita.nouns.pipeline_problem import PipelineProblem, Wish
-from partita.nouns.plan import PlanFile, Verdict
+from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.profile import Profile
 from partita.pipeline.plan import methods
-from partita.pipeline.plan.relaxation import does_not_fit
-from partita.pipeline.plan.step_time import Candidate
-from partita.pipeline.plan.task import PipelineTask
+from partita.pipeline.plan.bench import Candidate, step_s
+from partita.pipeline.plan.infeasible import does_not_fit, leanest
+from partita.pipeline.plan.pipeline_task import PipelineTask
+from partita.pipeline.plan.proof import lower_bound
+from partita.pipeline.plan.stage_costs import check_phases
+from partita.pipeline.plan.stage_costs import micro_batches as micro_batches_of
 
 
 def plan_pipeline(
@@ -40,8 +43,8 @@ def plan_pipeline(
 ) -> PlanFile:
     """The pipeline plan with the fastest predicted step, and a lower bound of every such plan's step.
 
-    `method` "auto" asks all methods and names the one that won. The same inputs give the same plan: the search is limited by
-    counts, and `seed` and `budget_s` are there for methods that draw lots. Raises BadInput for
+    `method` "auto" asks all methods and names the one that won. The same inputs give the same plan: the search is
+    limited by `budget_s` worth of instructions simulated, not by a clock, and draws its lots from `seed`. Raises BadInput for
     wishes that name nothing there is, Infeasible where no plan fits: it names the stage that does not and what would do.
     """
     began = time.perf_counter()
@@ -50,18 +53,33 @@ def plan_pipeline(
     _check(task, method)
     found = {name: fastest(task, propose) for name, propose in methods.named(method).items()}
     winner = min(found, key=lambda name: found[name][0])
-    value, best = found[winner]
+    best = found[winner][1]
     if best is None:
-        raise does_not_fit(task)
-    bound, how = task.lower_bound(fastest(task, methods.METHODS["single"])[0])
-    compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
-    verdict = Verdict(value, min(bound, value), how, winner, time.perf_counter() - began, "step", compared)
+        winner, best = _leanest(task, method)
     bench = task.bench(best)
+    plan = bench.plan(best)
+    value = step_s(plan, bench.sample, task.cluster)
+    bound, how = lower_bound(task)
+    compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
+    spent = time.perf_counter() - began
+    verdict = Verdict(value, checked_bound(value, bound), how, winner, spent, "step", compared)
     problem = PipelineProblem(
-        bench.sample.graph, task.cluster, bench.sample.costs, profile.job, profile.batch_size,
+        bench.sample.graph, task.whole_cluster, bench.sample.costs, profile.job, profile.batch_size,
         bench.sample.micro_batch_size, profile.optimizer_bytes_per_parameter_byte, profile.clips, wish,
     )  # fmt: skip
-    return PlanFile(bench.plan(best), verdict, problem)
+    return PlanFile(plan, verdict, problem)
+
+
+def _leanest(task: PipelineTask, method: str) -> tuple[str, Candidate]:
+    """The plan of least memory, where no method found one that fits. Raises Infeasible where it does not fit either."""
+    lean = leanest(task)
+    if lean is None:
+        raise does_not_fit(task)
+    if method != "auto":
+        raise Infeasible(
+            f"no plan of method {method!r} fits", constraint="method", relaxation="ask for method auto; it finds one"
+        )
+    return "least memory", lean
 
 
 def fastest(task: PipelineTask, propose: methods.Method) -> tuple[float, Candidate | None]:
@@ -76,14 +94,22 @@ def fastest(task: PipelineTask, propose: methods.Method) -> tuple[float, Candida
 
 def _check(task: PipelineTask, method: str) -> None:
     """Raise BadInput for wishes that name nothing there is."""
-    refuse(ClusterError, task.cluster.check(), "the cluster")
+    refuse(ClusterError, task.whole_cluster.check(), "the cluster")
+    refuse(CostError, task.profile.check(), "the profile")
+    check_phases(task.profile)
     methods.named(method)
     wish, profile = task.wish, task.profile
-    if wish.micro_batches is not None and not task.benches:
-        there = sorted({-(-profile.batch_size // s.micro_batch_size) for s in profile.samples})
+    there = sorted({micro_batches_of(profile, s) for s in profile.samples})
+    if wish.micro_batches is not None and wish.micro_batches not in there:
         raise BadInput(
             f"{wish.micro_batches} micro-batches were not measured; measured: {', '.join(map(str, there))}",
             hint="ask for one of these, or measure again with that micro-batch size",
+        )
+    if not task.benches:
+        raise BadInput(
+            f"a batch of {profile.batch_size} makes {wish.micro_batches or there[0]} micro-batches at least; "
+            f"{task.most_micro_batches} can be planned in a budget of {wish.budget_s} s",
+            hint="measure with larger micro-batches, or give a larger budget",
         )
     for name, number in (("stages", wish.stages), ("in_flight", wish.in_flight)):
         if number is not None and number < 1:

@@ -69,11 +69,11 @@ def _range(low_s: float, high_s: float) -> str:
 
 def alternatives(values: Mapping[str, float], verdict: Verdict | None) -> str:
     """Methods by their predicted step, the chosen one first among equals, and the lower bound as a tick on each bar."""
+    values = {**values, verdict.method: verdict.value_s} if verdict else values
     if len(values) < 2:
         return ""
     longest = max(values.values()) or 1.0
     chosen = verdict.method if verdict else min(values, key=lambda k: values[k])
-    base = values.get(chosen, min(values.values()))
     bound = verdict.lower_bound_s / longest if verdict and 0 < verdict.lower_bound_s <= longest else None
     classes = ["", "wide", "n", "n"]
     rows = [
@@ -82,7 +82,7 @@ def alternatives(values: Mapping[str, float], verdict: Verdict | None) -> str:
                 tag("b" if name == chosen else "span", words(name)),
                 bar(value / longest, tick=bound, main=name == chosen),
                 tag("b" if name == chosen else "span", seconds(value)),
-                "chosen" if name == chosen else minus(percent(relative_error(value, base), signed=True)),
+                "chosen" if name == chosen else minus(percent(relative_error(value, values[chosen]), signed=True)),
             ],
             classes,
         )
@@ -188,11 +188,11 @@ def _error(r: StageRow) -> str:
 # ----------------------------------------------------------------------------------------------------- agreement
 
 
-def errors(both: Sequence[Event], rows: Mapping[int, int], looks: Mapping[str, Look]) -> str:
+def errors(both: Sequence[Event], rows: Mapping[int, int]) -> str:
     """A dot an event, placed by its error, a line of dots a label; the band is 10 % either way.
 
-    `rows` gives each instruction's row in the page's data, `looks` what a label is where the label does not say it."""
-    groups = _grouped(both, looks)
+    `rows` gives each instruction's row in the page's data."""
+    groups = _grouped(both)
     if not groups:
         return ""
     reach = _reach([e for _, items in groups for e in items])
@@ -201,7 +201,7 @@ def errors(both: Sequence[Event], rows: Mapping[int, int], looks: Mapping[str, L
     bottom = top + pitch * len(groups)
     parts = [_error_frame(x, top, bottom, min(0.1, reach))]
     for k, (name, items) in enumerate(groups):
-        parts.append(_error_row(name, items, x, top + pitch * (k + 0.5), pitch, rows, looks))
+        parts.append(_error_row(name, items, x, top + pitch * (k + 0.5), pitch, rows))
     every = -(-max(len(items) for _, items in groups) // MOST_DOTS)
     if every > 1:
         parts.append(
@@ -212,18 +212,18 @@ def errors(both: Sequence[Event], rows: Mapping[int, int], looks: Mapping[str, L
     return tag("svg", *parts, viewBox=f"0 0 {NARROW} {bottom + 42:g}", class_="chart", id="errors")
 
 
-def _grouped(both: Sequence[Event], looks: Mapping[str, Look]) -> list[tuple[str, list[Event]]]:
+def _grouped(both: Sequence[Event]) -> list[tuple[str, list[Event]]]:
     """Events by label, F0 F1 .. B0 B1 .. U0; by phase where there are too many labels."""
     few = len({e.label for e in both}) <= MOST_GROUPS
     found: dict[str, list[Event]] = {}
     for e in both:
-        found.setdefault(e.label if few else looks.get(e.label) or look(e.label), []).append(e)
+        found.setdefault(e.label if few else look(e.kind), []).append(e)
     kinds = get_args(Look)
 
     def place(item: tuple[str, list[Event]]) -> tuple[int, int, str]:
         label, items = item
         number_ = int(label[1:]) if label[1:].isdigit() else 0
-        return kinds.index(looks.get(items[0].label) or look(items[0].label)), number_, label
+        return kinds.index(look(items[0].kind)), number_, label
 
     return sorted(found.items(), key=place)
 
@@ -252,7 +252,6 @@ def _error_row(
     y: float,
     pitch: float,
     rows: Mapping[int, int],
-    looks: Mapping[str, Look],
 ) -> str:
     """Dots spread a little up and down so that none hides another; the median as a tick, with its value."""
     known = [e for e in items if math.isfinite(e.error)]
@@ -261,7 +260,7 @@ def _error_row(
     every = -(-len(known) // MOST_DOTS)
     for k, e in enumerate(known[:: every or 1]):
         off = ((k * 0.618034) % 1.0 - 0.5) * (pitch - 12) if len(known) > 1 else 0.0
-        kind = (looks.get(e.label) or look(e.label)) + (" out" if abs(e.error) > x.high else "")
+        kind = look(e.kind) + (" out" if abs(e.error) > x.high else "")
         parts.append(
             tag("circle", class_=kind, cx=x.clamped(e.error), cy=y + off, r=2.4, data_i=rows.get(e.instruction))
         )

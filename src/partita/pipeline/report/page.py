@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from partita import __version__
 from partita.errors import TimelineError
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.page import bars
-from partita.page.agreement import Agreement, agreement, events, is_computation
+from partita.page.agreement import ERROR, Agreement, agreement, events, is_computation
 from partita.page.markup import tag, words
-from partita.page.sheet import columns, document, many, section
+from partita.page.sheet import columns, document, footer, header, many, section
 from partita.page.text import count, percent, rate, seconds, size
+from partita.page.timelines import ZOOM
 from partita.pipeline.report import charts, timelines
 from partita.pipeline.report.stages import StageRow, stage_rows
 from partita.pipeline.report.story import NAMES, PIPELINE, SINGLE, TORCH, Story, devices_used
@@ -24,8 +24,11 @@ def page(story: Story) -> str:
     picture, data = timelines.figure(story)
     agreed = _agreement(story)
     rows = stage_rows(story.plan, story.predicted, story.measured) if story.plan else ()
+    shares = _shares(story)
+    facts = [(_fact_name(k), _fact(k, v)) for k, v in _flat(story.facts) if v not in (None, "", [], ())]
+    busy_note = bars.bottleneck(shares, "the step in which a device computes") if len(shares) > 1 else ""
     body = [
-        _header(story),
+        header(story.title, *headline(story), _plan_line(story)),
         section("Step time", _engines_note(story), charts.engines(story)),
         section(
             "One step, predicted and measured" if agreed else "One step",
@@ -34,12 +37,12 @@ def page(story: Story) -> str:
         ),
         section("Where the cuts fall", _cuts_note(rows), charts.cuts(rows) + charts.stages(rows)),
         columns(
-            section("How busy each device is", _busy_note(story), bars.busy(_shares(story)))
+            section("How busy each device is", busy_note, bars.busy(shares))
             + section("How good the plan is", _bound_note(story), _alternatives(story)),
             section("How well each event was predicted", _agreement_note(agreed), _errors(story, agreed))
             + section("Loss", _loss_note(story), charts.losses(story)),
         ),
-        _facts(story),
+        footer(facts, story.missing(), ERROR),
     ]
     return document(story.title, "".join(body), data)
 
@@ -76,17 +79,6 @@ def versus(ratio: float, what: str) -> str:
     return f"{ratio:.2f}× faster than {what}" if ratio > 1 else f"{1 / ratio:.2f}× slower than {what}"
 
 
-def _header(story: Story) -> str:
-    result, agreement_ = headline(story)
-    return tag(
-        "header",
-        tag("p", tag("b", "Partita"), " ", words(story.title), class_="brand"),
-        tag("h1", words(result)),
-        tag("p", words(agreement_), class_="lede") if agreement_ else "",
-        tag("p", words(_plan_line(story)), class_="quiet") if story.plan else "",
-    )
-
-
 def _plan_line(story: Story) -> str:
     plan = story.plan.plan if story.plan else None
     if not isinstance(plan, PipelinePlan):
@@ -110,8 +102,7 @@ def _engines_note(story: Story) -> str:
 def _timeline_note(story: Story) -> str:
     if story.predicted is None and story.measured is None:
         return ""
-    use = '<span class="screen">Drag to zoom; click, then use the wheel; double-click to see everything again.</span>'
-    return f"{_fill_limit(story)} {use}".strip()
+    return f"{_fill_limit(story)} {ZOOM}".strip()
 
 
 def _legend(story: Story) -> str:
@@ -157,14 +148,6 @@ def _shares(story: Story) -> list[tuple[str, float | None, float | None]]:
     return [(n, predicted.get(n), measured.get(n)) for n in names if predicted.get(n) or measured.get(n)]
 
 
-def _busy_note(story: Story) -> str:
-    shares = [(n, m if m is not None else p) for n, p, m in _shares(story)]
-    if len(shares) < 2:
-        return ""
-    name, share = max(shares, key=lambda s: s[1] or 0.0)
-    return f"Share of the step in which a device computes. The bottleneck is {words(name)}, idle {percent(1 - (share or 0.0))} of the time."
-
-
 def _agreement(story: Story) -> Agreement | None:
     """None where a timeline is missing or the two are of different programs."""
     if story.predicted is None or story.measured is None:
@@ -188,7 +171,7 @@ def _errors(story: Story, agreed: Agreement | None) -> str:
     if agreed is None or story.predicted is None or story.measured is None:
         return ""
     both = [e for e in events(story.predicted, story.measured) if is_computation(e, story.predicted)]
-    return charts.errors(both, timelines.instruction_rows(story), timelines.looks_of(story))
+    return charts.errors(both, timelines.instruction_rows(story))
 
 
 def _bound_note(story: Story) -> str:
@@ -225,15 +208,6 @@ def _loss_note(story: Story) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- facts
-
-
-def _facts(story: Story) -> str:
-    pairs = [(_fact_name(k), _fact(k, v)) for k, v in _flat(story.facts) if v not in (None, "", [], ())]
-    there = tag("dl", *(tag("div", tag("dt", words(k)), tag("dd", words(v))) for k, v in pairs)) if pairs else ""
-    gaps = story.missing()
-    missing = tag("div", tag("h3", "Not in this report"), tag("ul", *(tag("li", words(g)) for g in gaps)), class_="missing") if gaps else ""  # fmt: skip
-    made = tag("p", f"Made by Partita {__version__}. An error is (predicted − measured) / measured.", class_="quiet")
-    return tag("footer", there, missing, made)
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.timeline import Timeline
-from partita.simulate.lower import boundaries
+from partita.simulate.boundaries import boundaries
 
 Pair = tuple[float | None, float | None]  #: predicted, measured
 

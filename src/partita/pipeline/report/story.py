@@ -11,7 +11,6 @@ Any of them may be missing; `missing()` says which, and what would make it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,10 +20,12 @@ from typing import Any
 import numpy as np
 
 from partita.errors import BadInput
-from partita.files import damaged, dump_json, parse_json, read_json, read_text, write_whole
+from partita.files import damaged, dump_json, read_json, write_whole
+from partita.nouns.costs import MOST_SECONDS
+from partita.nouns.metrics import Metric, read_metrics
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
-from partita.nouns.timeline import MOST_SECONDS, Timeline
+from partita.nouns.timeline import Timeline
 
 SINGLE, PIPELINE, TORCH = "single", "pipeline", "torch"  #: the engines that the page knows by role
 WARM_UP = 2  #: steps at the beginning of a run whose times do not count
@@ -111,7 +112,7 @@ class Story:
                 part.write(folder / f"{name}.json")
         metrics = folder / "metrics.jsonl"
         if self.training and not metrics.exists():
-            write_whole(metrics, "".join(json.dumps({"step": s, "loss": x}) + "\n" for s, x in self.training))
+            write_whole(metrics, "".join(Metric(s, x).line() for s, x in self.training))
         write_whole(folder / "summary.json", dump_json(self.summary()))
         return folder
 
@@ -150,7 +151,7 @@ class Story:
                 story, read_json(paths["summary.json"], BadInput, "partita-summary"), str(paths["summary.json"])
             )
         if "metrics.jsonl" in there:
-            story = _with_metrics(story, _rows(paths["metrics.jsonl"]))
+            story = _with_metrics(story, read_metrics(paths["metrics.jsonl"]))
         return story
 
 
@@ -158,10 +159,10 @@ def simulated(plan: PlanFile | None) -> Timeline | None:
     """The predicted timeline of a plan: what predicted.json would hold."""
     if plan is None:
         return None
-    from partita.simulate.lower import lower
+    from partita.simulate.lower import program_of
     from partita.simulate.simulator import durations, simulate
 
-    program = lower(plan.graph, plan.cluster, plan.plan)
+    program = program_of(plan)
     return simulate(program, durations(program, plan.graph, plan.costs, plan.cluster))
 
 
@@ -195,34 +196,15 @@ def _with_summary(story: Story, value: Mapping[str, Any], what: str) -> Story:
     return replace(story, title=title, engines=engines, alternatives=alternatives, facts=facts)
 
 
-def _with_metrics(story: Story, rows: Mapping[int, tuple[float, float | None]]) -> Story:
+def _with_metrics(story: Story, rows: Sequence[Metric]) -> Story:
     """Add the training's losses, and its step times where the summary gives none (its first steps left out)."""
-    story = replace(story, training=tuple((step, rows[step][0]) for step in sorted(rows)))
-    times = [t for _, t in (rows[step] for step in sorted(rows)) if t is not None]
+    story = replace(story, training=tuple((r.step, r.loss) for r in rows))
+    times = [r.step_s for r in rows if r.step_s is not None]
     known = story.engine(PIPELINE)
     if known.measured_s is not None or not times:
         return story
     found = replace(Engine.of(PIPELINE, times[WARM_UP:] or times, known.losses), predicted_s=known.predicted_s)
     return replace(story, engines=(*(e for e in story.engines if e.key != PIPELINE), found))
-
-
-def _rows(path: Path) -> dict[int, tuple[float, float | None]]:
-    """Step -> (loss, seconds), a resumed step once, as it came last. Raises BadInput that names the line."""
-    rows: dict[int, tuple[float, float | None]] = {}
-    lines = read_text(path, BadInput).splitlines()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        what = f"{path} line {number}"
-        try:
-            with damaged(BadInput, what, hint='a row is {"step": 1, "loss": 2.3, "step_s": 0.4}'):
-                value = parse_json(line, BadInput, what, nan=True)  # a loss that is not finite is worth showing
-                rows[int(value["step"])] = (float(value["loss"]), _time(value.get("step_s")))
-        except BadInput:
-            if number == len(lines):  # a run that was stopped may leave half a line at the end
-                break
-            raise
-    return rows
 
 
 def _time(value: Any) -> float | None:

@@ -12,22 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from partita.nouns.graph import Phase
-from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.timeline import Timeline
 from partita.page.markup import tag
-from partita.page.spans import Look, look
+from partita.page.spans import look
 from partita.page.text import count
 from partita.page.timelines import GAP, MOST_SPANS, TITLE, Lane, Panel, frame
 from partita.pipeline.report.story import Story
-
-_LOOKS: dict[Phase, Look] = {
-    "forward": "forward",
-    "backward": "backward",
-    "update": "update",
-    "stage": "forward",
-    "transfer": "other",
-}
 
 
 def figure(story: Story) -> tuple[str, dict[str, Any]]:
@@ -35,11 +25,10 @@ def figure(story: Story) -> tuple[str, dict[str, Any]]:
     panels = _panels(story)
     if not panels:
         return "", {}
-    looks = looks_of(story)
     rows, number = _rows(panels)
     labels = sorted({label for p in panels for label in p.timeline.label})
     order = {label: i for i, label in enumerate(labels)}
-    drawn, data = frame(panels, "".join(_spans(p, looks, number) for p in panels), "one step")
+    drawn, data = frame(panels, "".join(_spans(p, number) for p in panels), "one step")
     data |= {
         "queues": list(panels[0].timeline.queues),
         "labels": labels,
@@ -94,13 +83,6 @@ def _lanes(timeline: Timeline, top: float) -> tuple[Lane, ...]:
     return tuple(lanes)
 
 
-def looks_of(story: Story) -> dict[str, Look]:
-    """Label -> look where the label alone does not tell: a placement's tasks."""
-    if story.plan is None or not isinstance(story.plan.plan, PlacementPlan):
-        return {}
-    return {t.id: _LOOKS[t.phase] for t in story.plan.graph.tasks}
-
-
 def _rows(panels: Sequence[Panel]) -> tuple[list[list[Any]], dict[int, int]]:
     """One row an instruction: [label, micro-batch, queue, then start and duration in ms for each panel or null]."""
     rows: list[list[Any]] = []
@@ -116,7 +98,7 @@ def _rows(panels: Sequence[Panel]) -> tuple[list[list[Any]], dict[int, int]]:
     return rows, number
 
 
-def _spans(panel: Panel, looks: dict[str, Look], number: dict[int, int]) -> str:
+def _spans(panel: Panel, number: dict[int, int]) -> str:
     """The rectangles of one panel; x in ms."""
     t = panel.timeline
     keep = set(np.argsort(t.start_s - t.end_s, kind="stable")[:MOST_SPANS].tolist())
@@ -128,7 +110,7 @@ def _spans(panel: Panel, looks: dict[str, Look], number: dict[int, int]) -> str:
         for i in np.flatnonzero(t.queue == lane.queue).tolist():
             if i not in keep:
                 continue
-            kind = (looks.get(t.label[i]) or look(t.label[i])) if lane.device else "transfer"
+            kind = look(t.kind[i]) if lane.device else "transfer"
             name = "handling" if lane.device and kind == "transfer" else kind
             x, w = 1e3 * float(t.start_s[i]), 1e3 * float(t.end_s[i] - t.start_s[i])
             top, height = (lane.top + lane.height / 2 - 2, 4.0) if name == "handling" else (lane.top, lane.height)

@@ -6,10 +6,11 @@ summary.json; `partita report` makes one page of them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,15 @@ from partita.errors import BadInput, PlanError
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
-from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
 from partita.page.machine import machine_facts
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.report.story import Engine, Story
-from partita.simulate.lower import lower
+from partita.simulate.lower import program_of
 from partita.simulate.simulator import durations, simulate
+from partita.training.runtime.folder import held
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.spec import Spec
-
-
-def program_of(file: PlanFile) -> Program:
-    """The program that a plan file stands for."""
-    return lower(file.graph, file.cluster, file.plan)
 
 
 def predict(file: PlanFile) -> Timeline:
@@ -94,13 +90,14 @@ def compare_engines(
 ) -> Comparison:
     """Let the engines take the same steps in turn, `rounds` times. Raises what a worker failed with."""
     check_rounds(rounds, warmup)
-    folder = prepared(out, file)
     load = os.getloadavg()[0]
-    spec = Spec(
-        job, dict(settings), str(folder / "plan.json"), str(folder), task="compare", engine=",".join(engines), steps=rounds,
-        warmup=warmup, threads=threads, facts=machine_facts(),
-    )  # fmt: skip
-    launch(spec, file, program_of(file), watch)
+    with _held(out):
+        folder = prepared(out, file)
+        spec = Spec(
+            job, dict(settings), str(folder / "plan.json"), str(folder), task="compare", engine=",".join(engines), steps=rounds,
+            warmup=warmup, threads=threads, facts=machine_facts(),
+        )  # fmt: skip
+        launch(spec, file, program_of(file), watch)
     value = json.loads((folder / "compare.json").read_text())
     return Comparison(value["step_s"], value["cpu_s"], value["losses"], value["gradient_errors"], load)
 
@@ -121,14 +118,23 @@ def train(
     watch: Watch | None = None,
 ) -> Ended:
     """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with."""
-    folder = prepared(out, file)
-    if not resume:
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
-    spec = training_spec(
-        folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
-        resume=resume, threads=threads, timeout_s=timeout_s,
-    )  # fmt: skip
-    return launch(spec, file, program_of(file), watch)
+    with _held(out):
+        folder = prepared(out, file)
+        if not resume:
+            (folder / "metrics.jsonl").unlink(missing_ok=True)
+        spec = training_spec(
+            folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
+            resume=resume, threads=threads, timeout_s=timeout_s,
+        )  # fmt: skip
+        return launch(spec, file, program_of(file), watch)
+
+
+@contextlib.contextmanager
+def _held(out: str | Path) -> Iterator[None]:
+    """The run's folder, made where it is missing, for this run alone. Raises BadInput where another one runs in it."""
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with held(out):
+        yield
 
 
 def training_spec(folder: Path, job: str, settings: Mapping[str, str], **options: Any) -> Spec:

@@ -6,14 +6,15 @@
 
 Accelerators become devices acc0 .. of kind "acc", CPUs cpu0 .. of kind "cpu" with unlimited memory. A node is one task and
 makes one tensor, read by all nodes its edges lead to; the edges' cost is the tensor's transfer time. Nodes of one colour
-class are one colocation group. Source: Tarnawski et al., "Efficient algorithms for device placement of DNN graph
+class are one colocation group. Published files carry further fields; they are left unread, and `Problem.remarks` names
+them. Source: Tarnawski et al., "Efficient algorithms for device placement of DNN graph
 operators", NeurIPS 2020.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ NODE = {
 }  # fmt: skip
 EDGE = {"sourceId": True, "destId": True, "cost": True, "size": False}
 KINDS = ("acc", "cpu")
+Rows = list[Mapping[str, Any]]
 MOST_DEVICES = 10_000  # more is a slip of the pen
 HINT = "the format is described in docs/reference/formats.md"
 
@@ -51,7 +53,7 @@ def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: fl
 
 def from_json(value: Mapping[str, Any], name: str, what: str, devices: int | None = None) -> Problem:
     """The problem in a parsed JSON object."""
-    refuse(GraphError, _fields(value, TOP, "the file"), what, hint=HINT)
+    refuse(GraphError, _missing(value, TOP, "the file"), what, hint=HINT)
     cluster = _cluster(value, what, devices)
     nodes, edges = _rows(value, "nodes", what), _rows(value, "edges", what)
     if not nodes:
@@ -69,6 +71,7 @@ def from_json(value: Mapping[str, Any], name: str, what: str, devices: int | Non
         pays=frozenset({"acc"}),
         source_format="dnn-partitioning",
         source=name,
+        remarks=_unread(value, nodes, edges),
     )
     problem.expect_fit()
     return problem
@@ -86,7 +89,7 @@ def _cluster(value: Mapping[str, Any], what: str, devices: int | None) -> Cluste
         ):
             faults.append(f"{key} is {number!r}, not a whole number up to {MOST_DEVICES}")
     room = value["maxSizePerFPGA"]
-    if not _is_number(room) or not room >= 0:
+    if not is_number(room) or not room >= 0:
         faults.append(f"maxSizePerFPGA is {room!r}, not a size in bytes")
     refuse(ClusterError, faults, what, hint=HINT)
     if devices is not None and not 1 <= devices <= MOST_DEVICES:
@@ -120,14 +123,14 @@ def _seconds(node: Mapping[str, Any], kind: str) -> float:
 
 def _node_faults(i: int, node: Mapping[str, Any]) -> list[str]:
     who = f"node {node['id']!r}" if "id" in node else f"node number {i}"
-    faults = _fields(node, NODE, who)
+    faults = _missing(node, NODE, who)
     if faults:
         return faults
     if not isinstance(node["id"], int | str) or isinstance(node["id"], bool):
         faults.append(f"{who} has an id that is neither a number nor a word")
     for key in ("cpuLatency", "fpgaLatency", "size"):
         number = node.get(key, 0.0)
-        if not _is_number(number) or not number >= 0 or (key == "size" and math.isinf(number)):
+        if not is_number(number) or not number >= 0 or (key == "size" and math.isinf(number)):
             faults.append(f"{who} has {key} = {number!r}")
     for key in ("supportedOnFpga", "isBackwardNode"):
         if node.get(key, False) not in (0, 1):
@@ -137,9 +140,7 @@ def _node_faults(i: int, node: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def _tensors(
-    ids: list[str], edges: list[Mapping[str, Any]], what: str
-) -> tuple[list[tuple[str, float, list[str]]], list[float]]:
+def _tensors(ids: list[str], edges: Rows, what: str) -> tuple[list[tuple[str, float, list[str]]], list[float]]:
     """(producer, bytes, readers) of every node that sends, and the seconds that sending takes."""
     known = set(ids)
     if len(known) < len(ids):
@@ -165,7 +166,7 @@ def _tensors(
 
 
 def _edge_faults(i: int, edge: Mapping[str, Any], known: set[str]) -> list[str]:
-    faults = _fields(edge, EDGE, f"edge number {i}")
+    faults = _missing(edge, EDGE, f"edge number {i}")
     if faults:
         return faults
     who = f"edge {edge['sourceId']} -> {edge['destId']}"
@@ -174,19 +175,34 @@ def _edge_faults(i: int, edge: Mapping[str, Any], known: set[str]) -> list[str]:
         faults.append(f"{who} is a circle: a node cannot read itself")
     for key in ("cost", "size"):
         number = edge.get(key, 0.0)
-        if not _is_number(number) or not (number >= 0 and math.isfinite(number)):
+        if not is_number(number) or not (number >= 0 and math.isfinite(number)):
             faults.append(f"{who} has {key} = {number!r}")
     return faults
 
 
-def _fields(row: Mapping[str, Any], known: Mapping[str, bool], who: str) -> list[str]:
-    """Fields that are unknown, fields that are missing."""
-    return [f"{who} has the unknown field {k!r}" for k in row if k not in known] + [
-        f"{who} has no {k!r}" for k, needed in known.items() if needed and k not in row
-    ]
+def _missing(row: Mapping[str, Any], known: Mapping[str, bool], who: str) -> list[str]:
+    return [f"{who} has no {k!r}" for k, needed in known.items() if needed and k not in row]
 
 
-def _rows(value: Mapping[str, Any], key: str, what: str) -> list[Mapping[str, Any]]:
+def _unread(value: Mapping[str, Any], nodes: Rows, edges: Rows) -> tuple[str, ...]:
+    """A sentence for each part of the file that has fields nobody reads here."""
+    parts = (("the file", [value], TOP), ("nodes", nodes, NODE), ("edges", edges, EDGE))
+    found = {what: list(dict.fromkeys(k for row in rows for k in row if k not in known)) for what, rows, known in parts}
+    return tuple(f"{what}: {unread(names)}" for what, names in found.items() if names)
+
+
+def unread(names: Sequence[str], most: int = 6) -> str:
+    """The names of fields that are left unread, for a person.
+
+    >>> unread(["layerId"])
+    "the field 'layerId' is not read"
+    """
+    shown = ", ".join(repr(n[:40]) for n in names[:most])
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"the field {shown} is not read" if len(names) == 1 else f"the fields {shown}{more} are not read"
+
+
+def _rows(value: Mapping[str, Any], key: str, what: str) -> Rows:
     rows = value[key]
     if not isinstance(rows, list):
         raise GraphError(f"{what}: {key} is not a list", hint=HINT)
@@ -198,5 +214,6 @@ def _not_objects(rows: Iterable[Any], key: str) -> list[str]:
     return [f"{key}[{i}] is {row!r:.40}, not an object" for i, row in enumerate(rows) if not isinstance(row, Mapping)]
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool)
+def is_number(x: Any) -> bool:
+    """Whether a JSON value is a number that a float can hold; JSON's whole numbers have no limit."""
+    return isinstance(x, float) or (isinstance(x, int) and not isinstance(x, bool) and abs(x) < 1 << 1000)

@@ -37,7 +37,7 @@ def sniff(path: str | Path) -> str:
         raise GraphError(f"{path} is empty", hint="give a graph with at least one node")
     if text.startswith("{"):
         key = re.match(r'\{\s*"([^"]*)"', text)
-        if key and key[1] in dnn_partitioning.TOP:
+        if key and key[1] != "format" and set(re.findall(r'"(\w+)"\s*:', text)) & {*dnn_partitioning.TOP}:
             return "dnn-partitioning"
         found = f"its first field is {key[1][:40]!r}" if key else "it opens with a brace and no field"
         known = ", ".join(dnn_partitioning.TOP)

@@ -4,8 +4,8 @@
     <TAB>node1 -- node7
 
 Times are milliseconds, sizes bytes; `activation_size=[a; b]` is a sum. A layer is one task of phase "stage" (forward and
-backward together), it makes one tensor of its activation, whose crossing costs 2 activation / bandwidth: there and, as a
-gradient, back. `Input*` nodes are dropped. Source: Narayanan et al., "PipeDream", SOSP 2019.
+backward together), it makes one tensor of twice its activation, which crosses there and, as a gradient, back, at the rate of
+the link it takes. `Input*` nodes are dropped. Source: Narayanan et al., "PipeDream", SOSP 2019.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.problem import Problem
+from partita.placement.capture.dnn_partitioning import unread
 
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 LONGEST_LINE = 65536  # no layer describes itself at greater length; what does is not a profile
@@ -29,7 +30,7 @@ MOST_DEVICES = 10_000  # more is a slip of the pen
 MOST_FAULTS = 12  # reading stops here: a file of garbage is refused at its first lines
 HINT = "the format is described in docs/reference/formats.md"
 
-_Node = tuple[str, str, dict[str, float]]  # (id, description, values)
+_Node = tuple[str, str, dict[str, float], tuple[str, ...]]  # (id, description, values, names of fields left unread)
 
 
 def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: float = 1e9) -> Problem:
@@ -42,26 +43,27 @@ def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: fl
         raise ClusterError(f"{path}: {said}", hint=f"say --devices N, 1 to {MOST_DEVICES}")
     if not (bandwidth_bytes_per_s > 0 and math.isfinite(bandwidth_bytes_per_s)):
         raise ClusterError(f"a bandwidth of {bandwidth_bytes_per_s} bytes/s", hint="say --bandwidth, e.g. 1e9")
-    graph, seconds = read_graph(path)
+    graph, seconds, odd = read_graph(path)
     problem = Problem(
         graph,
         Cluster(
             tuple(Device(f"acc{i}", "acc") for i in range(devices)), default_link=Link("", "", bandwidth_bytes_per_s)
         ),
-        CostTable.given(("acc",), [[s] for s in seconds], 2.0 * graph.size_bytes / bandwidth_bytes_per_s),
+        CostTable.given(("acc",), [[s] for s in seconds], np.full(len(graph.producer), math.nan)),
         np.array([t.parameter_bytes + t.activation_bytes for t in graph.tasks], np.float64),
         rule="overlap",
         pays=frozenset({"acc"}),
         source_format="pipedream",
         source=Path(path).stem,
         bandwidth_bytes_per_s=float(bandwidth_bytes_per_s),
+        remarks=(f"nodes: {unread(odd)}",) if odd else (),
     )
     problem.expect_fit()
     return problem
 
 
-def read_graph(path: str | Path) -> tuple[TaskGraph, list[float]]:
-    """The graph and [tasks] seconds of forward and backward together. Raises GraphError."""
+def read_graph(path: str | Path) -> tuple[TaskGraph, list[float], list[str]]:
+    """The graph, [tasks] seconds of forward and backward together, and fields left unread. Raises GraphError."""
     nodes: dict[str, _Node] = {}
     edges: dict[tuple[str, str], int] = {}
     faults: list[str] = []
@@ -83,20 +85,21 @@ def read_graph(path: str | Path) -> tuple[TaskGraph, list[float]]:
     kept = [n for n in nodes.values() if not n[1].startswith("Input")]
     if not kept:
         raise GraphError(f"{path}: it has no nodes" + (" besides inputs" if nodes else ""), hint=HINT)
-    return _graph(Path(path).stem, kept, list(edges))
+    odd = list(dict.fromkeys(f for n in nodes.values() for f in n[3]))
+    return *_graph(Path(path).stem, kept, list(edges)), odd
 
 
 def _graph(name: str, kept: list[_Node], edges: list[tuple[str, str]]) -> tuple[TaskGraph, list[float]]:
     tasks = [
         Task(i, text, "stage", parameter_bytes=v["parameter_size"], activation_bytes=v["activation_size"])
-        for i, text, v in kept
+        for i, text, v, _ in kept
     ]
-    readers: dict[str, list[str]] = {i: [] for i, _, _ in kept}
+    readers: dict[str, list[str]] = {i: [] for i, *_ in kept}
     for u, v in edges:
         if u in readers and v in readers:
             readers[u].append(v)
-    tensors = [(i, v["activation_size"], readers[i]) for i, _, v in kept if readers[i]]
-    seconds = [(v["forward_compute_time"] + v["backward_compute_time"]) / 1e3 for _, _, v in kept]
+    tensors = [(i, 2.0 * v["activation_size"], readers[i]) for i, _, v, _ in kept if readers[i]]
+    seconds = [(v["forward_compute_time"] + v["backward_compute_time"]) / 1e3 for _, _, v, _ in kept]
     return TaskGraph.build(name, tasks, tensors), seconds
 
 
@@ -136,13 +139,11 @@ def _node(line: str) -> _Node:
         raise ValueError(f"{line.strip()[:60]!r} is no node 'id -- description -- forward_compute_time=...'")
     rest = parts[2]
     said = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]+)", rest))
-    odd = sorted(set(said) - set(FIELDS))
-    if odd:
-        raise ValueError(f"node {parts[0]!r} has the unknown field {odd[0]!r}")
     missing = [f for f in FIELDS if f not in said]
     if missing:
         raise ValueError(f"node {parts[0]!r} has no {missing[0]}")
-    return parts[0], parts[1], {f: _total(said[f], parts[0], f) for f in FIELDS}
+    odd = tuple(f for f in said if f not in FIELDS)
+    return parts[0], parts[1], {f: _total(said[f], parts[0], f) for f in FIELDS}, odd
 
 
 def _total(text: str, node: str, field: str) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.nouns.graph import FloatArray, IntArray
+from partita.placement.plan.alarm import FlagArray
 from partita.placement.plan.load import Bools, LoadModel
 from partita.solve.compiled import compiled
 from partita.solve.random import Words, between, seeded, uniform
@@ -25,8 +26,6 @@ from partita.solve.random import Words, between, seeded, uniform
 UNITS_PER_S = 1.2e7  # cautiously: 1.35e7 to 2.2e7 on one of 2 Xeon cores, 2026-11-21, benchmarks/planner.py --calibrate
 STEP_UNITS = 10  # what a step costs besides its nets
 REBUILD = 1 << 18  # steps after which sums are taken anew, against rounding
-
-FlagArray = npt.NDArray[np.uint8]
 
 
 class Net(NamedTuple):

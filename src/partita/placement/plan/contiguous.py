@@ -1,9 +1,10 @@
-"""Contiguous placement: the exact optimum over chains of downsets, for load = compute + boundary.
+"""Contiguous placement: the exact optimum over chains of downsets, for both rules of load.
 
     value(c, j) = min over i < j, device type t of max( value(c - t, i), load(i -> j, t) )
 
 over all downsets (the augmented antichains' state sequence), where the load of a segment is its compute and the weight of
-every span that it tears (see `Spans`): that covers what comes in and what goes out, forward and backward.
+every span that it tears (see `Spans`): that covers what comes in and what goes out, forward and backward. Where sending
+hides behind computing, what comes in and what goes out count apart.
 
 A linearised bound comes first: the same program along a few topological orders costs little and is rarely more than 1 %
 off. With its value U, the exact program looks only at states that some plan better than U could pass: after the devices
@@ -43,7 +44,7 @@ def exact_chain(work: Work, states: StateSequence, upper_s: float) -> tuple[floa
     value, came, kind = _least_worst(
         members, least, memory, np.ascontiguousarray(totals[order, 2 : 2 + types]),
         np.ascontiguousarray(totals[order, 2 + types :]), cut, work.spans.masks, work.spans.weight, work.pays, work.room,
-        vs.after, low, high, absorbs, upper_s,
+        vs.after, low, high, absorbs, upper_s, work.overlap,
     )  # fmt: skip
     best = int(value[:, -1].argmin())
     if not value[best, -1] < upper_s:
@@ -62,7 +63,7 @@ def exact_chain(work: Work, states: StateSequence, upper_s: float) -> tuple[floa
 def _least_worst(
     members: Words, least: FloatArray, memory: FloatArray, seconds: FloatArray, cannot: FloatArray, cut: FloatArray,
     masks: Words, weight: FloatArray, pays: Bools, room: FloatArray, after: IntArray, low: IntArray, high: IntArray,
-    absorbs: FloatArray, upper: float,
+    absorbs: FloatArray, upper: float, overlap: bool,
 ) -> tuple[FloatArray, Int32Array, Int8Array]:  # fmt: skip
     """(value, state before, device type), [vectors, states] each; states ascend in `least` work done."""
     states, words = members.shape
@@ -76,7 +77,7 @@ def _least_worst(
     seen = np.full(states, -1, np.int64)  # the state i for which `holds` is known ...
     holds = np.zeros(states, np.bool_)  # ... whether j contains i
     known = np.full(states, -1, np.int64)
-    sent = np.zeros(states)  # boundary of (i, j)
+    came_in, goes_out = np.zeros(states), np.zeros(states)  # boundary of (i, j)
     for i in range(states - 1):
         opened = -1
         for v in range(count):
@@ -119,7 +120,7 @@ def _least_worst(
                                         open_[opened] = s
                                         opened += 1
                             known[j] = i
-                            total = cut[j]
+                            inward, outward = 0.0, cut[j]
                             for q in range(opened):
                                 s = open_[q]
                                 touched, beyond = False, False
@@ -127,11 +128,14 @@ def _least_worst(
                                     touched |= masks[s, w] & members[j, w] & ~members[i, w] != zero
                                     beyond |= masks[s, w] & ~members[j, w] != zero
                                 if touched:
-                                    total += weight[s]
+                                    inward += weight[s]
                                 if beyond:
-                                    total -= weight[s]
-                            sent[j] = total
-                        load += sent[j]
+                                    outward -= weight[s]
+                            came_in[j], goes_out[j] = inward, outward
+                        if overlap:
+                            load = max(load, came_in[j], goes_out[j])
+                        else:
+                            load += came_in[j] + goes_out[j]
                     worst = max(load, here)
                     if worst < have:
                         value[nv, j] = worst

@@ -4,15 +4,16 @@
                                             \\-> coarser units -> exact over those, bound from elsewhere
 
 A problem of rule "sum" becomes a placement, each device a stretch of the graph; one of rule "overlap" becomes pipeline
-stages with replicas.
+stages with replicas, or a placement where replicas are not wanted.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -21,17 +22,31 @@ from partita.errors import BadInput
 from partita.nouns.graph import IntArray
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.plan import PlanFile, Verdict
+from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.problem import Problem
+from partita.placement.plan.boxes import closed_in
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
+from partita.placement.plan.device_limit import MOST_REPLICATING, expect_at_most, useful
+from partita.placement.plan.device_line import best_line_up, too_many_types
+from partita.placement.plan.from_arrays import device_numbers, placement_plan, simulated_s
+from partita.placement.plan.idle import without_idle
 from partita.placement.plan.latency import latency_bound, quickest_chains
 from partita.placement.plan.linear_cut import best_cut, best_cut_replicated, orders
+from partita.placement.plan.load import load_model
+from partita.placement.plan.min_cut import anchors, network
+from partita.placement.plan.portfolio import ARCS_PER_S
 from partita.placement.plan.refine import moves, refined
-from partita.placement.plan.replicated import ReplicatedStage, Replication, best_stages, best_stages_by_lattice
+from partita.placement.plan.replicated import (
+    UNITS_PER_S,
+    ReplicatedStage,
+    Replication,
+    best_stages,
+    best_stages_by_lattice,
+)
 from partita.placement.plan.throughput import Part, Work, fits, load_of, no_contiguous_plan
-from partita.simulate.lower import lower
-from partita.simulate.simulator import durations, times
+from partita.placement.plan.unequal_links import contiguous_over_unequal_links
+from partita.placement.plan.whole import facts_of, listed
 from partita.solve.downsets import StateSequence, every_downset, thinned
 from partita.solve.units import Units
 
@@ -41,6 +56,8 @@ FEW_STATES = 4_000  #: up to so many, pairs of states are looked at
 THINNED = 3_000  #: of more states, these give a first value
 MOVE_S, UNIT_S = 3e-7, 2e-5  #: what moving a unit and cutting an order again take on a slow core
 ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exact
+CUT_SHARE = 0.2  #: of the budget for minimum cuts
+BOXES = "no chain of downsets is below it"
 SHARES = "equal shares of the work"
 
 
@@ -53,6 +70,7 @@ class Found:
     bound_s: float
     bound: str
     method: str
+    line: tuple[str, ...] | None = None  #: devices in the order in which stages take them; None: by type
 
 
 Method = Callable[[Problem, float], Found | None]
@@ -76,27 +94,45 @@ def plan_contiguous(
     if objective not in ("throughput", "latency"):
         raise BadInput(f"a graph cannot be planned for {objective!r}", hint="known: throughput, latency")
     problem.expect_fit()
+    if problem.rule == "overlap" and replicas and objective == "throughput":
+        expect_at_most(problem, MOST_REPLICATING, "stages with replicas", "--no-replicas")
+    elif (fewer := useful(problem)) is not problem:
+        file = plan_contiguous(fewer, objective, method=method, budget_s=budget_s, replicas=replicas)
+        return replace(file, problem=problem)
     if objective == "latency":
-        return _latency_plan(problem, began)
-    methods = (
-        REPLICATED if problem.rule == "overlap" and replicas else METHODS if problem.rule == "sum" else UNREPLICATED
-    )
+        return _latency_plan(problem, budget_s, began)
+    if problem.links_differ:
+        alike = partial(plan_contiguous, objective=objective, method=method, budget_s=budget_s / 2, replicas=replicas)
+        return contiguous_over_unequal_links(problem, alike)
+    return _throughput_plan(problem, method, budget_s, replicas, began)
+
+
+def _throughput_plan(problem: Problem, method: str, budget_s: float, replicas: bool, began: float) -> PlanFile:
+    """The plan of least largest load over links of one rate."""
+    stages = problem.rule == "overlap" and replicas
+    methods = REPLICATED if stages else METHODS
     if method not in methods:
         raise BadInput(f"unknown method {method!r}", hint=f"known: {', '.join(methods)}")
     found = methods[method](problem, budget_s)
     if found is None:
         raise no_contiguous_plan(Work.of(problem))
-    bound = min(found.bound_s, found.value_s)
+    plan, value, bound, how = _plan(problem, found, pipeline=stages), found.value_s, found.bound_s, found.bound
+    if not stages and problem.rule == "overlap" and any(t.phase == "backward" for t in problem.graph.tasks):
+        # chains take what comes in from before and goes out behind, which gradients do not
+        value, bound, how = _largest_load(problem, plan), Work.of(problem).share_bound_s, SHARES
     spent = time.perf_counter() - began
-    verdict = Verdict(found.value_s, bound, found.bound, found.method, spent, "throughput")
-    plan = _plan(problem, found, pipeline=problem.rule == "overlap" and replicas)
+    verdict = Verdict(value, checked_bound(value, bound), how, found.method, spent, "throughput")
     return PlanFile(plan, verdict, problem)
+
+
+def _largest_load(problem: Problem, plan: PipelinePlan | PlacementPlan) -> float:
+    return float(problem.loads(device_numbers(problem, plan)).max())
 
 
 def _plan(problem: Problem, found: Found, pipeline: bool) -> PipelinePlan | PlacementPlan:
     """What was found, written out."""
     graph = problem.graph
-    free = [list(t.names) for t in Work.of(problem).types]
+    free = [list(found.line)] if found.line else [list(t.names) for t in Work.of(problem).types]
     stages = []
     for tasks, kind, m in found.stages:
         names, free[kind] = tuple(free[kind][:m]), free[kind][m:]
@@ -109,14 +145,16 @@ def _plan(problem: Problem, found: Found, pipeline: bool) -> PipelinePlan | Plac
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# rule "sum"
+# one device a stage
 
 
 def exact(problem: Problem, budget_s: float) -> Found | None:
     """The optimum over all chains of downsets where they can be enumerated; else over coarser units, with a bound."""
-    work = Work.of(problem)
-    start = _linear(work)
+    work = without_idle(Work.of(problem))
+    start = _linear(work, budget_s)
     value, parts = (start[0] * (1 + 1e-12), start[1]) if start else (math.inf, [])
+    if too_many_types(work):
+        return _found(work, refined(work, start[1]), *_at_least(work, budget_s), "device line-ups") if start else None
     states = every_downset(work.units, MOST_DOWNSETS)
     if states is not None:
         better = exact_chain(work, states, min(value, _all_work(work)))
@@ -131,7 +169,18 @@ def exact(problem: Problem, budget_s: float) -> Found | None:
     if not parts:
         return None
     moved = _improved(work, parts, budget_s)
-    return _found(work, moved, work.share_bound_s, SHARES, method if moved is parts else f"{method}, refined")
+    return _found(work, moved, *_at_least(work, budget_s), method if moved is parts else f"{method}, refined")
+
+
+def _at_least(work: Work, budget_s: float) -> tuple[float, str]:
+    """A bound on the largest load of any placement, and how it is obtained: shares of the work, or minimum cuts (which
+    know the rule "sum" only)."""
+    if work.overlap:
+        return work.share_bound_s, SHARES
+    share, model = work.share_bound_s, load_model(work.problem).eased()
+    networks = {c: network(model, c) for c in np.flatnonzero(model.class_pays).tolist()}
+    cut = anchors(model, networks, most_arcs=CUT_SHARE * budget_s * ARCS_PER_S).bound_s if networks else 0.0
+    return (cut, "minimum cut") if cut > share else (share, SHARES)
 
 
 def _finer(work: Work, coarse: Units, part: Part) -> Part:
@@ -157,7 +206,7 @@ def _improved(work: Work, parts: list[Part], budget_s: float) -> list[Part]:
 def linear(problem: Problem, budget_s: float) -> Found | None:
     """The optimum along a few linear orders."""
     work = Work.of(problem)
-    start = _linear(work)
+    start = _linear(work, budget_s)
     return _found(work, start[1], work.share_bound_s, SHARES, "linear orders") if start else None
 
 
@@ -170,8 +219,10 @@ def single(problem: Problem, budget_s: float) -> Found | None:
     return _found(work, [best], work.share_bound_s, SHARES, "single") if best else None
 
 
-def _linear(work: Work) -> tuple[float, list[Part]] | None:
+def _linear(work: Work, budget_s: float) -> tuple[float, list[Part]] | None:
     """The best cut of a few orders; one device is among them."""
+    if too_many_types(work):
+        return best_line_up(work, budget_s)
     best: tuple[float, list[Part]] | None = None
     for order in orders(work.units):
         found = best_cut(work, order, best[0] if best else math.inf)
@@ -202,10 +253,13 @@ def _tasks(work: Work, units: IntArray) -> IntArray:
 # rule "overlap": stages with replicas
 
 
-def exact_replicated(problem: Problem, budget_s: float, most: int | None = None) -> Found | None:
+def exact_replicated(problem: Problem, budget_s: float) -> Found | None:
     """The least bottleneck over all chains of downsets and replicas; over coarser units where they are too many."""
-    work = Work.of(problem)
-    replication = Replication.of(work, most)
+    began = time.monotonic()
+    work = without_idle(Work.of(problem))
+    replication = Replication.of(work)
+    if not replication.equal:
+        return _lined_up(work)
     start = _linear_replicated(work, replication)
     share = float(work.least_s.sum()) / len(problem.cluster.devices)
     upper = start[0] * (1 + 1e-12) if start else _all_work(work)
@@ -215,16 +269,35 @@ def exact_replicated(problem: Problem, budget_s: float, most: int | None = None)
         stages = better or (start[1] if start else [])
         if not stages:
             return None
-        how, at_least = ("exact", None) if done else ("no chain of downsets is below it", max(bound, share))
-        return _found_replicated(work, stages, at_least, how, "antichain-dp")
-    if len(work.units) <= MOST_TO_COARSEN:
-        coarse = coarser_states(work.units, work.least_s, MOST_DOWNSETS // 4, 2 * len(problem.cluster.devices))
-        if coarse is not None:
-            coarse_work = Work.of(problem, coarse[0])
-            better, _, _ = _over_states(coarse_work, Replication.of(coarse_work, most), coarse[1], upper, budget_s)
-            if better:
-                return _found_replicated(coarse_work, better, share, SHARES, "antichain-dp over coarser units")
-    return _found_replicated(work, start[1], share, SHARES, "linear orders") if start else None
+        how, at_least = ("exact", None) if done else (BOXES, max(bound, share))
+        return _found_replicated(work, replication, stages, at_least, how, "antichain-dp")
+    stages, method = (start[1] if start else []), "linear orders"
+    coarse = (
+        coarser_states(work.units, work.least_s, MOST_DOWNSETS // 4, 2 * len(problem.cluster.devices))
+        if len(work.units) <= MOST_TO_COARSEN
+        else None
+    )
+    if coarse is not None:
+        coarse_work = Work.of(problem, coarse[0])
+        better, _, _ = _over_states(coarse_work, Replication.of(coarse_work), coarse[1], upper, budget_s)
+        if better:
+            stages = [_finer_stage(work, coarse[0], s) for s in better]
+            method = "antichain-dp over coarser units"
+    if not stages:
+        return None
+    rough = _found_replicated(work, replication, stages, share, SHARES, method)
+    value, best, bound = closed_in(work, replication, stages, rough.value_s, budget_s - (time.monotonic() - began))
+    if value >= rough.value_s:
+        best = stages
+    else:
+        method = f"{method}, then cuts that send little"
+    how = BOXES if bound > share else SHARES
+    return _found_replicated(work, replication, best, bound, how, method)
+
+
+def _finer_stage(work: Work, coarse: Units, stage: ReplicatedStage) -> ReplicatedStage:
+    """A stage of coarser units in the work's own."""
+    return ReplicatedStage(_finer(work, coarse, Part(0, stage.units)).units, stage.replicas)
 
 
 def _over_states(
@@ -238,17 +311,26 @@ def _over_states(
     few = thinned(states, states.totals(work.least_s)[:, 0], states.cuts(work.spans), THINNED)
     first = best_stages(work, replication, few, upper)
     value, stages, bound = best_stages_by_lattice(
-        work, replication, states, first[0] if first else upper, time.monotonic() + budget_s
+        work, replication, states, first[0] if first else upper, budget_s * UNITS_PER_S
     )
     return stages or (first[1] if first else None), bound, bound >= value * (1 - 1e-9)
 
 
 def linear_replicated(problem: Problem, budget_s: float) -> Found | None:
     """The least bottleneck along a few linear orders."""
-    work = Work.of(problem)
-    start = _linear_replicated(work, Replication.of(work))
-    share = float(work.least_s.sum()) / len(problem.cluster.devices)
-    return _found_replicated(work, start[1], share, SHARES, "linear orders") if start else None
+    return _lined_up(Work.of(problem))
+
+
+def _lined_up(work: Work) -> Found | None:
+    """The best along linear orders with the devices in a line: the fastest first, or the slowest."""
+    best: Found | None = None
+    for slowest_first in (False, True) if len(work.types) > 1 else (False,):
+        replication = Replication.of(work, None, slowest_first)
+        share = float(work.seconds[:, 0].sum()) / replication.seconds_a_second
+        start = _linear_replicated(work, replication)
+        if start and (best is None or start[0] < best.value_s):
+            best = _found_replicated(work, replication, start[1], share, SHARES, "linear orders")
+    return best
 
 
 def _linear_replicated(work: Work, replication: Replication) -> tuple[float, list[ReplicatedStage]] | None:
@@ -260,12 +342,14 @@ def _linear_replicated(work: Work, replication: Replication) -> tuple[float, lis
 
 
 def _found_replicated(
-    work: Work, stages: list[ReplicatedStage], bound_s: float | None, bound: str, method: str
+    work: Work, replication: Replication, stages: list[ReplicatedStage], bound_s: float | None, bound: str, method: str
 ) -> Found:
-    replication, torn = Replication.of(work), _torn(work, stages)
-    value = max(replication.stage_s(work, s.units, s.replicas, (torn[k], torn[k + 1])) for k, s in enumerate(stages))
+    torn, first = _torn(work, stages), np.cumsum([0, *(s.replicas for s in stages)]).tolist()
+    value = max(
+        replication.stage_s(work, s.units, s.replicas, (torn[k], torn[k + 1]), first[k]) for k, s in enumerate(stages)
+    )
     rows = tuple((_tasks(work, s.units), 0, s.replicas) for s in stages)
-    return Found(value, rows, value if bound_s is None else bound_s, bound, method)
+    return Found(value, rows, value if bound_s is None else bound_s, bound, method, replication.line)
 
 
 def _torn(work: Work, stages: list[ReplicatedStage]) -> list[float]:
@@ -283,25 +367,39 @@ def _torn(work: Work, stages: list[ReplicatedStage]) -> list[float]:
 # latency
 
 
-def _latency_plan(problem: Problem, began: float) -> PlanFile:
-    """The quickest of a few chains by simulation."""
-    work = Work.of(problem)
-    best, value = None, math.inf
-    for name, parts in quickest_chains(work):
-        found = Found(math.nan, tuple((_tasks(work, p.units), p.type, 1) for p in parts), 0.0, "", name)
-        program = lower(problem.graph, problem.cluster, _plan(problem, found, pipeline=False))
-        seconds = float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
-        if seconds < value * (1 - 1e-9):  # of equals the first, with fewer devices
-            best, value = found, seconds
+def _latency_plan(problem: Problem, budget_s: float, began: float) -> PlanFile:
+    """The quickest of a few chains and orders by simulation."""
+    work, model = Work.of(problem), load_model(problem)
+    facts, value = facts_of(problem, model, "latency"), math.inf
+    best: tuple[str, IntArray, IntArray] | None = None
+    for found in _chains(work, budget_s):
+        device_of = device_numbers(problem, _plan(problem, found, pipeline=False))
+        where = np.zeros(model.atoms, np.int64)
+        where[model.atom_of] = device_of
+        for order in (problem.graph.order, listed(facts, where)):
+            seconds = simulated_s(problem, placement_plan(problem, device_of, order))
+            if seconds < value * (1 - 1e-9):  # of equals the first, with fewer devices
+                best, value = (found.method, device_of, order), seconds
     if best is None:
         raise no_contiguous_plan(work)
-    bound, how = latency_bound(work)
-    verdict = Verdict(value, min(bound, value), how, best.method, time.perf_counter() - began, "latency")
-    return PlanFile(_plan(problem, best, pipeline=False), verdict, problem)
+    name, device_of, order = best
+    bound, how = latency_bound(problem, model)
+    verdict = Verdict(value, checked_bound(value, bound), how, name, time.perf_counter() - began, "latency")
+    return PlanFile(placement_plan(problem, device_of, order), verdict, problem)
+
+
+def _chains(work: Work, budget_s: float) -> Iterator[Found]:
+    """Chains worth a simulation; where memory leaves none along a few orders, the one of least load among all."""
+    none = True
+    for name, parts in quickest_chains(work):
+        none = False
+        yield Found(math.nan, tuple((_tasks(work, p.units), p.type, 1) for p in parts), 0.0, "", name)
+    found = exact(work.problem, budget_s) if none else None
+    if found is not None:
+        yield found
 
 
 METHODS: Mapping[str, Method] = MappingProxyType({"auto": exact, "exact": exact, "linear": linear, "single": single})
 REPLICATED: Mapping[str, Method] = MappingProxyType(
     {"auto": exact_replicated, "exact": exact_replicated, "linear": linear_replicated}
 )
-UNREPLICATED: Mapping[str, Method] = MappingProxyType({"auto": lambda problem, end: exact_replicated(problem, end, 1)})

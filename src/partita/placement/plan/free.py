@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -34,10 +34,12 @@ from partita.nouns.problem import Problem
 from partita.placement.plan import exact
 from partita.placement.plan.anneal import anneal
 from partita.placement.plan.bounds import work_bound_s
+from partita.placement.plan.candidates import Start, candidates, nothing_fits, plan_file
+from partita.placement.plan.device_limit import useful
+from partita.placement.plan.free_links import free_over_unequal_links
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import plan_makespan
 from partita.placement.plan.min_cut import anchors, network
-from partita.placement.plan.placing import Start, candidates, nothing_fits, plan_file
 from partita.placement.plan.portfolio import Search, anchored, annealed, parts, provable, proven
 
 
@@ -54,19 +56,30 @@ def plan_free(
 
     `start` (task id -> device name) is among the candidates; so are every device alone and, up to MOST_FOR_CONTIGUOUS
     atoms, the contiguous plan. The work is counted in units of the searches, not in seconds, so that the same inputs,
-    budget and seed give the same plan; only where a machine is so slow that the budget ends before the units are spent,
-    the clock decides. Compiling the kernels (once an installation, about 10 s) and reading the input do not count.
+    budget and seed give the same plan; only where a processor is so slow that twice the budget of processor
+    time ends before the units are spent, that decides; other load on the machine does not. Compiling the kernels (once an installation, about 10 s) and reading the input do not count.
 
     Raises Infeasible where nothing fits or nothing that fits is found, BadInput for an unknown method or objective,
     MissingDependency for method "program" without OR-tools.
     """
     if objective not in ("throughput", "latency"):
         raise BadInput(f"a graph cannot be placed for {objective!r}", hint="known: throughput, latency")
+    problem.expect_fit()
+    if start is None and (fewer := useful(problem)) is not problem:
+        file = plan_free(fewer, objective, method=method, budget_s=budget_s, seed=seed)
+        return replace(file, problem=problem)
     if objective == "latency":
         return plan_makespan(problem, method=method, budget_s=budget_s, seed=seed, start=start)
     if method not in METHODS:
         raise BadInput(f"unknown method {method!r}", hint=f"known: {', '.join(METHODS)}")
-    problem.expect_fit()
+    if problem.links_differ:
+        alike = partial(plan_free, method=method, seed=seed, start=start)
+        return free_over_unequal_links(problem, alike, budget_s, seed)
+    return _throughput_plan(problem, method, budget_s, seed, start)
+
+
+def _throughput_plan(problem: Problem, method: str, budget_s: float, seed: int, start: Start | None) -> PlanFile:
+    """The placement of least largest load over links of one rate."""
     compile_kernels()
     search = Search(load_model(problem), seed, budget_s)
     for where, name in candidates(problem, search.model, start):

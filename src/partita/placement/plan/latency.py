@@ -6,9 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from partita.nouns.graph import IntArray
+from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.problem import Problem
+from partita.placement.plan.bounds import work_bound_s
+from partita.placement.plan.device_line import counts_of
 from partita.placement.plan.linear_cut import Line, best_cut, orders, spread
-from partita.placement.plan.throughput import Part, Work, fits, vectors
+from partita.placement.plan.load import LoadModel
+from partita.placement.plan.throughput import Part, Work, fits
+from partita.solve.device_types import device_types
 
 MOST_POSITIONS = 600  #: cuts looked at along an order
 
@@ -23,7 +28,7 @@ def quickest_chains(work: Work) -> Iterator[tuple[str, list[Part]]]:
         parts = least_sum(work, order)
         if parts:
             yield "least sum", parts
-        balanced = best_cut(work, order)
+        balanced = best_cut(work, order, counts=counts_of(work))
         if balanced:
             yield "linear orders", balanced[1]
 
@@ -36,7 +41,7 @@ def least_sum(work: Work, order: IntArray) -> list[Part] | None:
     line = Line.of(work, order)
     positions = spread(line, MOST_POSITIONS) if len(order) >= MOST_POSITIONS else np.arange(len(order) + 1)
     sends = line.cut_weights()[positions]
-    vs, n = vectors(work.counts), len(positions)
+    vs, n = counts_of(work), len(positions)
     memory, seconds, cannot = line.memory[positions], line.seconds[positions], line.cannot[positions]
     value = np.full((len(vs.used), n), np.inf)
     value[0, 0] = 0.0
@@ -69,17 +74,23 @@ def least_sum(work: Work, order: IntArray) -> list[Part] | None:
     return parts[::-1]
 
 
-def latency_bound(work: Work) -> tuple[float, str]:
-    """No placement finishes one sample sooner: its longest chain of tasks, each where it is fastest, without messages;
-    and the share of a device of all work."""
-    graph, costs = work.problem.graph, work.problem.costs
-    fastest = np.stack([costs.seconds[:, costs.column(t.kind)] / t.speed for t in work.types], axis=1).min(axis=1)
-    ends = fastest.copy()
-    start, items = graph.successors.start.tolist(), graph.successors.items.tolist()
-    own, end = fastest.tolist(), ends.tolist()
-    for u in graph.order.tolist():
-        for v in items[start[u] : start[u + 1]]:
-            end[v] = max(end[v], end[u] + own[v])
-    share = float(work.least_s.sum()) / len(work.problem.cluster.devices)
-    longest = max(end)
-    return (longest, "critical path") if longest >= share else (share, "equal shares of the work")
+def latency_bound(problem: Problem, model: LoadModel) -> tuple[float, str]:
+    """(bound, how it was obtained) of one sample's makespan, whatever the placement and the order.
+
+    Critical path: every task where its path ends first; staying on a kind of device costs nothing, going to another kind
+    costs the transfer over the best link. Linear relaxation: all the work shared out evenly. O(tasks types^2 + readers).
+    """
+    types, graph = device_types(problem.cluster), problem.graph
+    kinds = list(dict.fromkeys((t.kind, t.speed) for t in types))
+    seconds = np.stack([problem.costs.seconds[:, problem.costs.column(k)] / speed for k, speed in kinds], axis=1)
+    ends = np.zeros(seconds.shape)
+    arrives: FloatArray = np.zeros((len(graph), len(kinds)))
+    start, items = graph.readers.start.tolist(), graph.readers.items
+    for i in graph.order.tolist():
+        ends[i] = arrives[i] + seconds[i]
+        for k in graph.tensors_of.row(i).tolist():
+            there = np.minimum(ends[i], ends[i].min() + problem.transfer_s[k])
+            readers = items[start[k] : start[k + 1]]
+            arrives[readers] = np.maximum(arrives[readers], there)
+    path, share = float(ends.min(axis=1).max()), work_bound_s(model)
+    return (path, "critical path") if path >= share else (share, "linear relaxation")

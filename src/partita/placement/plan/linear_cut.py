@@ -1,4 +1,4 @@
-"""The linearised program: cut one topological order of the units, for load = compute + boundary.
+"""The linearised program: cut one topological order of the units.
 
 The same recursion as `contiguous`, over positions instead of downsets. With a candidate position for every unit it is the
 optimum of that order; a long order is cut at chosen positions first, and then again at every position near the cuts found.
@@ -13,7 +13,7 @@ import numpy as np
 
 from partita.nouns.graph import FloatArray, IntArray
 from partita.placement.plan.replicated import ReplicatedStage, Replication
-from partita.placement.plan.throughput import Bools, Int8Array, Int32Array, Part, Work, vectors
+from partita.placement.plan.throughput import Bools, Int8Array, Int32Array, Part, Vectors, Work, vectors
 from partita.solve.compiled import compiled
 from partita.solve.units import Units
 
@@ -59,20 +59,23 @@ class Line:
         return np.cumsum(change)[:-1]
 
 
-def best_cut(work: Work, order: IntArray, upper_s: float = np.inf) -> tuple[float, list[Part]] | None:
+def best_cut(
+    work: Work, order: IntArray, upper_s: float = np.inf, counts: Vectors | None = None
+) -> tuple[float, list[Part]] | None:
     """The least largest load below `upper_s` found along an order, and its parts; None: none below.
 
-    Optimal for the order where it has at most MOST_POSITIONS units. O(positions x (window x vectors + open spans)).
+    `counts`: how many devices of each type may be used; left out, all there are. Optimal for the order and these counts
+    where it has at most MOST_POSITIONS units. O(positions x (window x vectors + open spans)).
     """
-    line = Line.of(work, order)
+    line, vs = Line.of(work, order), counts or vectors(work.counts)
     n = len(order)
     positions = spread(line, MOST_POSITIONS) if n + 1 > MOST_POSITIONS else np.arange(n + 1)
     coarse = (
-        _pass(work, line, spread(line, 200), upper_s) if n > 400 else None
+        _pass(work, line, spread(line, 200), upper_s, vs) if n > 400 else None
     )  # its value narrows the windows of the fine
-    found = _pass(work, line, positions, coarse[0] * (1 + 1e-12) if coarse else upper_s) or coarse
+    found = _pass(work, line, positions, coarse[0] * (1 + 1e-12) if coarse else upper_s, vs) or coarse
     for _ in range(ZOOMS if n + 1 > MOST_POSITIONS else 0):
-        again = _pass(work, line, _near(found[1], n, MOST_POSITIONS), found[0]) if found else None
+        again = _pass(work, line, _near(found[1], n, MOST_POSITIONS), found[0], vs) if found else None
         if again is None:
             break
         found = again
@@ -94,10 +97,10 @@ def best_cut_replicated(
     positions = spread(line, MOST_POSITIONS) if n + 1 > MOST_POSITIONS else np.arange(n + 1)
     found: tuple[float, list[ReplicatedStage]] | None = None
     for _ in range(ZOOMS if n + 1 > MOST_POSITIONS else 1):
-        compute, room = line.seconds[positions, 0], float(work.room[0])
+        compute = line.seconds[positions, 0]
         chain = np.zeros((len(positions), 0), np.uint64)
         again = replication.cheapest(
-            room, chain, compute, weights[positions], line.memory[positions], torn[positions], upper_s
+            chain, compute, weights[positions], line.memory[positions], torn[positions], upper_s
         )
         if again is None:
             break
@@ -126,9 +129,8 @@ def _near(ends: list[int], n: int, most: int) -> IntArray:
     return np.unique(np.concatenate([[0, n], *around])).astype(np.int64)
 
 
-def _pass(work: Work, line: Line, positions: IntArray, upper_s: float) -> _Found | None:
+def _pass(work: Work, line: Line, positions: IntArray, upper_s: float, vs: Vectors) -> _Found | None:
     """The program over these positions."""
-    vs = vectors(work.counts)
     least = line.least[positions]
     if np.isfinite(upper_s):
         absorbs = work.absorbs(upper_s) * (1 + 1e-9)
@@ -142,6 +144,7 @@ def _pass(work: Work, line: Line, positions: IntArray, upper_s: float) -> _Found
     value, came, kind = _least_worst(
         positions, least, line.memory[positions], line.seconds[positions], line.cannot[positions], line.start, line.places,
         line.weight, work.pays, work.room, vs.after, low, high, absorbs, upper_s,
+        work.overlap,
     )  # fmt: skip
     best = int(value[:, -1].argmin())
     if not value[best, -1] < upper_s:
@@ -159,7 +162,7 @@ def _pass(work: Work, line: Line, positions: IntArray, upper_s: float) -> _Found
 def _least_worst(
     positions: IntArray, least: FloatArray, memory: FloatArray, seconds: FloatArray, cannot: FloatArray, start: IntArray,
     places: IntArray, weight: FloatArray, pays: Bools, room: FloatArray, after: IntArray, low: IntArray, high: IntArray,
-    absorbs: FloatArray, upper: float,
+    absorbs: FloatArray, upper: float, overlap: bool,
 ) -> tuple[FloatArray, Int32Array, Int8Array]:  # fmt: skip
     """(value, position before, device type), [vectors, positions] each."""
     n = len(positions)
@@ -194,7 +197,7 @@ def _least_worst(
     fresh = 0
     comes = np.zeros(n + 1)
     goes = np.zeros(n + 1)
-    sent = np.zeros(n)
+    inward, outward = np.zeros(n), np.zeros(n)
     for i in range(n - 1):
         while fresh < spans and first[by_first[fresh]] <= i:
             s = by_first[fresh]
@@ -229,7 +232,7 @@ def _least_worst(
         for j in range(i + 1, n):
             total += comes[j]
             passing -= goes[j]
-            sent[j] = total + cut[j] - passing
+            inward[j], outward[j] = total, cut[j] - passing
         for v in range(count):
             here = value[v, i]
             if here >= upper or i < low[v] or i > high[v]:
@@ -243,7 +246,7 @@ def _least_worst(
                         break
                     load = seconds[j, t] - seconds[i, t]
                     if pays[t]:
-                        load += sent[j]
+                        load = max(load, inward[j], outward[j]) if overlap else load + inward[j] + outward[j]
                     worst = max(load, here)
                     if worst >= value[nv, j] or worst >= upper:
                         continue

@@ -11,6 +11,7 @@ class is stored once a class.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -103,12 +104,25 @@ class LoadModel:
         work = np.where(atoms[:, None], self.work_s, 0.0)
         return replace(self, work_s=work, cost_s=np.where(nets, self.cost_s, 0.0))
 
+    def eased(self) -> LoadModel:
+        """The model with all devices that pay made alike, and all others: as fast as the fastest, with room for all."""
+        groups = np.unique(self.class_pays)
+        work = np.stack([self.work_s[:, self.class_pays == g].min(axis=1) for g in groups], axis=1)
+        pays = self.class_pays[self.class_of]
+        return replace(
+            self,
+            work_s=work,
+            class_of=np.searchsorted(groups, pays),
+            pays=pays,
+            room_bytes=np.full(self.devices, np.inf),
+        )
+
     def merged(self, label: IntArray) -> LoadModel:
         """The model with atoms of one label (0 .. k-1) made one."""
         k = int(label.max()) + 1
         work = np.stack([summed(label, column, k) for column in self.work_s.T], axis=1)
-        rows = np.split(label[self.nets.items], self.nets.start[1:-1])
-        nets, cost = _nets([r.tolist() for r in rows], self.cost_s.tolist(), self.rule)
+        start, pins = self.nets.start.tolist(), label[self.nets.items].tolist()
+        nets, cost = _nets([pins[i:j] for i, j in itertools.pairwise(start)], self.cost_s.tolist(), self.rule)
         memory = summed(label, self.memory_bytes, k)
         return LoadModel(
             self.rule, label[self.atom_of], work, memory, nets, cost, self.class_of, self.pays, self.room_bytes
@@ -122,7 +136,7 @@ def summed(index: IntArray, weight: FloatArray, n: int) -> FloatArray:
 
 def load_model(problem: Problem) -> LoadModel:
     """The load model of a problem. O(tasks x classes + pins)."""
-    cluster, costs, atom = problem.cluster, problem.costs, problem.atom
+    cluster, costs, atom = problem.cluster, problem.costs, problem.graph.atom
     n = int(atom.max()) + 1
     classes: dict[tuple[str, float, float], int] = {}
     class_of = [classes.setdefault((d.kind, d.speed, d.memory_bytes), len(classes)) for d in cluster.devices]

@@ -164,23 +164,15 @@ def merge(model: LoadModel, networks: dict[int, Network], known_s: float, *, mos
 
     Tried for the two ends of costly nets only: keeping apart what talks little is cheap.
     """
-    parent = np.arange(model.atoms)
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = int(parent[i])
-        return i
-
+    label = np.arange(model.atoms)
     for e in np.argsort(-model.cost_s, kind="stable").tolist():
         maker, *others = model.nets.row(e).tolist()
         if model.cost_s[e] < 0.02 * known_s or any(n.spent[0] > most_arcs for n in networks.values()):
             break
         for v in others:
-            if root(maker) != root(v) and apart_s(model, networks, maker, v, known_s) >= known_s:
-                parent[root(v)] = root(maker)
-    labels: dict[int, int] = {}
-    return np.array([labels.setdefault(root(i), len(labels)) for i in range(model.atoms)], np.int64)
+            if label[maker] != label[v] and apart_s(model, networks, maker, v, known_s) >= known_s:
+                label[label == label[v]] = label[maker]
+    return np.unique(label, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def apart_s(model: LoadModel, networks: dict[int, Network], u: int, v: int, limit_s: float) -> float:

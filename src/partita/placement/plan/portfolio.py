@@ -7,7 +7,6 @@ began and on its seed, never on how far the other thread has come: that keeps th
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +15,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from partita.nouns.graph import IntArray
+from partita.nouns.plan import checked_bound
 from partita.placement.plan import exact
-from partita.placement.plan.anneal import UNITS_PER_S, FlagArray, anneal
+from partita.placement.plan.alarm import THREADS, FlagArray, alarm, processor_limit_s
+from partita.placement.plan.anneal import UNITS_PER_S, anneal
 from partita.placement.plan.bounds import pigeonhole_bound_s
 from partita.placement.plan.load import LoadModel
 from partita.placement.plan.min_cut import Network, anchors, merge, network
 
 CLOSED = 1e-9  # a gap, as a share, at which there is nothing left to find
 PROVEN = 1e-5  # the same where the constraint program says so, which counts in whole numbers
+MERGED = 1 - 1e-7  # atoms are merged that share a device in every placement below this share of the value
+HARD = 5.0  # wall-clock seconds a processor second at which CP-SAT is cut off, should its own count not end it
 LARGEST_PROGRAM = 40_000  # variables; a larger constraint program has not got going within a minute
 LARGEST_PART = 150  # atoms re-optimised at a time
 ARCS_PER_S = 1e8  # of minimum cuts: 0.1e8 (tiny graphs) to 2.7e8, measured together with UNITS_PER_S
@@ -52,6 +55,7 @@ class Search:
     seed: int
     budget_s: float
     began: float = field(default_factory=time.monotonic)
+    began_processor_s: float = field(default_factory=time.process_time)
     stop: FlagArray = field(default_factory=lambda: np.zeros(1, np.uint8))
     best: IntArray | None = None  #: [atoms]
     value_s: float = np.inf
@@ -64,7 +68,8 @@ class Search:
 
     @property
     def left_s(self) -> float:
-        return self.began + self.budget_s - time.monotonic()
+        """Processor seconds until the search is ended."""
+        return self.began_processor_s + processor_limit_s(self.budget_s) - time.process_time()
 
     @property
     def closed(self) -> bool:
@@ -83,23 +88,17 @@ class Search:
             self.best, self.value_s, self.method = where, value, method
 
     def raise_bound(self, bound_s: float, name: str) -> None:
-        """Keep a bound that is better; one that exceeds a known value by rounding is cut back to it."""
-        bound_s = min(bound_s, self.value_s)
+        """Keep a bound that is better. Raises InternalError for one above a known value."""
+        bound_s = checked_bound(self.value_s, bound_s)
         if bound_s > self.bound_s:
             self.bound_s, self.bound = bound_s, name
 
     def round(self, one: Sequence[Job], other: Sequence[Job] = ()) -> None:
         """Run two lists of jobs side by side, then take what they found, in a fixed order."""
         self.stop[0] = 0
-        alarm = threading.Timer(max(0.0, self.left_s), self.stop.fill, [1])
-        alarm.daemon = True
-        alarm.start()
-        try:
-            with ThreadPoolExecutor(2) as pool:
-                futures = [pool.submit(_run, jobs, self.stop) for jobs in (one, other)]
-                found = [f.result() for f in futures]
-        finally:
-            alarm.cancel()
+        with alarm(self.left_s, self.stop), ThreadPoolExecutor(THREADS) as pool:
+            futures = [pool.submit(_run, jobs, self.stop) for jobs in (one, other)]
+            found = [f.result() for f in futures]
         closing = [f for fs in found for f in fs if f.closes]
         self.proven = self.proven or bool(closing)
         for f in closing or [f for fs in found for f in fs]:
@@ -171,7 +170,7 @@ def proven(search: Search, share: float) -> Job:
     label = np.arange(model.atoms)
     if search.networks:
         arcs = search.networks[min(search.networks)].spent[0] + 0.02 * search.budget_s * ARCS_PER_S
-        label = merge(model, search.networks, value * (1 - 1e-7), most_arcs=float(arcs))
+        label = merge(model, search.networks, value * MERGED, most_arcs=float(arcs))
     small = model.merged(label)
     where = np.zeros(small.atoms, np.int64)
     where[label] = best
@@ -182,13 +181,14 @@ def proven(search: Search, share: float) -> Job:
             where,
             range(model.devices),
             limit_units=units,
-            limit_s=search.left_s,
+            limit_s=HARD * search.left_s,
             seed=search.seed,
             known_s=value,
         )
         found = None if out.where is None else out.where[label]
         now = value if found is None else model.value(found)
-        return Finding(found, "constraint program", out.bound_s, out.bound_s >= now * (1 - PROVEN))
+        bound = min(out.bound_s, value * MERGED)  # what is merged need not be in placements between that and the value
+        return Finding(found, "constraint program", bound, bound >= now * (1 - PROVEN))
 
     return job
 
@@ -208,7 +208,7 @@ def parts(search: Search, share: float) -> Job:
             chosen = [top, *random.choice(others, min(len(others), int(random.integers(1, 4))), replace=False).tolist()]
             atoms = _near(model, where, chosen, random)
             limit = min(0.2, total - spent)
-            out = exact.improve(model, where, chosen, atoms, limit_units=limit, limit_s=search.left_s, seed=seed)
+            out = exact.improve(model, where, chosen, atoms, limit_units=limit, limit_s=HARD * search.left_s, seed=seed)
             where = where if out.where is None else out.where
             spent += out.units + PART_UNITS
         return Finding(where, "parts")

@@ -14,6 +14,7 @@ import numpy as np
 from partita.nouns.graph import FloatArray, IntArray
 from partita.placement.plan.throughput import Bools, Part, Work, load_of
 from partita.solve.compiled import compiled
+from partita.solve.random import between, seeded, uniform
 
 POWER = 24.0
 HOT, COLD = 0.1, 1e-3  #: temperature, first and last, in changes of the sum by moving a mean unit to a full stage
@@ -23,8 +24,9 @@ MOST_COUNTS = 50_000_000  #: spans x stages; more is left as it is
 
 
 def refined(work: Work, parts: Sequence[Part], seed: int = 0) -> list[Part]:
-    """Parts with a largest load at most that of the given ones. Deterministic for a seed."""
-    if len(parts) < 2 or len(work.spans.weight) * len(parts) > MOST_COUNTS:
+    """Parts with a largest load at most that of the given ones; the same where the rule is "overlap". Deterministic for
+    a seed."""
+    if work.overlap or len(parts) < 2 or len(work.spans.weight) * len(parts) > MOST_COUNTS:
         return list(parts)
     stage = np.zeros(len(work.units), np.int64)
     for k, p in enumerate(parts):
@@ -53,7 +55,7 @@ def _annealed(
     of_unit: IntArray, of_items: IntArray, span: IntArray, span_items: IntArray, weight: FloatArray, moves: int, seed: int,
 ) -> IntArray:  # fmt: skip
     """[units] the stage of each in the best chain met."""
-    np.random.seed(seed)  # noqa: NPY002 (compiled code has no generators)
+    random = seeded(seed)
     n, parts = seconds.shape
     count = np.zeros((len(weight), parts), np.int32)
     load, held = np.zeros(parts), np.zeros(parts)
@@ -74,7 +76,7 @@ def _annealed(
     heat = HOT * unit
     for _ in range(moves):
         heat *= ratio
-        u = np.random.randint(n)  # noqa: NPY002
+        u = between(random, 0, n)
         a = stage[u]
         low, high = 0, parts - 1
         for e in range(before[u], before[u + 1]):
@@ -83,7 +85,7 @@ def _annealed(
             high = min(high, stage[after_items[e]])
         if low == high:
             continue
-        b = a - 1 if (np.random.random() < 0.5 and a > low) or a == high else a + 1  # noqa: NPY002
+        b = a - 1 if (uniform(random) < 0.5 and a > low) or a == high else a + 1
         if b < low or b > high or cannot[u, b] or held[b] + memory[u] > room[b]:
             continue
         here, there = load[a] - seconds[u, a], load[b] + seconds[u, b]
@@ -103,7 +105,7 @@ def _annealed(
         change = (
             (here / scale) ** POWER + (there / scale) ** POWER - (load[a] / scale) ** POWER - (load[b] / scale) ** POWER
         )
-        if change > 0 and np.random.random() >= np.exp(-change / heat):  # noqa: NPY002
+        if change > 0 and uniform(random) >= np.exp(-change / heat):
             continue
         for e in range(of_unit[u], of_unit[u + 1]):
             count[of_items[e], a] -= 1

@@ -14,7 +14,6 @@ exact one looks at.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,49 +36,80 @@ class ReplicatedStage:
 
 @dataclass(frozen=True, eq=False)
 class Replication:
-    """What replicating costs: bytes of weights of every unit, and the rate at which gradients are summed."""
+    """What replicating costs: bytes of weights of every unit, and the rate at which gradients are summed.
+
+    The devices stand in a line, by speed, and the stages take them in turn; the replicas of a stage do equal shares, so
+    the slowest of them counts. For equal devices that is no limit."""
 
     weight_bytes: FloatArray  #: [units]
     rate_bytes_per_s: float
     devices: int
     most: int  #: replicas of a stage
+    line: tuple[str, ...]  #: [devices] names
+    pace: FloatArray  #: [devices] seconds of a device for a second of work, as the first column of a work's seconds says it
+    room: FloatArray  #: [devices] bytes
 
     @staticmethod
-    def of(work: Work, most: int | None = None) -> Replication:
-        """The replication of a problem. Raises BadInput where its devices are not equal."""
-        if len(work.types) != 1:
+    def of(work: Work, most: int | None = None, slowest_first: bool = False) -> Replication:
+        """The replication of a problem. Raises BadInput where its devices are of several kinds."""
+        kinds = sorted({t.kind for t in work.types})
+        if len(kinds) != 1:
             raise BadInput(
-                f"stages with replicas need equal devices; there are {len(work.types)} types of them",
-                hint="give devices of one kind, speed and memory",
+                f"stages with replicas need devices of one kind; there are {', '.join(kinds)}",
+                hint="give devices of one kind; their speeds and memories may differ",
             )
         graph, cluster = work.problem.graph, work.problem.cluster
         weights = np.array([t.parameter_bytes for t in graph.tasks], np.float64)
+        line = sorted(cluster.devices, key=lambda d: d.speed if slowest_first else -d.speed)
         return Replication(
             work.units.total(weights),
-            cluster.default_link.rate_bytes_per_s,
-            len(cluster.devices),
-            min(most or len(cluster.devices), len(cluster.devices)),
+            cluster.best_rate_bytes_per_s,
+            len(line),
+            min(most or len(line), len(line)),
+            tuple(d.name for d in line),
+            work.types[0].speed / np.array([d.speed for d in line]),
+            np.array([d.memory_bytes for d in line]),
         )
 
-    def stage_s(self, work: Work, units: IntArray, replicas: int, torn_s: tuple[float, float]) -> float:
-        """Seconds of a stage between cuts that take `torn_s`; by definition."""
+    @property
+    def equal(self) -> bool:
+        """Whether the devices need not be told apart."""
+        return bool((self.pace == self.pace[0]).all() and (self.room == self.room[0]).all())
+
+    @property
+    def seconds_a_second(self) -> float:
+        """The work that all devices do in a second."""
+        return float((1.0 / self.pace).sum())
+
+    def stage_s(self, work: Work, units: IntArray, replicas: int, torn_s: tuple[float, float], first: int = 0) -> float:
+        """Seconds of a stage between cuts that take `torn_s`, on `replicas` devices from the first on; by definition."""
         m = replicas
         compute, weights = float(work.seconds[units, 0].sum()), float(self.weight_bytes[units].sum())
+        compute *= float(self.pace[first : first + m].max())
         return max((compute + 4 * (m - 1) * weights / (self.rate_bytes_per_s * m)) / m, *(a / m for a in torn_s))
 
+    def _runs(self) -> tuple[FloatArray, FloatArray]:
+        """(pace, room) of m devices from the d-th on, [devices, devices + 1] each."""
+        n = self.devices
+        pace, room = np.full((n, n + 1), np.inf), np.zeros((n, n + 1))
+        for d in range(n):
+            pace[d, 1 : n - d + 1] = np.maximum.accumulate(self.pace[d:])
+            room[d, 1 : n - d + 1] = np.minimum.accumulate(self.room[d:])
+        return pace, room
+
     def cheapest(
-        self, room: float, members: Words, compute: FloatArray, weights: FloatArray, memory: FloatArray, torn: FloatArray,
+        self, members: Words, compute: FloatArray, weights: FloatArray, memory: FloatArray, torn: FloatArray,
         upper_s: float,
     ) -> tuple[float, list[tuple[int, int, int]]] | None:  # fmt: skip
         """The least bottleneck below `upper_s` over chains of states that ascend in compute: (value, [(start, end,
         replicas)]). All columns are totals over states; states without words contain each other in order."""
-        n, used = self.devices, np.arange(self.devices + 1)
+        n, done = self.devices, np.concatenate([[0.0], np.cumsum(1.0 / self.pace)])
         slack = 1e-9 * compute[-1]
-        low = np.searchsorted(compute, compute[-1] - (n - used) * upper_s - slack, side="left")
-        high = np.searchsorted(compute, used * upper_s + slack, side="right") - 1
+        low = np.searchsorted(compute, compute[-1] - (done[-1] - done) * upper_s - slack, side="left")
+        high = np.searchsorted(compute, done * upper_s + slack, side="right") - 1
         value, came, replicas = _least_worst(
-            members, compute, 4.0 * weights / self.rate_bytes_per_s, memory, np.maximum(torn, 0.0), room, low, high, n,
-            self.most, upper_s,
+            members, compute, 4.0 * weights / self.rate_bytes_per_s, memory, np.maximum(torn, 0.0), *self._runs(), low,
+            high, n, self.most, upper_s,
         )  # fmt: skip
         best = int(value[:, -1].argmin())
         if not value[best, -1] < upper_s:
@@ -106,7 +136,7 @@ def best_stages(
     order = np.argsort(totals[:, 0], kind="stable")
     compute, weights, memory = (np.ascontiguousarray(c) for c in totals[order].T)
     torn, members = states.cuts(work.spans)[order], np.ascontiguousarray(states.members[order])
-    found = replication.cheapest(float(work.room[0]), members, compute, weights, memory, torn, upper_s)
+    found = replication.cheapest(members, compute, weights, memory, torn, upper_s)
     if found is None:
         return None
     stages = [ReplicatedStage(states.units_between(int(order[i]), int(order[j])), m) for i, j, m in found[1]]
@@ -115,8 +145,8 @@ def best_stages(
 
 @compiled
 def _least_worst(
-    members: Words, compute: FloatArray, sync: FloatArray, memory: FloatArray, torn: FloatArray, room: float,
-    low: IntArray, high: IntArray, devices: int, most: int, upper: float,
+    members: Words, compute: FloatArray, sync: FloatArray, memory: FloatArray, torn: FloatArray, paces: FloatArray,
+    rooms: FloatArray, low: IntArray, high: IntArray, devices: int, most: int, upper: float,
 ) -> tuple[FloatArray, Int32Array, Int32Array]:  # fmt: skip
     """(value, state before, replicas), [devices + 1, states] each; states ascend in compute."""
     states, words = members.shape
@@ -140,8 +170,9 @@ def _least_worst(
                 if torn[i] >= upper * m:
                     continue
                 e = d + m
+                pace, room = paces[d, m], rooms[d, m]
                 for j in range(max(i + 1, low[e]), high[e] + 1):
-                    work = compute[j] - compute[i]
+                    work = pace * (compute[j] - compute[i])
                     if work >= upper * m:
                         break
                     have = min(value[e, j], upper)
@@ -173,6 +204,7 @@ def _least_worst(
 
 FIRST_STEP = 4e-3  #: how far below the first value the search looks first, as a share
 CLOSE = 5e-4  #: a bracket narrower than that is not halved again
+UNITS_PER_S = 5e8  #: edges of the lattice x (replicas, devices); 1e9 to 5e9 on one of 2 Xeon cores, 2026-11-21
 NEAR = 1_000  #: states around a cut among which a better one is sought
 
 
@@ -192,7 +224,7 @@ class Lattice:
 
 
 def best_stages_by_lattice(
-    work: Work, replication: Replication, states: StateSequence, upper_s: float, deadline: float
+    work: Work, replication: Replication, states: StateSequence, upper_s: float, units: float
 ) -> tuple[float, list[ReplicatedStage] | None, float]:
     """(value, stages or None where nothing is below `upper_s`, bound): bound == value where the search came to its end.
 
@@ -202,12 +234,14 @@ def best_stages_by_lattice(
 
     For given m and e, a stage with cost <= tau ends at j iff f(j) - m tau <= max { f(i) : i < j, D(i) <= e - m }, where
     f = C + 4 (m - 1) W / (B m) only grows along the DAG; so the maximum over all i inside j is carried along its edges,
-    and no pair is looked at. O(edges x devices^2) for each tau. Needs devices with room for everything.
+    and no pair is looked at. O(edges x devices^2) for each tau. Needs devices with room for everything. `units` bounds the
+    work (about UNITS_PER_S a second), so that the same inputs give the same plan on every machine.
     """
     asked = _Asked.of(work, replication, states)
     value, best, bound = upper_s, None, float(asked.compute[-1]) / replication.devices
-    step = FIRST_STEP
-    while time.monotonic() < deadline and bound < value * (1 - 1e-12):
+    step, a_question = FIRST_STEP, asked.units
+    while units > 0 and bound < value * (1 - 1e-12):
+        units -= a_question
         tau = max(value * (1 - step), (bound + value) / 2)
         if tau > value * (1 - CLOSE):  # nothing far below: is there anything below?
             tau = value * (1 - 1e-12)
@@ -218,7 +252,7 @@ def best_stages_by_lattice(
             value, best = asked.polished(*found)
             step *= 2
     stages = [ReplicatedStage(states.units_between(i, j), m) for i, j, m in best] if best is not None else None
-    return value, stages, min(bound, value)
+    return value, stages, bound
 
 
 _Links = list[tuple[int, int, int]]  # (start, end, replicas) of each stage
@@ -245,6 +279,12 @@ class _Asked:
             replication, states.members, np.ascontiguousarray(totals[:, 0]), np.ascontiguousarray(totals[:, 1]),
             np.maximum(states.cuts(work.spans), 0.0), Lattice.of(states, work.units), layers,
         )  # fmt: skip
+
+    @property
+    def units(self) -> float:
+        """The work of one question."""
+        r = self.replication
+        return float((len(self.lattice.items) + len(self.compute)) * r.most * (2 * r.devices - r.most + 1) / 2)
 
     @property
     def sync(self) -> FloatArray:
@@ -280,7 +320,7 @@ class _Asked:
             keep = np.unique(np.concatenate([[0, len(self.compute) - 1], *near]))
             keep = keep[np.argsort(self.compute[keep], kind="stable")]
             found = self.replication.cheapest(
-                np.inf, np.ascontiguousarray(self.members[keep]), self.compute[keep], self.weights[keep],
+                np.ascontiguousarray(self.members[keep]), self.compute[keep], self.weights[keep],
                 np.zeros(len(keep)), self.torn[keep], value,
             )  # fmt: skip
             if found is None:

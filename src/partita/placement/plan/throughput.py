@@ -73,6 +73,11 @@ class Work:
         """[types] bytes of memory."""
         return np.array([t.memory_bytes for t in self.types])
 
+    @property
+    def overlap(self) -> bool:
+        """Whether sending hides behind computing."""
+        return self.problem.rule == "overlap"
+
     def absorbs(self, time_s: float) -> FloatArray:
         """[types] the most work, in seconds on the fastest type, that one device of a type can do in this time.
 
@@ -142,15 +147,20 @@ class Part:
 
 
 def load_of(work: Work, part: Part) -> float:
-    """Seconds of compute and, where its type pays, of every span it holds some but not all of; by definition."""
+    """Seconds of compute and, where its type pays, of every span it holds some but not all of; by definition.
+
+    Where sending hides behind computing, what comes in (made by a unit before the part) and goes out count apart.
+    """
     load = float(work.seconds[part.units, part.type].sum())
     if not work.pays[part.type]:
         return load
     of_unit = work.spans.of_unit
     touched = np.concatenate([of_unit.row(int(u)) for u in part.units] or [np.zeros(0, np.int64)])
     found, times = np.unique(touched, return_counts=True)
-    size = np.diff(work.spans.units.start)[found]
-    return load + float(work.spans.weight[found[times < size]].sum())
+    torn = found[times < np.diff(work.spans.units.start)[found]]
+    own = np.isin(work.spans.units.items[work.spans.units.start[torn]], part.units)
+    outward, inward = float(work.spans.weight[torn[own]].sum()), float(work.spans.weight[torn[~own]].sum())
+    return max(load, inward, outward) if work.overlap else load + inward + outward
 
 
 def fits(work: Work, part: Part) -> bool:

@@ -6,18 +6,20 @@ Pure orders, without times: `slots(schedule, ...)` gives each stage's sequence, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from partita.errors import PlanError
-from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.pipeline_plan import Part, PipelinePlan, Schedule, Slot
 from partita.simulate.schedules import gpipe, one_forward_one_backward
-from partita.simulate.schedules.gpipe import Slot
-
-__all__ = ["Slot", "in_flight_of", "slots", "unit_ends"]
+from partita.simulate.schedules.gpipe import Step
 
 
-def slots(schedule: Schedule, replicas: Sequence[int], micro_batches: int, in_flight: int) -> list[list[Slot]]:
-    """[stages] the forwards and backwards of each stage in order; replica r runs micro-batches r, r + m, r + 2 m, ...
+def slots(
+    schedule: Schedule, replicas: Sequence[int], micro_batches: int, in_flight: int, whole: Sequence[int] = ()
+) -> list[list[Step]]:
+    """[stages] the forwards and backwards of each stage in order; of m replicas, r runs micro-batches r, r + m, ...
+
+    With unequal shares, `replicas` holds the lengths of the turns and `whole` is 1 (see `one_forward_one_backward`).
 
     Run by devices that each wait for what they need, any of these orders ends (see `one_forward_one_backward`).
     Raises PlanError for an unknown schedule. O(stages x micro-batches).
@@ -25,13 +27,15 @@ def slots(schedule: Schedule, replicas: Sequence[int], micro_batches: int, in_fl
     >>> slots("1f1b", [1, 1], 2, 2)
     [[('F', 0), ('F', 1), ('B', 0), ('B', 1)], [('F', 0), ('B', 0), ('F', 1), ('B', 1)]]
     """
-    held = in_flight_of(schedule, replicas, micro_batches, in_flight)
+    held = in_flight_of(schedule, replicas, micro_batches, in_flight, whole)
     if schedule == "gpipe":
         return [gpipe.order(micro_batches) for _ in replicas]
     return [one_forward_one_backward.order(w, micro_batches) for w in held]
 
 
-def in_flight_of(schedule: Schedule, replicas: Sequence[int], micro_batches: int, in_flight: int) -> tuple[int, ...]:
+def in_flight_of(
+    schedule: Schedule, replicas: Sequence[int], micro_batches: int, in_flight: int, whole: Sequence[int] = ()
+) -> tuple[int, ...]:
     """[stages] the largest number of micro-batches whose forward has run and backward has not, over all replicas.
 
     One replica of m holds at most ceil(number / m) of them. Raises PlanError for an unknown schedule.
@@ -39,35 +43,102 @@ def in_flight_of(schedule: Schedule, replicas: Sequence[int], micro_batches: int
     if schedule == "gpipe":
         return (micro_batches,) * len(replicas)
     if schedule == "1f1b":
-        return one_forward_one_backward.windows(replicas, micro_batches, in_flight)
+        return one_forward_one_backward.windows(replicas, micro_batches, in_flight, whole)
     raise PlanError(f"unknown schedule {schedule!r}", hint="known: 1f1b, gpipe")
 
 
-def unit_ends(orders: Sequence[Sequence[Slot]], replicas: Sequence[int]) -> list[dict[Slot, int]]:
-    """[stages] when each slot would end if a forward took one unit of time, a backward two and a message none.
+def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
+    """Device -> its work in order: the plan's own orders where it has any, else those of its schedule.
+
+    A device that serves several stages merges their orders as it would run them if a forward took one unit of time, a
+    backward two and a message none: what can begin first, and of that what is furthest towards the update. Stages 0 and 3
+    on one device, 1 and 2 on the other (a V), two micro-batches:
+
+        cpu0  F0.0 F0.1 ....      F3.0 B3.0 B3.0 ...
+        cpu1       F1.0 F2.0 F1.1 F2.1 ...
+
+    O(slots), and O(slots x stages) where devices serve several stages.
+    """
+    if plan.orders:
+        return dict(plan.orders)
+    turns = [s.turn for s in plan.stages]
+    whole = [1 if s.shares else s.replicas for s in plan.stages]
+    rows = slots(plan.schedule, [len(t) for t in turns], plan.micro_batches, plan.in_flight, whole)
+    lines: dict[str, list[deque[Slot]]] = {d: [] for d in plan.devices}
+    for k, (stage, turn) in enumerate(zip(plan.stages, turns, strict=True)):
+        for r, device in enumerate(stage.devices):
+            lines[device].append(deque(Slot(part, k, m) for part, m in rows[k] if turn[m % len(turn)] == r))
+    if all(len(own) == 1 for own in lines.values()):
+        return {d: tuple(own[0]) for d, own in lines.items()}
+    return _merged(lines)
+
+
+def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...]]:
+    """One order a device out of its lines, by what can begin first."""
+    known = {s for own in lines.values() for line in own for s in line}
+    ends: dict[Slot, int] = {}
+    free = dict.fromkeys(lines, 0)
+    orders: dict[str, list[Slot]] = {d: [] for d in lines}
+    while True:
+        best: tuple[tuple[int, int, int, int], str, deque[Slot]] | None = None
+        for d, own in lines.items():
+            for line in own:
+                if line and (after := _after(ends, known, line[0])) is not None:
+                    key = (max(free[d], after), line[0].part == "F", line[0].micro_batch, -line[0].stage)
+                    if best is None or key < best[0]:
+                        best = (key, d, line)
+        if best is None:
+            break
+        (start, *_), d, line = best
+        slot = line.popleft()
+        free[d] = ends[slot] = start + _UNITS[slot.part]
+        orders[d].append(slot)
+    if any(line for own in lines.values() for line in own):
+        raise PlanError("the stages wait for each other", hint="use a schedule that this package knows")
+    return {d: tuple(order) for d, order in orders.items()}
+
+
+def unit_ends(orders: Mapping[str, Sequence[Slot]]) -> dict[Slot, int]:
+    """When each slot would end if a forward took one unit of time, a backward two and a message none.
 
     Raises PlanError where the orders wait for each other. O(slots) for the orders of this package.
 
-    >>> unit_ends([[("F", 0), ("B", 0)], [("F", 0), ("B", 0)]], [1, 1])
-    [{('F', 0): 1, ('B', 0): 6}, {('F', 0): 2, ('B', 0): 4}]
+    >>> one = [Slot("F", 0, 0), Slot("B", 0, 0)]
+    >>> ends = unit_ends({"a": one, "b": [Slot("F", 1, 0), Slot("B", 1, 0)]})
+    >>> ends[Slot("B", 1, 0)], ends[Slot("B", 0, 0)]
+    (4, 6)
     """
-    ends: list[dict[Slot, int]] = [{} for _ in orders]
-    lines = [(k, deque(s for s in orders[k] if s[1] % m == r)) for k, m in enumerate(replicas) for r in range(m)]
-    free = [0] * len(lines)
+    known = {s for order in orders.values() for s in order}
+    ends: dict[Slot, int] = {}
+    lines = {d: deque(order) for d, order in orders.items()}
+    free = dict.fromkeys(orders, 0)
     moved = True
     while moved:
         moved = False
-        for x, (k, line) in enumerate(lines):
-            while line and (after := _after(ends, k, line[0])) is not None:
+        for d, line in lines.items():
+            while line and (after := _after(ends, known, line[0])) is not None:
                 slot = line.popleft()
-                free[x] = ends[k][slot] = max(free[x], after) + (1 if slot[0] == "F" else 2)
+                free[d] = ends[slot] = max(free[d], after) + _UNITS[slot.part]
                 moved = True
-    if any(line for _, line in lines):
+    if any(lines.values()):
         raise PlanError("the stages wait for each other", hint="use a schedule that this package knows")
     return ends
 
 
-def _after(ends: Sequence[dict[Slot, int]], stage: int, slot: Slot) -> int | None:
-    """The end of what a slot waits for on a neighbouring stage; None where that has not run."""
-    neighbour = stage - 1 if slot[0] == "F" else stage + 1
-    return ends[neighbour].get(slot) if 0 <= neighbour < len(ends) else 0
+_UNITS: dict[Part, int] = {"F": 1, "B": 2, "W": 1}
+
+
+def _after(ends: Mapping[Slot, int], known: Collection[Slot], slot: Slot) -> int | None:
+    """The end of what a slot waits for on a neighbouring stage, or of its own stage; None where that has not run."""
+    part, k, m = slot
+    if part == "F":
+        before = [Slot("F", k - 1, m)]
+    else:
+        before = [Slot("B", k + 1, m), Slot("F", k, m)] if part == "B" else [Slot("B", k, m)]
+    latest = 0
+    for other in before:
+        if other in known:
+            if other not in ends:
+                return None
+            latest = max(latest, ends[other])
+    return latest

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-Slot = tuple[Literal["F", "B"], int]  #: forward or backward of a micro-batch
+Step = tuple[Literal["F", "B"], int]  #: forward or backward of a micro-batch
 
 
-def order(micro_batches: int) -> list[Slot]:
+def order(micro_batches: int) -> list[Step]:
     """What one stage does: [2 x micro_batches] slots.
 
     >>> order(2)

@@ -28,10 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.simulate.schedules.gpipe import Slot
+from partita.simulate.schedules.gpipe import Step
 
 
-def windows(replicas: Sequence[int], micro_batches: int, in_flight: int) -> tuple[int, ...]:
+def windows(replicas: Sequence[int], micro_batches: int, in_flight: int, whole: Sequence[int] = ()) -> tuple[int, ...]:
     """[stages] micro-batches in flight on each stage, over all of its replicas.
 
     To keep all devices busy where messages take no time, a stage needs one micro-batch for each device from itself to
@@ -43,6 +43,9 @@ def windows(replicas: Sequence[int], micro_batches: int, in_flight: int) -> tupl
     its replica, for F(x + (n[k] - 1) replicas[k]) on an earlier stage i, and that for the backward there which made
     room for it: B(x + (n[k] - 1) replicas[k] - n[i] replicas[i]). Since n[i] replicas[i] >= w[i] >= w[k] >
     (n[k] - 1) replicas[k], this is a backward of an earlier micro-batch, so that no chain of waits returns to its start.
+
+    Where shares are unequal, `replicas` is the length of a turn and nothing is rounded (`whole` is 1): B(x) then waits for
+    F(y) with y < x + w[k] at most, and that for B(z) with z <= y - w[i] < x.
 
     >>> windows([1, 1, 1], 8, 3)
     (3, 2, 1)
@@ -58,16 +61,16 @@ def windows(replicas: Sequence[int], micro_batches: int, in_flight: int) -> tupl
     slack = max(0, in_flight - least[0])
     a_hop = -(-slack // last) if last else 0
     wanted = [min(w, max(1, in_flight)) + min(slack, (last - k) * a_hop) for k, w in enumerate(least)]
-    return tuple(min(-(-w // m) * m, micro_batches) for w, m in zip(wanted, replicas, strict=True))
+    return tuple(min(-(-w // m) * m, micro_batches) for w, m in zip(wanted, whole or replicas, strict=True))
 
 
-def order(window: int, micro_batches: int) -> list[Slot]:
+def order(window: int, micro_batches: int) -> list[Step]:
     """What one stage does: `window` forwards, then a backward and a forward in turn: [2 x micro_batches] slots.
 
     >>> order(2, 3)
     [('F', 0), ('F', 1), ('B', 0), ('F', 2), ('B', 1), ('B', 2)]
     """
-    slots: list[Slot] = [("F", m) for m in range(min(window, micro_batches))]
+    slots: list[Step] = [("F", m) for m in range(min(window, micro_batches))]
     for m in range(micro_batches):
         slots.append(("B", m))
         if m + window < micro_batches:

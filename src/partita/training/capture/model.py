@@ -29,7 +29,7 @@ from partita.training.capture.captured import Binding, Captured, TensorMeta, bou
 from partita.training.capture.functional import functionalise
 from partita.training.capture.operators import operator_name
 from partita.training.capture.tasks import Observed, cut_into_tasks
-from partita.training.job import Batch, call
+from partita.training.job import Batch, Precision, call
 
 __all__ = ["Binding", "Captured", "TensorMeta", "bound_values", "capture", "operator_name", "written_buffers"]
 
@@ -48,15 +48,17 @@ class _WithLoss(nn.Module):
         return self.loss(call(self.model, inputs), target)
 
 
-def capture(model: nn.Module, loss: Loss, batch: Batch, name: str | None = None) -> Captured:
-    """The model's tasks at this batch's shapes. Parameters, buffers and random generators are left as they were.
+def capture(
+    model: nn.Module, loss: Loss, batch: Batch, name: str | None = None, precision: Precision = contextlib.nullcontext
+) -> Captured:
+    """The model's tasks at this batch's shapes, run inside `precision()`. Parameters, buffers and random generators are left as they were.
 
     Raises CaptureError that names the line of the model that refuses the batch or cannot be followed, and the way out.
     """
     if not isinstance(model, nn.Module):
         raise CaptureError(f"a {type(model).__name__} cannot be captured", hint="give a torch.nn.Module")
     joined = _WithLoss(model, loss)
-    with _left_alone(model):
+    with _left_alone(model), precision():
         reference = _by_itself(joined, batch)
     program = _export(joined, batch)
     code = fx.GraphModule(program.graph_module, program.graph)
@@ -64,7 +66,7 @@ def capture(model: nn.Module, loss: Loss, batch: Batch, name: str | None = None)
     bindings = _bindings(program, aliases)
     random_dropped = functionalise(code, bindings)
     output = next(n for n in code.graph.nodes if n.op == "output")
-    with _left_alone(model):
+    with _left_alone(model), precision():
         observed, result = _observe(code, bindings, model, batch)
     _check_same(reference, result, compare=not random_dropped)
     cut = cut_into_tasks(name or type(model).__name__, code, bindings, output.args[0][0].name, observed, model)

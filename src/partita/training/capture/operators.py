@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
 #: Calls that only look at their first argument, or copy it: they are done with whoever makes what they look at.
 VIEWS = frozenset(("view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "select", "slice", "alias", "detach", "flatten", "unflatten", "getitem", "split", "split_with_sizes", "chunk", "unbind", "contiguous", "as_strided", "movedim", "swapaxes", "narrow", "unsafe_split", "unsafe_chunk", "view_as", "expand_as", "reshape_as", "numpy_T", "mT", "diagonal", "tensor_split", "hsplit", "vsplit", "dsplit"))  # fmt: skip
 
-_RANDOM = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "bernoulli", "multinomial", "normal", "uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "rrelu", "poisson", "scaled_dot_product_attention"))  # fmt: skip
+#: Draw random numbers, and torch says so neither by a tag nor by a generator among their arguments.
+_UNTAGGED = frozenset(("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "scaled_dot_product_attention"))  # fmt: skip
 
 
 def under_autocast(
@@ -29,9 +34,31 @@ def called(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     return node.target, node.args
 
 
+def for_device(code: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """The same code for tensors on another device than the CPU, on which models are captured: what it makes itself, masks
+    and positions, it makes there, and so lie the constants that it holds."""
+    if device.type == "cpu":
+        return code
+    moved = copy.deepcopy(code)
+    for node in moved.graph.nodes:
+        if node.op == "get_attr" and isinstance(held := attrgetter(str(node.target))(moved), Tensor):
+            owner, _, name = str(node.target).rpartition(".")
+            setattr(moved.get_submodule(owner), name, held.to(device))
+        arguments = (node.args, node.kwargs)
+        node.args, node.kwargs = map_aggregate(arguments, lambda a: device if isinstance(a, torch.device) else a)
+        if node.target is under_autocast:
+            node.args = (device.type, *node.args[1:])
+    moved.recompile()
+    return moved
+
+
 def operator_name(node: fx.Node) -> str:
     """The short name of what a node calls: conv2d, add, getitem."""
-    op, _ = called(node)
+    return operator_of(called(node)[0])
+
+
+def operator_of(op: Any) -> str:
+    """The short name of an operator."""
     if isinstance(op, torch._ops.OpOverload):
         return str(op._schema.name.split("::")[-1])
     return str(getattr(op, "__name__", op))
@@ -44,10 +71,32 @@ def is_in_place(node: fx.Node) -> bool:
 
 
 def draws_random_numbers(node: fx.Node) -> bool:
-    """Two runs give two results, unless the generator was seeded."""
-    op, _ = called(node)
-    tagged = isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
-    return tagged or operator_name(node).removesuffix("_") in _RANDOM
+    """Two runs give two results, unless the generator was seeded. Dropout that is switched off draws nothing."""
+    op, args = called(node)
+    space = op.namespace if isinstance(op, torch._ops.OpOverload) else "aten"
+    return _draws(space, operator_name(node)) and not _switched_off(op, args, node.kwargs)
+
+
+@functools.cache
+def _draws(space: str, name: str) -> bool:
+    """An operator, or its form in place or out of place, is tagged by torch as seeded, or takes a generator."""
+    plain = name.removesuffix("_")
+    packets = [getattr(getattr(torch.ops, space), n, None) for n in (plain, f"{plain}_")]
+    overloads = [getattr(p, o) for p in packets if isinstance(p, torch._ops.OpOverloadPacket) for o in p.overloads()]  # type: ignore[no-untyped-call]
+    return plain in _UNTAGGED or any(
+        torch.Tag.nondeterministic_seeded in o.tags or any(a.name == "generator" for a in o._schema.arguments)
+        for o in overloads
+    )
+
+
+def _switched_off(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """It is a dropout of probability 0, or not in training; so is one inside of an LSTM or an attention."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | dict(kwargs)
+    given = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()} | given
+    probability = "p" if "dropout" in operator_of(op) else "dropout_p" if "dropout_p" in given else "dropout"
+    return given.get(probability) == 0 or given.get("train") is False or given.get("training") is False
 
 
 def is_view(node: fx.Node) -> bool:

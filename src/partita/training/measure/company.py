@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from partita.nouns.cluster import Device
+from partita.spawn import Process, end, parent_is_gone, spawn, threads_env
 
 _PATIENCE_S = 30.0  #: for a companion to get ready; without it the measurement goes on alone
 
@@ -50,34 +50,17 @@ def company(source: str, settings: Mapping[str, str], devices: Sequence[Device],
             _wait_ready([Path(folder) / f"{d.name}.ready" for d in others], workers)
             yield
         finally:
-            for w in workers:
-                w.kill()
-                w.wait()
+            end(workers)
 
 
-def _start(told: Path, source: str, settings: Mapping[str, str], device: Device, size: int) -> subprocess.Popen[bytes]:
-    told.write_text(
-        json.dumps(
-            {
-                "source": source,
-                "settings": dict(settings),
-                "cores": device.cores,
-                "size": size,
-                "ready": str(told.with_suffix(".ready")),
-            }
-        )
-    )
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "partita.training.measure.company", str(told)],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def _start(told: Path, source: str, settings: Mapping[str, str], device: Device, size: int) -> Process:
+    ready = str(told.with_suffix(".ready"))
+    spec = {"source": source, "settings": dict(settings), "cores": device.cores, "size": size, "ready": ready}
+    told.write_text(json.dumps(spec))
+    return spawn("partita.training.measure.company", told, env=threads_env(1))
 
 
-def _wait_ready(files: Sequence[Path], workers: Sequence[subprocess.Popen[bytes]]) -> None:
+def _wait_ready(files: Sequence[Path], workers: Sequence[Process]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and not all(
         f.exists() or w.poll() is not None for f, w in zip(files, workers, strict=True)
@@ -97,8 +80,7 @@ def _keep_busy(spec: Mapping[str, object]) -> None:
     job = load_job(str(spec["source"]), spec["settings"])  # type: ignore[arg-type]
     model = job.build()
     inputs, target = next(micro_batches(job.example(), int(str(spec["size"]))))
-    parent = os.getppid()
-    while os.getppid() == parent:
+    while not parent_is_gone():
         job.loss(call(model, inputs), target).backward()  # type: ignore[no-untyped-call]
         Path(str(spec["ready"])).touch()
 

@@ -18,10 +18,11 @@ from partita.nouns.profile import Profile, Sample
 from partita.page.machine import machine_facts
 from partita.training.capture.model import capture
 from partita.training.job import batch_size, load_job, micro_batches
+from partita.training.loss_check import check_loss
 from partita.training.measure.company import company, pinned
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
-from partita.training.measure.tasks import TaskTimes, estimates, time_tasks
+from partita.training.measure.tasks import TaskTimes, estimates, time_tasks, weight_shares
 
 Progress = Callable[[str, int, int], None]
 
@@ -47,6 +48,7 @@ def measure_job(
     local = local_devices(devices)
     job = load_job(source, settings)
     model, batch = job.build(), job.example()
+    check_loss(job, model, batch)
     total = batch_size(batch)
     wanted = _sizes(total, sizes or job.micro_batch_sizes)
     device = torch.device(local[0].name) if local[0].kind == "cuda" else torch.device("cpu")
@@ -59,10 +61,18 @@ def measure_job(
             left = budget_s - (time.monotonic() - ready)
             if samples and not sizes and left < _cost_of(samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
-            captured = capture(model, job.loss, next(micro_batches(batch, size)))
+            captured = capture(
+                model, job.loss, next(micro_batches(batch, size)), precision=job.precision(torch.device("cpu"))
+            )
             part = next(micro_batches(batch, size))
             times = time_tasks(
-                captured, model, job.optimizer, part, device, budget_s=max(left, 0.0) / (len(wanted) - i)
+                captured,
+                model,
+                job.optimizer,
+                part,
+                device,
+                budget_s=max(left, 0.0) / (len(wanted) - i),
+                precision=job.precision(device),
             )
             samples.append(_sample(captured.graph, times, size, total, local[0].kind))
     progress("measuring tasks", steps - 1, steps)
@@ -74,7 +84,15 @@ def measure_job(
         "wall_s": time.monotonic() - began,
         "cpu_s": time.process_time() - cpu,
     }
-    return Profile(source, total, tuple(reversed(samples)), cluster, times.optimizer_bytes_per_parameter_byte, facts)
+    return Profile(
+        source,
+        total,
+        tuple(reversed(samples)),
+        cluster,
+        times.optimizer_bytes_per_parameter_byte,
+        facts,
+        job.clip_norm is not None,
+    )
 
 
 def _sizes(total: int, asked: Sequence[int]) -> list[int]:
@@ -100,24 +118,27 @@ def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str
 def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> CostTable:
     """Every task's estimate; the optimizer's step is shared out by the bytes of the parameters."""
     forward, backward = estimates(times)
+    waits = weight_shares(times)
+    share = np.zeros((len(graph), 1))
     number = {t.id: i for i, t in enumerate(t for t in graph.tasks if t.phase == "forward")}
     held = {t.id: t.parameter_bytes for t in graph.tasks}
     updated = sum(held[t.of] for t in graph.tasks if t.phase == "update" and t.of) or 1.0
     rows: list[list[Estimate]] = []
-    for t in graph.tasks:
+    for i, t in enumerate(graph.tasks):
         if t.phase == "forward":
             rows.append([forward[number[t.id]]])
         elif t.phase == "backward":
             rows.append([backward[number[t.of or ""]]])
+            share[i] = waits[number[t.of or ""]]
         else:
-            share = update_s * held[t.of or ""] / updated
-            rows.append([Estimate(share, share, share, "measured")])
-    return CostTable.of((kind,), rows, len(graph.producer))
+            part = update_s * held[t.of or ""] / updated
+            rows.append([Estimate(part, part, part, "measured")])
+    return replace(CostTable.of((kind,), rows, len(graph.producer)), weight_share=share)
 
 
 def _linked(devices: tuple[Device, ...]) -> Cluster:
     """The devices with the link between the first two measured, taken for all pairs."""
-    if len(devices) < 2 or devices[0].kind == "cuda":
+    if len(devices) < 2:
         return Cluster(devices, source="measured")
     link = link_between(devices[0], devices[1])
     return Cluster(devices, (), replace(link, source="", target=""), "measured")

@@ -1,7 +1,8 @@
 """Measure the link between two local ranks: rate, latency, what a message costs the devices at its ends, and what
 summing gradients over it takes.
 
-Two processes, pinned like workers, exchange messages of several sizes over torch.distributed. A line through the times
+Two processes, pinned like workers, exchange messages of several sizes over torch.distributed: gloo between cores, NCCL
+between GPUs. A line through the times
 of one way gives latency and rate; the CPU time that both processes spend on a message is what it takes of the devices.
 What a sum of gradients takes longer than its messages should is copying and adding.
 
@@ -19,12 +20,17 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partita.errors import ClusterError
 from partita.nouns.cluster import Device, Link
 from partita.simulate.exchange import ring_s
+from partita.spawn import Process, end, ended_how, last_line, spawn, threads_env
+
+if TYPE_CHECKING:
+    import torch
 
 TYPICAL_BYTES = 1 << 17  #: the size of message that `message_s` is given for: an activation of a small micro-batch
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
@@ -48,32 +54,26 @@ def link_between(a: Device, b: Device, *, repeats: int = 40, timeout_s: float = 
                 hint="give its rate in a cluster file",
             ) from error
         finally:
-            for w in workers:
-                w.kill()
-                w.wait()
+            end(workers)
         if any(codes):
+            rank = next(r for r, code in enumerate(codes) if code)
+            why = f"its process {ended_how(codes[rank])}: {last_line(_log(told, rank))}"
             raise ClusterError(
-                f"the link {a.name} -> {b.name} could not be measured (exit codes {codes})",
+                f"the link {a.name} -> {b.name} could not be measured, {why}",
                 hint="give its rate in a cluster file",
             )
         found = json.loads(out.read_text())
         return with_sums(link_from(a.name, b.name, found["messages"]), found["sums"])
 
 
-def _start(told: Path, rank: int, device: Device) -> subprocess.Popen[bytes]:
-    env = {
-        **os.environ,
-        "RANK": str(rank),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PARTITA_CORES": ",".join(map(str, device.cores)),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "partita.training.measure.links", str(told)],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+def _start(told: Path, rank: int, device: Device) -> Process:
+    env = {"RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo", "PARTITA_CORES": ",".join(map(str, device.cores))}
+    env |= {"PARTITA_GPU": device.name} if device.kind == "cuda" else {}
+    return spawn("partita.training.measure.links", told, env=threads_env(1) | env, log=_log(told, rank))
+
+
+def _log(told: Path, rank: int) -> Path:
+    return told.with_name(f"rank{rank}.log")
 
 
 def link_from(source: str, target: str, rows: list[dict[str, float]]) -> Link:
@@ -107,28 +107,50 @@ def _measure(spec: dict[str, object]) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=str(spec["rendezvous"]), rank=rank, world_size=2)
+    rank, gpu = int(os.environ["RANK"]), os.environ.get("PARTITA_GPU", "")
+    device = torch.device(gpu or "cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if gpu else "gloo", init_method=str(spec["rendezvous"]), rank=rank, world_size=2
+    )
     rows = []
     for size in SIZES:
-        buffer, way = torch.zeros(size, dtype=torch.uint8), []
-        for _ in range(int(str(spec["repeats"]))):
-            incoming = torch.empty(size, dtype=torch.uint8)
-            work = dist.irecv(incoming, 1 - rank)
-            assert work is not None
-            began = time.perf_counter()
-            if rank == 0:
-                dist.send(buffer, 1)
-                work.wait()
-            else:
-                work.wait()
-                dist.send(buffer, 0)
-            way.append((time.perf_counter() - began) / 2)
-        rows.append({"bytes": float(size), "way_s": statistics.median(way), "device_s": _device_time(size, rank)})
-    sums = [{"bytes": float(size), "sum_s": _sum_time(size)} for size in GRADIENT_BYTES]
+        ways = [_way_time(size, rank, device) for _ in range(int(str(spec["repeats"])))]
+        device_s = 0.0 if gpu else _device_time(size, rank)  # a GPU computes on while its copy engines send
+        rows.append({"bytes": float(size), "way_s": statistics.median(ways), "device_s": device_s})
+    sums = [{"bytes": float(size), "sum_s": _sum_time(size, device)} for size in GRADIENT_BYTES]
     if rank == 0:
         Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums}))
     dist.barrier()
+
+
+def _way_time(size: int, rank: int, device: torch.device) -> float:
+    """Seconds of one way of a message there and back. gloo receives ahead; NCCL takes messages in one order on both sides."""
+    import torch
+    import torch.distributed as dist
+
+    buffer, incoming = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    work = dist.irecv(incoming, 1 - rank) if device.type == "cpu" else None
+    _settle(device)
+    began = time.perf_counter()
+    for sender in (0, 1):
+        if rank == sender:
+            dist.send(buffer, 1 - rank)
+        elif work is not None:
+            work.wait()
+        else:
+            dist.recv(incoming, 1 - rank)
+        _settle(device)
+    return (time.perf_counter() - began) / 2
+
+
+def _settle(device: torch.device) -> None:
+    """Wait until a GPU has done what was asked of it."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _device_time(size: int, rank: int, count: int = 50) -> float:
@@ -150,21 +172,22 @@ def _device_time(size: int, rank: int, count: int = 50) -> float:
     return float(spent) / 2
 
 
-def _sum_time(size: int, repeats: int = 9) -> float:
+def _sum_time(size: int, device: torch.device, repeats: int = 9) -> float:
     """Seconds in which gradients are summed over both ranks, as a training step does; the median, after two to warm up."""
     import torch
     import torch.distributed as dist
 
     from partita.memory import keep_freed_memory
-    from partita.training.runtime.interpreter import reduce_gradients
+    from partita.training.runtime.gradients import reduce_gradients
 
     keep_freed_memory()
-    parameters = [torch.zeros(size // 4 // GRADIENTS) for _ in range(GRADIENTS)]
+    parameters = [torch.zeros(size // 4 // GRADIENTS, device=device) for _ in range(GRADIENTS)]
     took = []
     for _ in range(repeats + 2):
         dist.barrier()
         began = time.perf_counter()
         reduce_gradients(parameters, None)
+        _settle(device)
         took.append(time.perf_counter() - began)
     return statistics.median(took[2:])
 

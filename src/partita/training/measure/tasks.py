@@ -10,6 +10,7 @@ backward of this one, as in a pipeline, where a backward finds its activations c
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from torch import Tensor, fx, nn
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
 from partita.training.capture.model import Captured, bound_values
-from partita.training.job import Batch
+from partita.training.capture.operators import for_device
+from partita.training.job import Batch, Precision
+from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
 
 Result = TypeVar("Result")
@@ -40,6 +43,7 @@ class TaskTimes:
     whole_forward: FloatArray  #: [passes] with another micro-batch in flight
     whole_backward: FloatArray  #: [passes] likewise
     alone: FloatArray  #: [passes] forward and backward of one micro-batch, nothing else in flight
+    weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
 
@@ -54,16 +58,23 @@ def time_tasks(
     budget_s: float,
     least: int = 3,
     most: int = 40,
+    precision: Precision = contextlib.nullcontext,
 ) -> TaskTimes:
-    """Passes over all tasks until the budget is spent, at least `least` and at most `most`. The model stays as it was."""
-    runner = _Runner(captured, model, make_optimizer, batch, device)
+    """Passes over all tasks until the budget is spent, at least `least` and at most `most`, forwards inside `precision()`.
+
+    The model stays as it was.
+    """
+    runner = _Runner(captured, model, make_optimizer, batch, device, precision)
     runner.one_pass()  # warm up: allocations, first-call caches, the optimizer's state
     runner.whole_pass()
+    runner.weight_pass()
     passes: list[tuple[FloatArray, FloatArray]] = []
+    weights: list[FloatArray] = []
     wholes: list[tuple[float, float, float, float]] = []
     began = time.perf_counter()
     while len(passes) < least or (len(passes) < most and time.perf_counter() - began < budget_s):
         passes.append(runner.one_pass())
+        weights.append(runner.weight_pass())
         wholes.append(runner.whole_pass())
     forward, backward, alone, update = np.array(wholes).T
     by_task = [np.array(times) for times in zip(*passes, strict=True)]
@@ -75,6 +86,7 @@ def time_tasks(
         forward,
         backward,
         alone,
+        np.array(weights),
         update,
         runner.optimizer_bytes_per_parameter_byte,
     )
@@ -85,6 +97,13 @@ def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
     return _set_right(times.forward, times.whole_forward, times.calls), _set_right(
         times.backward, times.whole_backward, times.marks
     )
+
+
+def weight_shares(times: TaskTimes) -> FloatArray:
+    """[tasks] the part of each backward that can wait, as measured in a split one."""
+    whole = np.median(times.backward, axis=0)
+    part = np.median(times.weights, axis=0)
+    return np.clip(np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0), 0.0, 1.0)
 
 
 def _set_right(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> list[Estimate]:
@@ -115,7 +134,13 @@ class _Runner:
     """Runs a captured model with marks, and without."""
 
     def __init__(
-        self, captured: Captured, model: nn.Module, make_optimizer: MakeOptimizer, batch: Batch, device: torch.device
+        self,
+        captured: Captured,
+        model: nn.Module,
+        make_optimizer: MakeOptimizer,
+        batch: Batch,
+        device: torch.device,
+        precision: Precision,
     ) -> None:
         tensors: dict[str, Tensor] = {
             n: nn.Parameter(p.detach().to(device).clone(), p.requires_grad) for n, p in model.named_parameters()
@@ -126,35 +151,77 @@ class _Runner:
         self._optimizer = make_optimizer(self._parameters)
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0  # the same arithmetic, and the weights stay
-        self._code, self._loss = captured.code, captured.loss
+        self._code, self._loss = for_device(captured.code, device), captured.loss
         self._leaves = batch_leaves(batch, device)
         self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, batch).items()}
         tasks = [t.id for t in captured.graph.tasks if t.phase == "forward"]
         self._task_of = {node: i for i, t in enumerate(tasks) for node in captured.task_nodes[t]}
-        self._whole = Stage(stage_code(captured, tasks, ()), captured.bindings, tensors, device=device)
+        self._whole = Stage(
+            stage_code(captured, tasks, ()), captured.bindings, tensors, device=device, precision=precision
+        )
+        self._precision = precision
+        self._reader = self._readers(captured)
         self.calls, self.marks = np.zeros(len(tasks)), np.zeros(len(tasks))
+
+    def _readers(self, captured: Captured) -> dict[int, int]:
+        """Parameter (its id) -> a task that reads it, by itself or through calls that belong to no task."""
+        found: dict[str, int] = {}
+        for node in reversed(list(captured.code.graph.nodes)):
+            task = self._task_of.get(node.name)
+            for a in node.all_input_nodes:
+                if task is not None or node.name in found:
+                    found[a.name] = found[node.name] if task is None else task
+        bound = {n: v for n, v in self._bound.items() if isinstance(v, nn.Parameter)}
+        return {id(v): found[n] for n, v in bound.items() if n in found}
 
     def one_pass(self) -> tuple[FloatArray, FloatArray]:
         """[tasks] seconds of every task's forward and backward."""
         forward, stamps = np.zeros_like(self.calls), list[tuple[int, float]]()
-        values: dict[str, Any] = dict(self._bound)
         self.calls[:] = 0
-        for node in self._code.graph.nodes:
-            if node.op == "get_attr":
-                values[node.name] = getattr(self._code, str(node.target))
-            elif node.op == "call_function":
-                task = self._task_of.get(node.name)
-                arguments = fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
-                spent, value = self._timed(node.target, *arguments[0], **arguments[1])
-                values[node.name] = value
-                if task is not None:
-                    forward[task] += spent
-                    self.calls[task] += 1
-                    if isinstance(value, Tensor) and value.grad_fn is not None:
-                        value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
-        loss = values[self._loss]
-        values.clear()
-        return forward, self._backward(loss, stamps)
+
+        def noted(task: int, spent: float, value: Any) -> Any:
+            forward[task] += spent
+            self.calls[task] += 1
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
+            return value
+
+        return forward, self._backward(self._forward(noted), stamps)
+
+    def weight_pass(self) -> FloatArray:
+        """[tasks] seconds of the second part of a backward split behind the first value that has a gradient."""
+        seconds = np.zeros_like(self.calls)
+        first: list[Tensor] = []
+
+        def cut(task: int, spent: float, value: Any) -> Any:
+            if not first and isinstance(value, Tensor) and value.requires_grad:
+                first.append(value.detach().requires_grad_())
+                return first[0]
+            return value
+
+        loss = self._forward(cut)
+        if loss is first[0] or loss.grad_fn is None:
+            return seconds
+        for entry in input_part([loss], [torch.ones_like(loss)], first).nodes:
+            spent, _ = self._timed(WeightPart((entry,)).run)
+            tasks = [self._reader[id(w)] for w in entry[2] if id(w) in self._reader]
+            if tasks:
+                seconds[tasks[0]] += spent
+        return seconds
+
+    def _forward(self, noted: Callable[[int, float, Any], Any]) -> Tensor:
+        """The loss, call by call; `noted` (task, seconds, value) says what goes on as the value."""
+        values: dict[str, Any] = dict(self._bound)
+        with self._precision():
+            for node in self._code.graph.nodes:
+                if node.op == "get_attr":
+                    values[node.name] = getattr(self._code, str(node.target))
+                elif node.op == "call_function":
+                    task = self._task_of.get(node.name)
+                    arguments = fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
+                    spent, value = self._timed(node.target, *arguments[0], **arguments[1])
+                    values[node.name] = value if task is None else noted(task, spent, value)
+        return values[self._loss]  # type: ignore[no-any-return]
 
     def _mark(self, stamps: list[tuple[int, float]], task: int) -> Callable[[Tensor], None]:
         def mark(_: Tensor) -> None:

@@ -2,6 +2,9 @@
 
 A job that shuffles by torch's, numpy's or Python's own generator would see other numbers in every process: the stages draw
 from torch's too. So a job's batches have generators of their own, seeded by the job's seed and the epoch.
+
+The next batch is made by a thread while a step runs. Whoever draws from the process's global generators meanwhile, a stage
+with dropout, holds `drawing`: the thread puts the job's generators in their place while it makes a batch.
 """
 
 from __future__ import annotations
@@ -9,16 +12,81 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from partita.training.job import Batch, TrainingJob, checked_batch, users_code
+from partita.training.job import Batch, TrainingJob, check_alike, checked_batch, drawing, users_code
 
-_END = object()
+T = TypeVar("T")
+_END: Any = object()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training has come: `step` steps done; the next batch is number `index` of `epoch`."""
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A batch and where training stands once it is done."""
+
+    done: Progress
+    batch: Batch
+    first: bool  #: the first one that is taken of its epoch
+
+
+def turns(job: TrainingJob, progress: Progress, *, steps: int | None, epochs: int) -> Iterator[Turn]:
+    """The batches from where training stands until the asked-for step, or else epoch.
+
+    Raises JobError where the job fails, or for a batch that is unlike its first one.
+    """
+    step, epoch, skip = progress.step, progress.epoch, progress.index
+    example = job.example()
+    while step < steps if steps is not None else epoch < epochs:
+        index = -1
+        for index, batch in enumerate(epoch_batches(job, epoch)):
+            if index < skip:
+                continue
+            check_alike(batch, example, f"batch {index} of epoch {epoch}")
+            step += 1
+            yield Turn(Progress(step, epoch, index + 1), batch, index == skip)
+            if step == steps:
+                return
+        if index < 0:
+            return
+        epoch, skip = epoch + 1, 0
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, the next one made by a thread while one is in use. What the thread raises is raised here, as it was.
+
+    >>> list(ahead(iter("abc")))
+    ['a', 'b', 'c']
+    """
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def settle() -> None:
+        if device is not None:  # a thread begins on GPU 0
+            torch.cuda.set_device(device)
+
+    thread = ThreadPoolExecutor(1, "next batch", settle)
+    try:
+        coming = thread.submit(next, items, _END)
+        while (item := coming.result()) is not _END:
+            coming = thread.submit(next, items, _END)
+            yield item
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 def epoch_batches(job: TrainingJob, epoch: int) -> Iterator[Batch]:
@@ -47,13 +115,14 @@ class _Generators:
     @staticmethod
     def seeded(seed: int) -> _Generators:
         """As they are after seeding; the global ones are left as they were."""
-        before = _Generators()
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
-        seeded = _Generators()
-        before.put_back()
-        return seeded
+        with drawing:
+            before = _Generators()
+            torch.manual_seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            random.seed(seed)
+            seeded = _Generators()
+            before.put_back()
+            return seeded
 
     def put_back(self) -> None:
         torch.set_rng_state(self.torch)
@@ -62,13 +131,14 @@ class _Generators:
 
     def using(self, function: Callable[[], Any]) -> Any:
         """Call a function that draws from these; the global ones are left as they were."""
-        before = _Generators()
-        self.put_back()
-        try:
-            return function()
-        finally:
-            self.note()
-            before.put_back()
+        with drawing:
+            before = _Generators()
+            self.put_back()
+            try:
+                return function()
+            finally:
+                self.note()
+                before.put_back()
 
 
 def batch_digest(batch: Batch) -> int:

@@ -28,63 +28,8 @@ from torch import Tensor
 
 from partita.errors import CheckpointError
 from partita.files import read_json
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far training has come: `step` steps done; the next batch is number `index` of `epoch`."""
-
-    step: int = 0
-    epoch: int = 0
-    index: int = 0
-
-
-# ---- the optimizer's state ----------------------------------------------------------------------------------------------
-
-
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer | None, names: list[str]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, numbers) of an optimizer's state, keyed "parameter/key"; `names` are its parameters' names in order.
-
-    Raises CheckpointError where the optimizer keeps something else.
-    """
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, Any] = {}
-    state = optimizer.state_dict()["state"] if optimizer else {}
-    for number, values in state.items():
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"{names[number]}/{key}"] = value.detach().contiguous()
-            elif is_plain(value):
-                numbers[f"{names[number]}/{key}"] = value
-            else:
-                raise CheckpointError(
-                    f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key!r} of {names[number]}, which no checkpoint holds",
-                    hint="use an optimizer whose state is tensors and numbers",
-                )
-    return tensors, numbers
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, names: list[str], tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
-) -> None:
-    """Put a saved state back, for the parameters that this rank has."""
-    position = {n: i for i, n in enumerate(names)}
-    state: dict[int, dict[str, Any]] = {}
-    for path, value in [*tensors.items(), *numbers.items()]:
-        name, _, key = path.rpartition("/")
-        if name in position:
-            state.setdefault(position[name], {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def is_plain(value: Any) -> bool:
-    """JSON can hold it and gives it back as it was."""
-    return isinstance(value, int | float | str | bool | type(None)) or (
-        isinstance(value, list) and all(is_plain(v) for v in value)
-    )
-
+from partita.training.runtime.batches import Progress
+from partita.training.runtime.optimizer_state import OptimizerState, faults_of, flat_tensors, from_json, merged, to_json
 
 # ---- from all ranks to rank 0 -------------------------------------------------------------------------------------------
 
@@ -96,6 +41,13 @@ def gather_tensors(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> dict
     for blob in blobs:
         own = {**load(blob), **own}
     return own if rank == 0 else {}
+
+
+def gather_optimizer(state: OptimizerState, rank: int, ranks: int) -> OptimizerState:
+    """All ranks' optimizers as one on rank 0; elsewhere an empty one. Raises CheckpointError where they disagree."""
+    tensors = gather_tensors(flat_tensors(state), rank, ranks)
+    said = gather_values(to_json(state), rank, ranks)
+    return merged([from_json(v, tensors) for v in said])
 
 
 def gather_values(value: Mapping[str, Any], rank: int, ranks: int) -> list[dict[str, Any]]:
@@ -140,8 +92,8 @@ def write(
     progress: Progress,
     model: Mapping[str, Tensor],
     aliases: Mapping[str, tuple[str, ...]],
-    optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
+    optimizer: OptimizerState,
+    facts: Mapping[str, Any],
     *,
     saved: Collection[str] | None = None,
     keep: Collection[Path] = (),
@@ -161,7 +113,8 @@ def write(
         "step": progress.step,
         "epoch": progress.epoch,
         "index": progress.index,
-        **state,
+        **facts,
+        **to_json(optimizer),
     }
     final, beside = folder / f"step-{progress.step:08d}", folder / f".part-{progress.step:08d}"
     try:
@@ -172,7 +125,7 @@ def write(
         save_file(
             _apart({n: t for n, t in full.items() if n not in rest}), beside / "model.safetensors", {"format": "pt"}
         )
-        save_file(_apart(optimizer), beside / "optimizer.safetensors")
+        save_file(_apart(flat_tensors(optimizer)), beside / "optimizer.safetensors")
         if rest:
             save_file(_apart(rest), beside / "rest.safetensors")
         (beside / "state.json").write_text(json.dumps(text, allow_nan=False))
@@ -253,14 +206,9 @@ def _state(path: Path) -> tuple[dict[str, Any], Progress]:
     state = read_json(path / "state.json", CheckpointError, "partita-checkpoint")
     numbers = [state.get(k) for k in ("step", "epoch", "index")]
     good = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
-    kinds = {"optimizer": dict, "groups": list, "scheduler": dict | None}
-    wrong = [k for k, kind in kinds.items() if not isinstance(state.get(k), kind)]
-    if not good or wrong:
-        raise CheckpointError(
-            f"{path / 'state.json'} is damaged: "
-            + (f"{wrong[0]} is {state.get(wrong[0])!r}" if wrong else f"step, epoch, index are {numbers}"),
-            hint="give an earlier checkpoint",
-        )
+    faults = faults_of(state) if good else [f"step, epoch, index are {numbers}"]
+    if faults:
+        raise CheckpointError(f"{path / 'state.json'} is damaged: {faults[0]}", hint="give an earlier checkpoint")
     return state, Progress(*(int(n) for n in numbers if n is not None))
 
 
@@ -270,8 +218,8 @@ class Checkpoint:
 
     progress: Progress
     model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    state: dict[str, Any]
+    optimizer: OptimizerState
+    facts: dict[str, Any]  #: what else state.json says
 
     def restore(self, tensors: Mapping[str, Tensor], saved: Collection[str] | None = None) -> None:
         """Copy the saved values into this rank's tensors; those outside of `saved` may be missing.
@@ -304,4 +252,4 @@ def read(folder: str | Path) -> Checkpoint:
         optimizer = load_file(path / "optimizer.safetensors")
         if (path / "rest.safetensors").exists():
             model |= load_file(path / "rest.safetensors")
-    return Checkpoint(progress, model, optimizer, state)
+    return Checkpoint(progress, model, from_json(state, optimizer), state)

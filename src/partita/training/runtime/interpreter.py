@@ -1,4 +1,4 @@
-"""The interpreter: one rank's part of a Program, executed on real tensors.
+"""The interpreter: one rank's part of a Program, executed on real tensors by a table of handlers.
 
 It walks its device's queue in order. After a computation it posts the sends that wait for it and goes on at once;
 receives are posted several micro-batches ahead, so that a message travels while both sides compute.
@@ -9,37 +9,26 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from partita.errors import WorkerFailed
 from partita.nouns.graph import FloatArray
-from partita.nouns.pipeline_plan import PipelinePlan
-from partita.nouns.program import Op, Piece, Program
+from partita.nouns.program import Op, Piece, PieceKind, Program
+from partita.simulate.boundaries import Boundary
 from partita.training.capture.model import Captured, TensorMeta
 from partita.training.job import Batch, batch_size, micro_batches
 from partita.training.runtime.stage import Stage, batch_leaves
 from partita.training.runtime.stopwatch import Stopwatch, stopwatch_for
 from partita.training.runtime.transport import Pending, Transport
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where this rank stands."""
-
-    rank: int
-    stage: int
-    plan: PipelinePlan
-    device: torch.device
-
-    def rank_of(self, device_name: str) -> int:
-        return self.plan.devices.index(device_name)
+Key = tuple[int, int]  #: (stage, micro-batch)
+Values = dict[str, Tensor]  #: by the name of the value
 
 
 @dataclass(frozen=True)
@@ -50,6 +39,60 @@ class StepResult:
     step_s: float
 
 
+@dataclass(frozen=True)
+class Bound:
+    """The stages that a rank serves, bound to its tensors, for one micro-batch size."""
+
+    captured: Captured
+    stages: Mapping[int, Stage]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands among the others."""
+
+    device: str  #: its name in the cluster
+    ranks: Mapping[str, int]  #: device name -> rank
+    torch_device: torch.device
+    boundaries: tuple[Boundary, ...]  #: of the plan
+
+
+class Optimising(Protocol):
+    """What ends a step: sums of gradients over ranks, and the update."""
+
+    def reduce(self, group: int) -> None: ...
+    def reduce_norm(self) -> None: ...
+    def update(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An instruction of this rank, ready to be executed."""
+
+    number: int
+    piece: Piece
+    micro_batch: int
+    handler: Handler
+
+
+@dataclass
+class Step:
+    """What one step's instructions leave for each other."""
+
+    leaves: Sequence[Sequence[Any]]  #: [micro-batches] leaves of the batch
+    weights: Sequence[float]  #: [micro-batches] their share of the batch
+    bounds: Sequence[Bound]  #: [micro-batches]
+    seed: Callable[[int, int], int]  #: (stage, micro-batch) -> where its random numbers begin
+    arrived: dict[Key, Values] = field(default_factory=lambda: defaultdict(dict))  #: what other stages made for it
+    made: dict[Key, Values] = field(default_factory=dict)  #: values to send
+    returned: dict[Key, Values] = field(default_factory=lambda: defaultdict(dict))  #: gradients of what it made
+    owed: dict[Key, Values] = field(default_factory=dict)  #: gradients of what had arrived, to send back
+    losses: list[tuple[Tensor, float]] = field(default_factory=list)
+    sending: deque[tuple[Any, Tensor]] = field(default_factory=deque)
+    posted: dict[int, list[tuple[str, Pending]]] = field(default_factory=dict)  #: receive -> its messages
+    queues: dict[str, deque[Line]] = field(default_factory=dict)  #: sender -> receives not yet posted
+
+
 class Interpreter:
     """Executes one Program again and again, a batch at a time."""
 
@@ -57,148 +100,193 @@ class Interpreter:
         self,
         program: Program,
         place: Place,
-        stages: Mapping[int, Stage],
-        captured: Mapping[int, Captured],
+        bounds: Mapping[int, Bound],
         transport: Transport,
-        update: Callable[[], None],
-        reduce: Callable[[str], None],
+        optimising: Optimising,
         cell: npt.NDArray[np.int64],
         *,
         ahead: int = 4,
     ) -> None:
-        """`stages` and `captured` hold this rank's stage for each micro-batch size that occurs; `reduce(name)` sums the
-        gradients of one REDUCE over its group; `ahead` receives are posted on each link before they are needed."""
+        """`bounds` holds this rank's stages for each micro-batch size that occurs; `ahead` receives are posted on each
+        link before they are needed; `cell` tells others the instruction under way."""
         self.program = program
-        self._place = place
-        self._stages = stages
-        self._captured = captured
-        self._transport = transport
-        self._update = update
-        self._reduce = reduce
-        self._cell = cell
-        self._ahead = ahead
-        self._script = _script(program, place)
-        self.numbers = np.array([i for i, _ in self._script], np.int64)  #: [own instructions] their numbers
-        self.watch: Stopwatch = stopwatch_for(place.device, len(self._script))
-        self._receives = _receives(program, place)
+        self._place, self._bounds, self._transport, self._cell = place, bounds, transport, cell
+        self._optimising, self._ahead = optimising, ahead
+        self._script = _script(program, place.device)
+        self.numbers = np.array([line.number for line in self._script], np.int64)  #: [own instructions]
+        self.watch: Stopwatch = stopwatch_for(place.torch_device, len(self._script))
+        self._tags = _tags(program)
+        self._receives = _receives(program, self._script)
+        self._local_from: dict[int, list[Boundary]] = defaultdict(list)
+        for b in place.boundaries:
+            self._local_from[b.source].append(b)
+        self._runs = {(i.piece.stage, i.micro_batch) for i in self._script if i.piece.kind == "forward"}
 
     def step(self, batch: Batch, micro_batch_size: int, step: int, seed: int) -> StepResult:
         """One step on a batch. Raises WorkerFailed that names the peer where a message breaks."""
         began = time.perf_counter()
-        self._begin(batch, micro_batch_size, step, seed)
+        s = self._begin(batch, micro_batch_size, step, seed)
         begin, finish, cell = self.watch.begin, self.watch.finish, self._cell
         number = -1
         try:
-            for k, (number, (action, piece, m)) in enumerate(self._script):
-                cell[0] = number
+            for k, line in enumerate(self._script):
+                number = cell[0] = line.number
                 begin(k)
-                action(self, number, piece, m)
+                line.handler(self, s, line)
                 finish(k)
-            for work, _ in self._sending:
+            for work, _ in s.sending:
                 work.wait()
         except RuntimeError as error:
             raise self._broken(number, error) from error
-        loss = float(sum(float(v) * w for v, w in self._losses)) if self._losses else float("nan")
+        loss = float(sum(float(v) * w for v, w in s.losses)) if s.losses else float("nan")
         return StepResult(loss, time.perf_counter() - began)
 
     def trace(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) of the last step, in seconds of this rank's clock, in the order of `numbers`."""
         return self.watch.read()
 
-    def _begin(self, batch: Batch, size: int, step: int, seed: int) -> None:
+    def _begin(self, batch: Batch, size: int, step: int, seed: int) -> Step:
         parts = list(micro_batches(batch, size))
-        total = batch_size(batch)
-        sizes = [batch_size(p) for p in parts]
-        self._leaves = [batch_leaves(p, self._place.device) for p in parts]
-        self._weights = [n / total for n in sizes]
-        self._size_of = sizes
-        self._seeds = [hash((seed, step, m, self._place.stage)) & 0x7FFFFFFF for m in range(len(parts))]
-        self._arrived: dict[int, dict[str, Tensor]] = defaultdict(dict)  # micro-batch -> received values
-        self._made: dict[int, dict[str, Tensor]] = {}  # micro-batch -> values to send
-        self._returned: dict[int, dict[str, Tensor]] = defaultdict(dict)  # micro-batch -> gradients of values sent
-        self._owed: dict[int, dict[str, Tensor]] = {}  # micro-batch -> gradients of values received
-        self._losses: list[tuple[Tensor, float]] = []
-        self._sending: deque[tuple[Any, Tensor]] = deque()
-        self._queues = {link: deque(numbers) for link, numbers in self._receives.items()}
-        self._posted: dict[int, list[tuple[str, Pending]]] = {}
-        for link in self._queues:
+        sizes, total = [batch_size(p) for p in parts], batch_size(batch)
+        s = Step(
+            [batch_leaves(p, self._place.torch_device) for p in parts],
+            [n / total for n in sizes],
+            [self._bounds[n] for n in sizes],
+            lambda stage, m: hash((seed, step, m, stage)) & 0x7FFFFFFF,
+            queues={sender: deque(lines) for sender, lines in self._receives.items()},
+        )
+        for sender in s.queues:
             for _ in range(self._ahead):
-                self._post(link)
+                self._post(s, sender)
+        return s
 
-    def _post(self, link: str) -> None:
-        """Post the next receive of a link, if one is left."""
-        if not self._queues[link]:
+    def _post(self, s: Step, sender: str) -> None:
+        """Post the next receive from a device, if one is left."""
+        if not s.queues[sender]:
             return
-        number, piece, m = self._queues[link].popleft()
-        source, target = (self._place.rank_of(d) for d in piece.route)
-        self._posted[number] = [
-            (value, self._transport.receive(meta, source, target, _tag(piece, m, j)))
-            for j, (value, meta) in enumerate(self._values(piece, m))
+        line = s.queues[sender].popleft()
+        source, target = self._ranks(line.piece)
+        first = self._tags[line.number]
+        s.posted[line.number] = [
+            (name, self._transport.receive(meta, source, target, first + j))
+            for j, (name, meta) in enumerate(_values(s, line))
         ]
 
-    def _values(self, piece: Piece, m: int) -> list[tuple[str, TensorMeta]]:
-        """(value, layout) of each tensor of a message."""
-        captured = self._captured[self._size_of[m]]
-        names = [captured.values[t] for t in piece.tensors]
-        return [(n, captured.meta[n]) for n in names]
+    def _ranks(self, piece: Piece) -> tuple[int, int]:
+        return self._place.ranks[piece.route[0]], self._place.ranks[piece.route[1]]
 
-    def _do_receive(self, number: int, piece: Piece, m: int) -> None:
-        for value, pending in self._posted.pop(number):
-            tensor = pending.wait()
-            if piece.name.startswith("F"):
-                meta = self._captured[self._size_of[m]].meta[value]
-                self._arrived[m][value] = tensor.requires_grad_(meta.requires_grad)
-            elif value in self._returned[m]:
-                self._returned[m][value] = self._returned[m][value] + tensor
-            else:
-                self._returned[m][value] = tensor
-        self._post(_link(piece))
+    # ---- handlers ---------------------------------------------------------------------------------------------------
 
-    def _do_forward(self, number: int, piece: Piece, m: int) -> None:
-        stage = self._stages[self._size_of[m]]
-        outputs = stage.forward(m, self._leaves[m], self._arrived.pop(m, {}), self._seeds[m])
+    def receive_values(self, s: Step, line: Line) -> None:
+        arrived = s.arrived[line.piece.target, line.micro_batch]
+        meta = s.bounds[line.micro_batch].captured.meta
+        for name, pending in s.posted.pop(line.number):
+            arrived[name] = pending.wait().requires_grad_(meta[name].requires_grad)
+        self._post(s, line.piece.route[0])
+
+    def receive_gradients(self, s: Step, line: Line) -> None:
+        found = {name: pending.wait() for name, pending in s.posted.pop(line.number)}
+        _add(s.returned[line.piece.target, line.micro_batch], found)
+        self._post(s, line.piece.route[0])
+
+    def forward(self, s: Step, line: Line) -> None:
+        k, m = key = (line.piece.stage, line.micro_batch)
+        stage = s.bounds[m].stages[k]
+        outputs = stage.forward(m, s.leaves[m], s.arrived.pop(key, {}), s.seed(k, m))
         if stage.code.has_loss:
-            self._losses.append((outputs[-1].detach(), self._weights[m]))
-        self._made[m] = dict(zip(stage.code.gives, outputs, strict=True))
+            s.losses.append((outputs[-1].detach(), s.weights[m]))
+        s.made[key] = made = dict(zip(stage.code.gives, outputs, strict=True))
+        captured = s.bounds[m].captured
+        for b in self._local_from[k]:
+            if (b.target, m) in self._runs:
+                for t in b.tensors:
+                    name = captured.values[t]
+                    handed = made[name].detach().requires_grad_(captured.meta[name].requires_grad)
+                    s.arrived[b.target, m][name] = handed
 
-    def _do_backward(self, number: int, piece: Piece, m: int) -> None:
-        stage = self._stages[self._size_of[m]]
+    def backward(self, s: Step, line: Line) -> None:
+        self._backward(s, line, Stage.backward)
+
+    def backward_inputs(self, s: Step, line: Line) -> None:
+        self._backward(s, line, Stage.backward_inputs)
+
+    def _backward(self, s: Step, line: Line, run: Callable[..., Values]) -> None:
+        k, m = key = (line.piece.stage, line.micro_batch)
+        stage = s.bounds[m].stages[k]
         gives = stage.code.gives[:-1] if stage.code.has_loss else stage.code.gives
-        returned = self._returned.pop(m, {})
-        self._owed[m] = stage.backward(m, [returned.get(v) for v in gives], self._weights[m])
-        self._made.pop(m, None)
+        returned = s.returned.pop(key, {})
+        s.owed[key] = owed = run(stage, m, [returned.get(v) for v in gives], s.weights[m])
+        s.made.pop(key, None)
+        names = s.bounds[m].captured.values
+        for b in self._place.boundaries:
+            if b.target == k and (b.source, m) in self._runs:
+                _add(s.returned[b.source, m], {n: owed[n] for t in b.gradients if (n := names[t]) in owed})
 
-    def _do_send(self, number: int, piece: Piece, m: int) -> None:
-        source, target = (self._place.rank_of(d) for d in piece.route)
-        held = self._made[m] if piece.name.startswith("F") else self._owed[m]
-        for j, (value, meta) in enumerate(self._values(piece, m)):
-            tensor = held.get(value)
+    def backward_weights(self, s: Step, line: Line) -> None:
+        s.bounds[line.micro_batch].stages[line.piece.stage].backward_weights(line.micro_batch)
+
+    def send_values(self, s: Step, line: Line) -> None:
+        self._send(s, line, s.made[line.piece.stage, line.micro_batch])
+
+    def send_gradients(self, s: Step, line: Line) -> None:
+        self._send(s, line, s.owed[line.piece.stage, line.micro_batch])
+
+    def _send(self, s: Step, line: Line, held: Values) -> None:
+        source, target = self._ranks(line.piece)
+        first = self._tags[line.number]
+        for j, (name, meta) in enumerate(_values(s, line)):
+            tensor = held.get(name)
             if tensor is None:  # the loss does not depend on it here, but its maker waits for an answer
-                tensor = torch.zeros(meta.shape, dtype=meta.dtype, device=self._place.device)
-            self._sending.append(self._transport.send(tensor, meta, source, target, _tag(piece, m, j)))
-        while self._sending and self._sending[0][0].is_completed():
-            self._sending.popleft()
+                tensor = torch.zeros(meta.shape, dtype=meta.dtype, device=self._place.torch_device)
+            s.sending.append(self._transport.send(tensor, meta, source, target, first + j))
+        while s.sending and s.sending[0][0].is_completed():
+            s.sending.popleft()
 
-    def _do_reduce(self, number: int, piece: Piece, m: int) -> None:
-        self._reduce(piece.name)
+    def reduce(self, s: Step, line: Line) -> None:
+        self._optimising.reduce(line.piece.group)
 
-    def _do_update(self, number: int, piece: Piece, m: int) -> None:
-        self._update()
+    def reduce_norm(self, s: Step, line: Line) -> None:
+        self._optimising.reduce_norm()
+
+    def update(self, s: Step, line: Line) -> None:
+        self._optimising.update()
+
+    def free(self, s: Step, line: Line) -> None:
+        key = (line.piece.stage, line.micro_batch)
+        s.made.pop(key, None)
+        s.bounds[line.micro_batch].stages[line.piece.stage].free(line.micro_batch)
+
+    # ---- failures ---------------------------------------------------------------------------------------------------
 
     def _broken(self, number: int, error: RuntimeError) -> Exception:
         """A broken message as the peer's failure; any other error as it is."""
         if not is_lost_peer(error):
             return error
+        me = self._place.ranks[self._place.device]
         instruction = self.program[number] if number >= 0 else None
-        peers = (
-            [self._place.rank_of(d) for d in instruction.piece.route if d]
-            if instruction and instruction.piece.route[0]
-            else []
-        )
-        peer = next((p for p in peers if p != self._place.rank), -1)
+        route = instruction.piece.route if instruction else ("", "")
+        peer = next((r for d in route if d and (r := self._place.ranks[d]) != me), -1)
         doing = str(instruction) if instruction else "waiting for its messages to leave"
         first = str(error).strip().splitlines()[0]
-        return WorkerFailed(f"rank {self._place.rank} lost rank {peer} during {doing}: {first}", rank=peer, doing=doing)
+        return WorkerFailed(f"rank {me} lost rank {peer} during {doing}: {first}", rank=peer, doing=doing)
+
+
+Handler = Callable[[Interpreter, Step, Line], None]
+
+HANDLERS: Mapping[tuple[Op, PieceKind], Handler] = {
+    (Op.RECV, "values"): Interpreter.receive_values,
+    (Op.RECV, "gradients"): Interpreter.receive_gradients,
+    (Op.COMPUTE, "forward"): Interpreter.forward,
+    (Op.COMPUTE, "backward"): Interpreter.backward,
+    (Op.COMPUTE, "input"): Interpreter.backward_inputs,
+    (Op.COMPUTE, "weight"): Interpreter.backward_weights,
+    (Op.SEND, "values"): Interpreter.send_values,
+    (Op.SEND, "gradients"): Interpreter.send_gradients,
+    (Op.REDUCE, "sum"): Interpreter.reduce,
+    (Op.REDUCE, "norm"): Interpreter.reduce_norm,
+    (Op.UPDATE, "update"): Interpreter.update,
+    (Op.FREE, "free"): Interpreter.free,
+}
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -209,82 +297,68 @@ def is_lost_peer(error: BaseException) -> bool:
     )
 
 
-Action = Callable[[Interpreter, int, Piece, int], None]
+def _values(s: Step, line: Line) -> list[tuple[str, TensorMeta]]:
+    """(name, layout) of each tensor of a message."""
+    captured = s.bounds[line.micro_batch].captured
+    names = [captured.values[t] for t in line.piece.tensors]
+    return [(n, captured.meta[n]) for n in names]
 
 
-def _script(program: Program, place: Place) -> list[tuple[int, tuple[Action, Piece, int]]]:
-    """(instruction, what to do) in the order in which this rank does it: its device's queue, sends after what they need."""
-    me = place.plan.devices[place.rank]
-    own = program.by_queue[program.queues.index(me)].tolist()
+def _add(held: Values, more: Values) -> None:
+    """Gradients of one value from several readers add up."""
+    for name, tensor in more.items():
+        held[name] = held[name] + tensor if name in held else tensor
+
+
+def _script(program: Program, device: str) -> list[Line]:
+    """What a device does, in the order in which it does it: its queue, sends after what they need, sums before the update."""
+    if device not in program.queues[: program.devices]:
+        return []
+    own = program.by_queue[program.queues.index(device)].tolist()
     waiting: dict[int, list[int]] = defaultdict(list)
-    reduces: list[int] = []
+    sums: list[int] = []
     for i in np.flatnonzero((program.op == Op.SEND) | (program.op == Op.REDUCE)).tolist():
-        piece = program.pieces[program.piece[i]]
-        if piece.route[0] != me:
+        if program.pieces[program.piece[i]].route[0] != device:
             continue
         if program.op[i] == Op.SEND:
             waiting[int(program.needs.row(i)[0])].append(i)
         else:
-            reduces.append(i)
+            sums.append(i)
     script: list[int] = []
     for i in own:
         if program.op[i] == Op.UPDATE:
-            script += reduces
+            script += sums
+            sums = []
         script += [i, *waiting[i]]
-    return [(i, (_action(program, i), program.pieces[program.piece[i]], int(program.micro_batch[i]))) for i in script]
+    return [_line(program, i) for i in [*script, *sums]]
 
 
-def _action(program: Program, i: int) -> Action:
-    op, piece = Op(int(program.op[i])), program.pieces[program.piece[i]]
-    if op == Op.COMPUTE:
-        return Interpreter._do_forward if piece.phase == "forward" else Interpreter._do_backward
-    return {
-        Op.RECV: Interpreter._do_receive,
-        Op.SEND: Interpreter._do_send,
-        Op.REDUCE: Interpreter._do_reduce,
-        Op.UPDATE: Interpreter._do_update,
-    }[op]
+def _line(program: Program, i: int) -> Line:
+    piece = program.pieces[program.piece[i]]
+    return Line(i, piece, int(program.micro_batch[i]), HANDLERS[Op(int(program.op[i])), piece.kind])
 
 
-def _receives(program: Program, place: Place) -> dict[str, list[tuple[int, Piece, int]]]:
-    """Link -> its receives on this rank, in the order in which they are sent."""
-    me = place.plan.devices[place.rank]
-    sends = {
-        int(j): i
-        for i in np.flatnonzero(program.op == Op.RECV)
-        for j in program.needs.row(int(i))
-        if program.op[int(j)] == Op.SEND
-    }
-    found: dict[str, list[tuple[int, Piece, int]]] = defaultdict(list)
-    for send in sorted(sends):
-        receive = int(sends[send])
-        piece = program.pieces[program.piece[receive]]
-        if piece.route[1] == me:
-            found[_link(piece)].append((receive, piece, int(program.micro_batch[receive])))
-    return dict(found)
+def _receives(program: Program, script: Sequence[Line]) -> dict[str, list[Line]]:
+    """Sender -> this rank's receives from it, in the order in which they are sent."""
+    found: dict[str, list[tuple[int, Line]]] = defaultdict(list)
+    for line in script:
+        if program.op[line.number] == Op.RECV:
+            found[line.piece.route[0]].append((_send_of(program, line.number), line))
+    return {sender: [line for _, line in sorted(rows, key=lambda r: r[0])] for sender, rows in found.items()}
 
 
-def _link(piece: Piece) -> str:
-    return f"{piece.route[0]}->{piece.route[1]}"
+def _send_of(program: Program, receive: int) -> int:
+    return next(int(j) for j in program.needs.row(receive) if program.op[j] == Op.SEND)
 
 
-def _tag(piece: Piece, m: int, j: int) -> int:
-    """A number for one tensor of one message, the same on both sides. Room for 4096 micro-batches and 64 stages."""
-    stages = [int(s[1:]) for s in piece.name.split(">")]
-    kind = 0 if piece.name.startswith("F") else 1
-    tag = ((stages[0] * 64 + stages[1]) * 2 + kind) * 4096 + m
-    return (tag * 32 + j) & 0x7FFFFFFF
-
-
-def reduce_gradients(parameters: Sequence[Tensor], group: Any) -> None:
-    """Sum the gradients of some parameters over a group, as one message a type."""
-    by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        by_type[p.dtype].append(p.grad)
-    for grads in by_type.values():
-        flat = torch.cat([g.reshape(-1) for g in grads])
-        dist.all_reduce(flat, group=group)
-        for g, part in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
-            g.copy_(part.view_as(g))
+def _tags(program: Program) -> dict[int, int]:
+    """Send, and the receive that waits for it -> the tag of its first tensor: tensors are numbered through the program,
+    so that no two of a step have one tag, and both sides know them."""
+    sends = np.flatnonzero(program.op == Op.SEND).tolist()
+    counts = [len(program.pieces[program.piece[i]].tensors) for i in sends]
+    first = (
+        dict(zip(sends, np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int).tolist(), strict=True))
+        if sends
+        else {}
+    )
+    return first | {i: first[_send_of(program, i)] for i in np.flatnonzero(program.op == Op.RECV).tolist()}

@@ -29,14 +29,22 @@ def process_group(spec: Spec, file: PlanFile, rank: int, ranks: int) -> Iterator
 
     Raises BadInput where the meeting point cannot be used, WorkerFailed where the others do not come.
     """
+    import torch
     import torch.distributed as dist
 
+    from partita.training.runtime.device import backend_for, torch_device
+
+    names = world(file, ranks)
+    backend, device = backend_for(file.cluster, names), torch_device(file.cluster, names[rank])
     how: dict[str, Any] = {"init_method": spec.rendezvous}
     if spec.rendezvous != "env://" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         how = {"store": _meeting_point(spec, rank, ranks)}
     patience = timedelta(seconds=spec.timeout_s)
     try:
-        dist.init_process_group(backend_for(file), rank=rank, world_size=ranks, timeout=patience, **how)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # what says no device means this one, in every thread of this rank's own
+        bound = device if "nccl" in backend else None  # so that communicators are made now, by all in one order
+        dist.init_process_group(backend, device_id=bound, rank=rank, world_size=ranks, timeout=patience, **how)
     except (RuntimeError, OSError, ValueError) as error:
         raise _absent(rank, ranks, spec.timeout_s, error) from error
     try:
@@ -118,12 +126,6 @@ def _listener(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def backend_for(file: PlanFile) -> str:
-    """gloo; with CUDA devices, NCCL beside it."""
-    kinds = {d.kind for d in file.cluster.devices if d.name in getattr(file.plan, "devices", ())}
-    return "cpu:gloo,cuda:nccl" if "cuda" in kinds else "gloo"
-
-
 def stay_on_loopback(spec: Spec) -> None:
     """Let gloo listen on loopback only, where all ranks are on this machine."""
     if spec.board or _is_loopback(os.environ.get("MASTER_ADDR", "")):
@@ -146,11 +148,19 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_ranks(file: PlanFile, ranks: int) -> None:
-    """Raise JobError unless the plan trains, on exactly this many ranks."""
+    """Raise JobError unless the plan trains, and every rank stands for a device: those of the plan, and idle ones."""
     from partita.nouns.pipeline_plan import PipelinePlan
 
     if not isinstance(file.plan, PipelinePlan):
         raise JobError("this plan places tasks; it does not say how to train", hint="plan from a profile")
-    wanted = len(file.plan.devices)
-    if wanted != ranks:
+    wanted, most = len(file.plan.devices), len(file.cluster.devices)
+    if not wanted <= ranks <= most:
         raise JobError(f"the plan uses {wanted} devices, {ranks} workers were started", hint=f"start {wanted} workers")
+
+
+def world(file: PlanFile, ranks: int) -> tuple[str, ...]:
+    """[ranks] the device that each rank stands for: the plan's in its order, then others of the cluster, which are idle
+    until a plan that uses them is deployed."""
+    used = getattr(file.plan, "devices", ())
+    idle = [d.name for d in file.cluster.devices if d.name not in used]
+    return (*used, *idle)[:ranks]

@@ -1,9 +1,7 @@
 """Start the workers of a run on this machine, watch them, and end all of them when one dies.
 
 Workers find each other through a file and speak over loopback: nothing listens beyond this machine. What a worker prints
-goes to worker-rankN.log in the run's folder; the error of a run is one sentence about its first cause:
-
-    a rank that was killed   >   an error of a rank's own   >   a rank that fell silent   >   a rank that lost its peer
+goes to worker-rankN.log in the run's folder; the error of a run is one sentence about its first cause (`failure`).
 """
 
 from __future__ import annotations
@@ -12,28 +10,25 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from partita.errors import BadInput, PartitaError, WorkerFailed
+from partita.errors import BadInput
 from partita.nouns.pipeline_plan import PipelinePlan
-from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
-from partita.simulate.lower import lower
+from partita.spawn import Process, end, process_state, spawn, threads_env
+from partita.training.runtime.failure import count_oom_kills, failure, log_path
 from partita.training.runtime.spec import Spec
-from partita.training.runtime.worker_status import Board, Row, doing
+from partita.training.runtime.worker_status import Board, Row
 
 Watch = Callable[[Row], None]  #: called a few times a second with the row of the rank that makes the loss
-Process = subprocess.Popen[bytes]
 
+_ROOM_BYTES = 1 << 20  #: the board of a thousand ranks, and the notes they leave each other
 _GRACE_S = 2.0  #: between asking a worker to end and killing it
 
 
@@ -53,10 +48,11 @@ def launch(spec: Spec, file: PlanFile, program: Program | None, watch: Watch | N
     """
     assert isinstance(file.plan, PipelinePlan)
     ranks = len(file.plan.devices)
-    with tempfile.TemporaryDirectory(prefix="partita-") as folder:
+    began_s, oom_kills = time.time(), count_oom_kills()
+    with _meeting_room() as folder:
         spec = replace(spec, rendezvous=f"file://{folder}/rendezvous", board=f"{folder}/board")
         board = Board.create(spec.board, ranks)
-        told = Path(folder) / "spec.json"
+        told = folder / "spec.json"
         told.write_text(json.dumps(spec.to_json()))
         _remove_traces(Path(spec.out))
         began = time.monotonic()
@@ -65,19 +61,15 @@ def launch(spec: Spec, file: PlanFile, program: Program | None, watch: Watch | N
             try:
                 for rank in range(ranks):
                     workers.append(_start(told, rank, ranks, spec))
-                _attend(workers, board, spec, file, watch)
+                if not _attend(workers, board, spec, watch):
+                    raise failure(workers, board, spec, file, began_s, oom_kills)
             finally:
-                _end(workers)
+                end(workers, _GRACE_S)
         _remove_traces(Path(spec.out), only_empty=True)
         rows = board.rows()
         last = max(r.step for r in rows)
         stopped = rows[0].stop_after is not None and last >= rows[0].stop_after
         return Ended(stopped, time.monotonic() - began, last)
-
-
-def log_path(out: str | Path, rank: int) -> Path:
-    """Where a worker's output goes."""
-    return Path(out) / f"worker-rank{rank}.log"
 
 
 def _remove_traces(out: Path, *, only_empty: bool = False) -> None:
@@ -88,33 +80,46 @@ def _remove_traces(out: Path, *, only_empty: bool = False) -> None:
 
 
 def _start(told: Path, rank: int, ranks: int, spec: Spec) -> Process:
-    env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    env |= {n: str(spec.threads) for n in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    env |= {"PARTITA_LAUNCHER": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    with open(log_path(spec.out, rank), "wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "partita.training.runtime.worker", str(told)],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    return spawn(
+        "partita.training.runtime.worker", told, env=threads_env(spec.threads) | place, log=log_path(spec.out, rank)
+    )
+
+
+@contextlib.contextmanager
+def _meeting_room() -> Iterator[Path]:
+    """A folder for the file through which the workers meet, and for the board: the temporary one, or shared memory.
+
+    Raises BadInput where neither has room: a mapped file that cannot grow would end whoever writes to it.
+    """
+    full = []
+    for place in (None, "/dev/shm"):
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partita-", dir=place)))
+                with open(folder / "room", "wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
+            except OSError as error:
+                full.append(f"{place or tempfile.gettempdir()} ({error.strerror})")
+                continue
+            yield folder
+            return
+    raise BadInput(f"the workers cannot meet: no room for {_ROOM_BYTES / 1e6:.0f} MB in {' or '.join(full)}", hint="free some, or set TMPDIR")  # fmt: skip
 
 
 # ---- watching -----------------------------------------------------------------------------------------------------------
 
 
-def _attend(workers: Sequence[Process], board: Board, spec: Spec, file: PlanFile, watch: Watch | None) -> None:
-    """Wait until all have ended well. Raises on the first failure, and KeyboardInterrupt where nothing is to be saved."""
+def _attend(workers: Sequence[Process], board: Board, spec: Spec, watch: Watch | None) -> bool:
+    """Wait until all have ended well; False: one has not. Raises KeyboardInterrupt where nothing is to be saved."""
     asked = False
     while True:
         try:
             codes = [w.poll() for w in workers]
             if any(c not in (None, 0) for c in codes):
-                raise _failure(workers, board, spec, file)
+                return False
             if all(c == 0 for c in codes):
-                return
+                return True
             if watch:
                 watch(max(board.rows(), key=lambda row: (row.loss == row.loss and row.loss != 0, row.step)))
             time.sleep(0.1)
@@ -142,14 +147,6 @@ def _frozen(workers: Sequence[Process]) -> Iterator[None]:
             w.send_signal(signal.SIGCONT)
 
 
-def process_state(pid: int) -> str:
-    """The kernel's letter for a process of this machine: R runs, S sleeps, T is stopped, Z ended, X is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] or "X"
-    except OSError:
-        return "X"
-
-
 @contextlib.contextmanager
 def _terminate_like_interrupt() -> Iterator[None]:
     """SIGTERM is handled like Ctrl-C, so that a batch system's polite end is a graceful one."""
@@ -161,121 +158,3 @@ def _terminate_like_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end(workers: Sequence[Process]) -> None:
-    """Let no worker outlive its run, however impatient the user is."""
-    with _uninterrupted():
-        for w in workers:
-            if w.poll() is None:
-                w.terminate()
-        deadline = time.monotonic() + _GRACE_S
-        for w in workers:
-            try:
-                w.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                w.kill()
-                w.wait()
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-# ---- failures -----------------------------------------------------------------------------------------------------------
-
-
-def _failure(workers: Sequence[Process], board: Board, spec: Spec, file: PlanFile) -> PartitaError:
-    """The first cause as one error; see the order at the top of this file."""
-    deadline = time.monotonic() + 1.5  # time for the others to notice and leave word
-    while time.monotonic() < deadline and any(w.poll() is None for w in workers):
-        time.sleep(0.05)
-    words = {r: _word(Path(spec.out) / f"error-rank{r}.json") for r in range(len(workers))}
-    killed = [r for r, w in enumerate(workers) if (w.poll() or 0) != 0 and not words[r]]
-    own = [r for r, w in words.items() if w and not w["lost_peer"]]
-    silent = [r for r, w in enumerate(workers) if w.poll() is None and not words[r]]
-    about = _About(board, spec, program_by_samples(file))
-    if killed:
-        return about.killed(killed[0], workers[killed[0]].poll() or 0)
-    if own:
-        return about.reported(own[0], words[own[0]] or {})
-    if silent:
-        return about.silent(silent[0], workers[silent[0]].pid)
-    losers = [r for r, w in words.items() if w]
-    return about.reported(losers[0], words[losers[0]] or {})
-
-
-@dataclass(frozen=True)
-class _About:
-    """Puts a rank's end into words."""
-
-    board: Board
-    spec: Spec
-    program_of: Callable[[int], Program | None]
-
-    def doing(self, rank: int) -> str:
-        return doing(self.board.row(rank), self.program_of)
-
-    def killed(self, rank: int, code: int) -> WorkerFailed:
-        """It ended without a word."""
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        log = log_path(self.spec.out, rank)
-        hints = [
-            "memory may have run out: look at dmesg" if code == -signal.SIGKILL else "",
-            f"see {log}" if log.exists() and log.stat().st_size else "",
-        ]
-        what = self.doing(rank)
-        message = f"rank {rank} (process {self.board.row(rank).pid}) {how} during {what}"
-        return WorkerFailed(message, rank=rank, doing=what, hint=self._hint(*hints))
-
-    def silent(self, rank: int, pid: int) -> WorkerFailed:
-        """It lives, but the others waited for it in vain."""
-        row, what = self.board.row(rank), self.doing(rank)
-        stopped = process_state(pid) in "Tt"
-        how = "is stopped (SIGSTOP)" if stopped else f"gave no answer for {self.spec.timeout_s:.0f} s"
-        message = f"rank {rank} (process {row.pid or pid}) {how} during {what}"
-        hint = "let it go on with kill -CONT next time" if stopped else "if its work takes so long, raise --timeout-s"
-        return WorkerFailed(message, rank=rank, doing=what, hint=self._hint(hint))
-
-    def reported(self, rank: int, word: Mapping[str, Any]) -> PartitaError:
-        """It left word of what went wrong."""
-        if word["code"] == BadInput.exit_code:
-            return BadInput(word["message"], hint=word["hint"])
-        what = self.doing(rank)
-        if word["lost_peer"]:
-            return WorkerFailed(word["message"], rank=int(word.get("peer", rank)), doing=what, hint=self._hint())
-        message = f"rank {rank} failed during {what}{word['place']}: {word['message']}"
-        return WorkerFailed(message, rank=rank, doing=what, hint=self._hint(word["hint"]))
-
-    def _hint(self, *hints: str) -> str:
-        folder = self.spec.checkpoints
-        resume = f"resume with --resume {folder}" if folder and any(Path(folder).glob("step-*")) else ""
-        return "; ".join(h for h in (*hints, resume) if h)
-
-
-def program_by_samples(file: PlanFile) -> Callable[[int], Program | None]:
-    """How many samples a batch has -> the program that runs it; None where the plan file does not tell."""
-    plan, problem = file.plan, file.problem
-
-    def program_of(samples: int) -> Program | None:
-        if not (isinstance(plan, PipelinePlan) and isinstance(problem, PipelineProblem)) or samples < 1:
-            return None
-        return lower(file.graph, file.cluster, plan.of_micro_batches(-(-samples // problem.micro_batch_size)))
-
-    return program_of
-
-
-def _word(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
-        return None
-    return value if isinstance(value, dict) else None

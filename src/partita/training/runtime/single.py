@@ -15,6 +15,7 @@ class SingleProcess:
     """Trains the whole model on one device."""
 
     name = "single"
+    reports_loss = True
 
     def __init__(self, job: TrainingJob, micro_batch_size: int, device: torch.device) -> None:
         self.model: nn.Module = job.build().to(device)
@@ -32,9 +33,12 @@ class SingleProcess:
         for part in micro_batches(batch, self._size):
             inputs, target = torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to(self._device), part)
             weight = batch_size(part) / total
-            loss = self._job.loss(call(self.model, inputs), target)
+            with self._job.precision(self._device)():
+                loss = self._job.loss(call(self.model, inputs), target)
             loss.backward(gradient=torch.full_like(loss, weight))  # type: ignore[no-untyped-call]
             losses.append((loss.detach(), weight))
+        if self._job.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._job.clip_norm)
         self.optimizer.step()
         if self.scheduler:
             self.scheduler.step()

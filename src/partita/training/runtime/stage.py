@@ -6,6 +6,7 @@ gives: values that later stages read, and the loss where it is made here
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from partita.training.capture.model import Binding, Captured, operator_name, written_buffers
-from partita.training.job import Batch
-
-_RANDOM = frozenset(("dropout", "scaled_dot_product_attention", "native_dropout", "feature_dropout", "alpha_dropout", "bernoulli", "rand", "randn", "rand_like", "randn_like", "rrelu", "normal", "multinomial", "randint", "randperm", "uniform"))  # fmt: skip
+from partita.training.capture.model import Binding, Captured, written_buffers
+from partita.training.capture.operators import draws_random_numbers, for_device
+from partita.training.job import Batch, Precision, drawing
+from partita.training.runtime.split_backward import WeightPart, input_part
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def stage_code(captured: Captured, tasks: Iterable[str], wanted: Sequence[str]) 
         tuple(dict.fromkeys(named["parameter"])),
         tuple(dict.fromkeys(named["buffer"])),
         written_buffers(nodes, captured.bindings),
-        any(operator_name(n) in _RANDOM for n in nodes),
+        any(draws_random_numbers(n) for n in nodes),
     )
 
 
@@ -107,15 +108,18 @@ class Stage:
         *,
         device: torch.device,
         recompute: bool = False,
+        precision: Precision = contextlib.nullcontext,
     ) -> None:
-        """`tensors` holds this stage's parameters (leaves) and buffers by name."""
+        """`tensors` holds this stage's parameters (leaves) and buffers by name; forwards run inside `precision()`."""
         self.code = code
-        self._run = code.function.forward
+        self._run = for_device(code.function, device).forward
         self._recompute = recompute
         self._fixed: list[Any] = []  # a placeholder's value where it never changes
         self._leaves: list[tuple[int, int]] = []  # (placeholder, leaf of the batch)
         self._received: list[tuple[int, str]] = []  # (placeholder, value)
         self._kept: dict[int, _Kept] = {}
+        self._waiting: dict[int, WeightPart] = {}
+        self._precision = precision
         self._written = [
             i
             for i, t in enumerate(code.takes)
@@ -143,16 +147,14 @@ class Stage:
             arguments[i] = batch_leaves[leaf]
         for i, name in self._received:
             arguments[i] = received[name]
-        if self.code.random:
-            torch.manual_seed(seed)
         if not self._recompute:
-            outputs = self._run(*arguments)
+            outputs = self._seeded(arguments, seed)
             self._kept[micro_batch] = _Kept(outputs, received, (), seed)
-            return outputs  # type: ignore[no-any-return]
+            return outputs
         with torch.no_grad():
-            outputs = self._run(*arguments)
+            outputs = self._seeded(arguments, seed)
         self._kept[micro_batch] = _Kept((), received, tuple(arguments), seed)
-        return outputs  # type: ignore[no-any-return]
+        return outputs
 
     def backward(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
         """Add to the parameters' gradients; returns the gradient of each received value that has one.
@@ -161,21 +163,51 @@ class Stage:
         `weight` is the micro-batch's share of the batch: the loss is scaled by it.
         """
         kept = self._kept.pop(micro_batch)
+        outputs, arrived = self._roots(kept, gradients, weight)
+        torch.autograd.backward(outputs, arrived)
+        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+
+    def backward_inputs(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
+        """Like `backward`, but most of the parameters' gradients wait for `backward_weights`."""
+        kept = self._kept.pop(micro_batch)
+        outputs, arrived = self._roots(kept, gradients, weight)
+        inputs = [t for t in kept.received.values() if t.requires_grad]
+        self._waiting[micro_batch] = input_part(outputs, arrived, inputs)
+        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+
+    def backward_weights(self, micro_batch: int) -> None:
+        """The rest of a backward whose inputs' part has run."""
+        self._waiting.pop(micro_batch).run()
+
+    def free(self, micro_batch: int) -> None:
+        """Drop what a forward kept, whose backward never comes."""
+        self._kept.pop(micro_batch, None)
+
+    def _roots(
+        self, kept: _Kept, gradients: Sequence[Tensor | None], weight: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """(outputs that a backward begins at, the gradient that arrives at each)."""
         outputs = kept.outputs or self._again(kept)
         pairs = [(o, g) for o, g in zip(outputs, gradients, strict=False) if g is not None and o.requires_grad]
         if self.code.has_loss:
             pairs.append((outputs[-1], torch.full_like(outputs[-1], weight)))
-        torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+        return [o for o, _ in pairs], [g for _, g in pairs]
 
     def _again(self, kept: _Kept) -> tuple[Tensor, ...]:
         """The forward once more, now differentiably; what it writes to buffers is thrown away."""
         arguments = list(kept.arguments)
         for i in self._written:
             arguments[i] = arguments[i].clone()
-        if self.code.random:
-            torch.manual_seed(kept.seed)
-        return self._run(*arguments)  # type: ignore[no-any-return]
+        return self._seeded(arguments, kept.seed)
+
+    def _seeded(self, arguments: Sequence[Any], seed: int) -> tuple[Tensor, ...]:
+        """The stage's code; what it draws at random depends on the seed alone."""
+        if not self.code.random:
+            with self._precision():
+                return self._run(*arguments)  # type: ignore[no-any-return]
+        with drawing, self._precision():
+            torch.manual_seed(seed)
+            return self._run(*arguments)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

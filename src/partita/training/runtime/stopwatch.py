@@ -34,16 +34,11 @@ class Stopwatch:
 
 
 class CudaStopwatch(Stopwatch):
-    """Events on the current stream, tied to the host's clock at the first read."""
+    """Events on the current stream, tied to the host's clock when they are read."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
         self._events: list[tuple[Any, Any]] = [(_event(), _event()) for _ in range(n)]
-        torch.cuda.synchronize()
-        self._origin = _event()
-        self._origin.record()
-        torch.cuda.synchronize()
-        self._origin_s = time.perf_counter()
 
     def begin(self, k: int) -> None:
         self._events[k][0].record()
@@ -52,9 +47,14 @@ class CudaStopwatch(Stopwatch):
         self._events[k][1].record()
 
     def read(self) -> tuple[FloatArray, FloatArray]:
-        torch.cuda.synchronize()
-        start = [self._origin_s + self._origin.elapsed_time(a) / 1e3 for a, _ in self._events]
-        end = [self._origin_s + self._origin.elapsed_time(b) / 1e3 for _, b in self._events]
+        """(start, end): how long before an event that happens now. A span between events is a float32 of milliseconds, so
+        it has to be short: counted from the start of the process it would be off by 1 ms after three hours."""
+        now = _event()
+        now.record()
+        now.synchronize()
+        now_s = time.perf_counter()
+        start = [now_s - a.elapsed_time(now) / 1e3 for a, _ in self._events]
+        end = [now_s - b.elapsed_time(now) / 1e3 for _, b in self._events]
         return np.array(start), np.array(end)
 
 

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from partita.errors import PlanError
 from partita.nouns.pipeline_plan import PipelinePlan
-from partita.simulate.lower import shared_over_stages
+from partita.simulate.boundaries import shared_over_stages
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, micro_batches
 from partita.training.runtime.interpreter import StepResult
@@ -28,23 +28,28 @@ class TorchPipelining:
 
     name = "torch"
 
+    @property
+    def reports_loss(self) -> bool:
+        return self._stage_number == self._stages - 1
+
     def __init__(self, job: TrainingJob, assignment: Assignment, device: torch.device) -> None:
         """Raises PlanError where the plan is beyond what that engine can do."""
         plan, self._job, self._device = assignment.plan, job, device
         model = job.build()
         part = next(micro_batches(job.example(), assignment.micro_batch_size))
         captured = capture(model, job.loss, part)
-        _refuse_beyond(captured, plan)
+        _refuse_beyond(captured, plan, job)
         self._micro_batch_size = assignment.micro_batch_size
-        self._stage_number, self._stages = assignment.stage, len(plan.stages)
-        incoming, outgoing = _handed_over(captured, plan, assignment.stage)
-        made_here = {v for t in plan.stages[assignment.stage].tasks for v in captured.task_nodes[t]}
-        code = stage_code(captured, plan.stages[assignment.stage].tasks, tuple(v for v in outgoing if v in made_here))
+        number = plan.stages_of(assignment.device)[0]
+        self._stage_number, self._stages = number, len(plan.stages)
+        incoming, outgoing = _handed_over(captured, plan, number)
+        made_here = {v for t in plan.stages[number].tasks for v in captured.task_nodes[t]}
+        code = stage_code(captured, plan.stages[number].tasks, tuple(v for v in outgoing if v in made_here))
         module = _Module(code, captured, model, incoming, outgoing, device)
         self.parameters = [(n, module.own[n]) for n in code.parameters]
         self.optimizer = job.optimizer(self.parameters) if self.parameters else None
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler and self.optimizer else None
-        stage = PipelineStage(module, assignment.stage, self._stages, device)
+        stage = PipelineStage(module, number, self._stages, device)
         make = Schedule1F1B if plan.schedule == "1f1b" else ScheduleGPipe
         self._schedule = make(stage, plan.micro_batches, loss_fn=lambda output, _: output)
         self._whole = plan.micro_batches * assignment.micro_batch_size
@@ -154,7 +159,7 @@ def _handed_over(captured: Captured, plan: PipelinePlan, stage: int) -> tuple[li
     return crossing(stage - 1) if stage else [], crossing(stage) if stage < len(plan.stages) - 1 else []
 
 
-def _refuse_beyond(captured: Captured, plan: PipelinePlan) -> None:
+def _refuse_beyond(captured: Captured, plan: PipelinePlan, job: TrainingJob) -> None:
     torn = [
         s.name
         for s, ks in zip(captured.graph.shared, shared_over_stages(captured.graph, plan), strict=True)
@@ -167,3 +172,9 @@ def _refuse_beyond(captured: Captured, plan: PipelinePlan) -> None:
         )
     if any(s.replicas > 1 or s.recompute for s in plan.stages):
         raise PlanError("torch's engine runs no replicated and no recomputing stages", hint="use Partita's own engine")
+    if plan.schedule == "given" or len(plan.devices) < len(plan.stages):
+        raise PlanError(
+            "torch's engine runs one stage a device here, in its own order", hint="use Partita's own engine"
+        )
+    if job.clip_norm is not None or job.autocast is not None:
+        raise PlanError("torch's engine clips no gradients and casts nothing here", hint="use Partita's own engine")

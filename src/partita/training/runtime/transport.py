@@ -95,8 +95,3 @@ class Transport:
         if self._groups:
             return dist.isend(memory_of(tensor), target, group=self._groups[source, target]), tensor
         return self._world.send([memory_of(tensor)], target, tag), tensor
-
-
-def nccl_groups(pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-    """A communicator for every (from, to) pair; every rank must call this alike."""
-    return {pair: dist.new_group(sorted(pair), backend="nccl") for pair in sorted(set(pairs))}

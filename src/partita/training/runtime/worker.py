@@ -6,7 +6,7 @@ python -m partita.training.runtime.worker SPEC.json
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import faulthandler
 import json
 import os
 import re
@@ -14,24 +14,30 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING
 
-from partita.errors import PartitaError, WorkerFailed, place_of, sentence_of
+from partita.errors import BadInput, Interrupted, PartitaError, WorkerFailed, place_of, sentence_of
 from partita.files import write_whole
 from partita.memory import keep_freed_memory
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
-from partita.training.runtime.join import check_ranks, process_group, stay_on_loopback
-from partita.training.runtime.launch import log_path, process_state, program_by_samples
+from partita.spawn import process_state, threads_env
+from partita.training.runtime.failure import log_path, program_by_samples, resume_hint, word_paths
+from partita.training.runtime.join import check_ranks, process_group, stay_on_loopback, world
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board, doing
+
+_BEGAN_S = time.time()
+
+if TYPE_CHECKING:
+    from partita.training.runtime.stop import StopRequest
 
 
 def main() -> int:
     """Run this rank for the launcher; on failure leave error-rankN.json in the run's folder."""
-    _die_with_launcher()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher alone decides what Ctrl-C means
+    faulthandler.enable()  # a crash in compiled code leaves the line of Python in the log
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
@@ -40,17 +46,21 @@ def main() -> int:
         _leave_word(spec, rank, error)
         return error.exit_code
     except Exception as error:
-        traceback.print_exc()
         _leave_word(spec, rank, error)
+        with contextlib.suppress(OSError):  # a full disk
+            traceback.print_exc()
         return 1
     return 0
 
 
-def run_rank(spec: Spec, rank: int, ranks: int) -> None:
-    """Everything one rank does. Raises PartitaError where the job, the plan or a peer fails."""
+def run_rank(spec: Spec, rank: int, ranks: int, request: StopRequest | None = None) -> int:
+    """Everything one rank does; returns the last step. Raises PartitaError where the job, the plan or a peer fails.
+
+    `request` says when a signal asks to stop; without one it is the launcher's business.
+    """
     file = PlanFile.read(spec.plan)
     check_ranks(file, ranks)
-    _settle(file, spec, rank)
+    _settle(file, spec, rank, ranks)
     import torch
 
     torch.set_num_threads(spec.threads)
@@ -59,26 +69,37 @@ def run_rank(spec: Spec, rank: int, ranks: int) -> None:
     from partita.training.runtime.session import Session
 
     board.enter(rank, "joining the others")
-    with process_group(spec, file, rank, ranks), contextlib.ExitStack() as stack:
+    with process_group(spec, file, rank, ranks):
         board.enter(rank, "building its stage")
-        session = Session.start(spec, file, rank, ranks, board)
-        stack.callback(session.close)
-        session.compare() if spec.task == "compare" else session.train()
+        session = Session.start(spec, file, rank, ranks, board, request)
+        if spec.task == "compare":
+            from partita.training.runtime.compare import compare
+
+            compare(session)
+            last = spec.steps or 0
+        else:
+            from partita.training.runtime.train import train
+
+            last = train(session).step
         board.enter(rank, "done")
+        return last
 
 
 def run_rank_alone(spec: Spec, rank: int, ranks: int) -> None:
-    """run_rank without a launcher, as under torchrun. Raises PartitaError for everything that goes wrong.
+    """run_rank without a launcher, as under torchrun. Raises PartitaError for everything that goes wrong; Interrupted where
+    a signal asked for the end and all ranks stopped and saved.
 
     A lost peer is named together with what it was doing, where its board lies in the same folder.
     """
     from partita.training.runtime.interpreter import is_lost_peer
+    from partita.training.runtime.stop import StopRequest
 
     with contextlib.suppress(FileNotFoundError):
         log_path(spec.out, rank).unlink()
-    with _terminated_with_a_word(rank):
+    request = StopRequest(rank)
+    with request.listening():
         try:
-            run_rank(spec, rank, ranks)
+            last = run_rank(spec, rank, ranks, request)
         except WorkerFailed as error:
             raise _with_peers(error, spec, rank, ranks) from error
         except PartitaError:
@@ -87,7 +108,8 @@ def run_rank_alone(spec: Spec, rank: int, ranks: int) -> None:
             if is_lost_peer(error):
                 lost = WorkerFailed(f"rank {rank} lost a peer: {sentence_of(error)}", rank=-1, doing="")
                 raise _with_peers(lost, spec, rank, ranks) from error
-            log_path(spec.out, rank).write_text(traceback.format_exc())
+            with contextlib.suppress(OSError):
+                log_path(spec.out, rank).write_text(traceback.format_exc())
             raise WorkerFailed(
                 f"rank {rank} failed during {_doing(spec, rank, ranks)}{place_of(error)}: {sentence_of(error)}",
                 rank=rank,
@@ -95,29 +117,28 @@ def run_rank_alone(spec: Spec, rank: int, ranks: int) -> None:
                 hint=f"see {log_path(spec.out, rank)}",
             ) from error
     _own_board(spec, rank).unlink(missing_ok=True)
+    if request.stopped:
+        raise stopped(last, spec.checkpoints)
+
+
+def stopped(last: int, checkpoints: str) -> Interrupted:
+    """Training was stopped in good order after step `last`."""
+    if not checkpoints:
+        return Interrupted(f"stopped after step {last}; --engine torch writes no checkpoints")
+    return Interrupted(f"stopped after step {last}, which is saved", hint=f"go on with --resume {checkpoints}")
 
 
 # ---- settling in --------------------------------------------------------------------------------------------------------
 
 
-def _die_with_launcher() -> None:
-    """No orphans, even when the launcher is killed; and the launcher alone decides what Ctrl-C means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ.get("PARTITA_LAUNCHER", os.getppid())):  # it died before that call
-        os._exit(1)
-
-
-def _settle(file: PlanFile, spec: Spec, rank: int) -> None:
+def _settle(file: PlanFile, spec: Spec, rank: int, ranks: int) -> None:
     """Before torch is loaded: pin to the device's cores, one pool of threads, loopback."""
     assert isinstance(file.plan, PipelinePlan)
     keep_freed_memory()
-    cores = set(file.cluster.by_name[file.plan.devices[rank]].cores) & os.sched_getaffinity(0)
+    cores = set(file.cluster.by_name[world(file, ranks)[rank]].cores) & os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(spec.threads)
+    os.environ.update(threads_env(spec.threads))
     stay_on_loopback(spec)
 
 
@@ -138,7 +159,10 @@ def _leave_word(spec: Spec, rank: int, error: BaseException) -> None:
     }
     if isinstance(error, WorkerFailed):
         word |= {"peer": error.rank, "doing": error.doing}
-    write_whole(Path(spec.out) / f"error-rank{rank}.json", json.dumps(word))
+    for path in word_paths(spec, rank):
+        with contextlib.suppress(BadInput):  # no room for it
+            write_whole(path, json.dumps(word))
+            return
 
 
 def _readable(message: str) -> str:
@@ -181,8 +205,8 @@ def _with_peers(error: WorkerFailed, spec: Spec, rank: int, ranks: int) -> Worke
     message = (
         f"rank {peer} is gone; it was in {_doing(spec, peer, ranks)}, and rank {rank} in {_doing(spec, rank, ranks)}"
     )
-    hint = f"resume with --resume {spec.checkpoints}" if any(Path(spec.checkpoints or "-").glob("step-*")) else ""
-    return WorkerFailed(message, rank=peer, doing=_doing(spec, peer, ranks), hint=hint or error.hint)
+    hint = resume_hint(spec, _BEGAN_S) or error.hint
+    return WorkerFailed(message, rank=peer, doing=_doing(spec, peer, ranks), hint=hint)
 
 
 def _is_gone(spec: Spec, rank: int, ranks: int, me: int) -> bool:
@@ -193,20 +217,6 @@ def _is_gone(spec: Spec, rank: int, ranks: int, me: int) -> bool:
         return False
     same_run = row.boot == mine.boot and abs(row.started_s - mine.started_s) <= spec.timeout_s
     return same_run and row.state != "done" and process_state(row.pid) in "ZX"
-
-
-@contextlib.contextmanager
-def _terminated_with_a_word(rank: int) -> Iterator[None]:
-    """torchrun ends the remaining ranks by SIGTERM as soon as one has died: say why instead of vanishing."""
-
-    def say(number: int, frame: FrameType | None) -> None:
-        raise WorkerFailed(f"rank {rank} was ended by {signal.Signals(number).name}", rank=-1, doing="")
-
-    before = signal.signal(signal.SIGTERM, say)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""What is proven of every plan of a task: the bound of `lower_bound`, over all devices and micro-batch sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.nouns.graph import FloatArray
+from partita.nouns.profile import Sample
+from partita.pipeline.plan.lower_bound import BoundProblem, Market, least_step, waits
+from partita.pipeline.plan.pipeline_task import MOST_STATES, PipelineTask
+from partita.pipeline.plan.stage_costs import StageCosts, class_times, stage_costs, wires
+
+SEGMENT_CLASSES = 4e6  #: pairs of a segment and a class of devices looked at for each step that is tried
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """The devices as the bound sees them. Types that are near in speed are one class where there are many types: as fast
+    as the fastest for every task, and as large as the largest."""
+
+    members: tuple[tuple[int, ...], ...]  #: [classes] numbers of the types
+    times: FloatArray  #: [tasks, classes] seconds of one micro-batch, inf where a task cannot run
+
+    @staticmethod
+    def of(task: PipelineTask, sample: Sample, most: int) -> Classes:
+        """At most so many classes."""
+        order = np.argsort(task.type_seconds(sample), kind="stable")
+        members = [tuple(part.tolist()) for part in np.array_split(order, min(max(1, most), len(order)))]
+        times = [class_times(sample.costs, [task.all_types[k] for k in m]).min(axis=1) for m in members]
+        return Classes(tuple(members), np.stack(times, axis=1))
+
+    def market(self, task: PipelineTask, price: FloatArray) -> Market:
+        """The classes at a price for each type."""
+        counts = [len(t.names) for t in task.all_types]
+        return Market(
+            np.array([max(task.all_types[k].memory_bytes for k in m) for m in self.members]),
+            np.array([min(price[k] for k in m) for m in self.members]),
+            np.concatenate([[0.0], np.cumsum(np.sort(np.repeat(price, counts)))]),
+        )
+
+
+def lower_bound(task: PipelineTask) -> tuple[float, str]:
+    """A bound of every plan's step and how it was obtained; inf where it is proven that no plan fits.
+
+    It holds for 1F1B and GPipe with one stage a device, whatever the cuts, devices, replicas and shares."""
+    how = "all chains of downsets: fill, drain and the price of devices"
+    if not task.downsets.complete:
+        how = "the work at the speed of all devices; too many downsets to enumerate"
+    elif len(task.downsets) > MOST_STATES:
+        how = "all downsets: fill and drain of the last stage, the work before it"
+    least = math.inf
+    # the one likely to decide comes first: of the others it is only asked whether they are above it
+    for bench in sorted(task.benches, key=lambda b: b.costs.micro_batches * task.unit_seconds(b.sample).sum()):
+        least = min(least, _of_sample(task, bench.sample, least))
+    return least, how
+
+
+def _of_sample(task: PipelineTask, sample: Sample, enough: float) -> float:
+    """The better of what two ways to set prices prove, or `enough` where that is above it."""
+    states = task.downsets
+    few = len(states) <= MOST_STATES
+    classes = Classes.of(task, sample, int(SEGMENT_CLASSES // (len(states) ** 2 if few else len(states))))
+    costs = stage_costs(task.profile, sample, task.units, states, classes.times)
+    seconds = task.type_seconds(sample)
+    speed = seconds.min() / np.maximum(seconds, 1e-300) if seconds.min() > 0 else np.ones(len(seconds))
+    found = []
+    for price in (speed, np.ones(len(speed))) if np.ptp(speed) > 0 else (speed,):
+        market = classes.market(task, price)
+        before = _work_s(costs, classes.times, market.prices)
+        if states.complete:
+            ends = range(len(states)) if few else range(len(states) - 1, len(states))
+            found.append(least_step(_problem(task, sample, costs, market, before, ends), enough))
+        else:
+            found.append(float(before[-1] / market.cheapest[-1]))
+    return max(found)
+
+
+def _work_s(costs: StageCosts, times: FloatArray, prices: FloatArray) -> FloatArray:
+    """[states] M times the cheapest price of the work before each state."""
+    counts = [t.phase != "update" for t in costs.graph.tasks]
+    least = np.where(counts, (times * prices).min(axis=1), 0.0)
+    return costs.micro_batches * costs.states.totals(costs.units.total(least))[:, 0]
+
+
+def _problem(
+    task: PipelineTask, sample: Sample, costs: StageCosts, market: Market, before: FloatArray, ends: Sequence[int]
+) -> BoundProblem:
+    best = wires(task.whole_cluster)[1]
+    batches = costs.micro_batches
+    most = min(len(market.cheapest) - 1, batches) if task.wish.allow_replicas else 1
+    return BoundProblem(
+        costs,
+        waits(costs, sample, best, task.unit_seconds(sample)),
+        best,
+        market,
+        np.array(ends),
+        before,
+        (batches, -(-batches // most)) if task.wish.schedule == "gpipe" else (1, 1),
+        task.wish.allow_recompute,
+        most,
+        task.wish.stages or 0,
+    )

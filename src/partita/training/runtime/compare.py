@@ -1,0 +1,106 @@
+"""Comparing engines: every one takes the same step on the same batch in turn, round after round."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from partita.errors import PlanError
+from partita.files import dump_json, write_whole
+from partita.training.job import Batch, batch_size
+from partita.training.runtime import checkpoint
+from partita.training.runtime.batches import Progress, ahead, turns
+from partita.training.runtime.measured import Trace, write_timeline
+from partita.training.runtime.pipeline import Pipeline
+from partita.training.runtime.session import Session
+from partita.training.runtime.single import SingleProcess
+from partita.training.runtime.train import check_same_everywhere
+
+if TYPE_CHECKING:
+    from partita.training.runtime.session import Engine
+
+
+def compare(session: Session) -> None:
+    """Every engine in turn for as many steps as were asked for; rank 0 writes compare.json. Raises PlanError, JobError."""
+    spec, board, engines = session.spec, session.board, session.engines
+    board.enter(session.rank, "running")
+    times: dict[str, list[float]] = {n: [] for n in engines}
+    losses: dict[str, list[float]] = {n: [] for n in engines}
+    cpu: dict[str, list[float]] = {n: [] for n in engines}
+    gradients: dict[str, float] = {}
+    traces: list[Trace] = []
+    for turn in ahead(turns(session.job, Progress(), steps=spec.steps, epochs=spec.epochs)):
+        if turn.first:
+            check_same_everywhere(turn.batch, turn.done.epoch)
+        board.begin_step(session.rank, turn.done.step, batch_size(turn.batch))
+        for name, engine in engines.items():
+            step_s, loss, cpu_s = _timed(engine, turn.batch, turn.done.step)
+            times[name].append(step_s)
+            losses[name].append(loss)
+            cpu[name].append(cpu_s)
+            if isinstance(engine, Pipeline) and engine.last and turn.done.step > spec.warmup:
+                traces.append(Trace(step_s, *engine.last.trace()))
+        first = next(iter(engines))
+        board.end_step(session.rank, losses[first][-1], times[first][-1])
+        if spec.check_gradients and turn.done.step == 1:
+            gradients = _gradient_errors(session)
+    pipeline = engines.get("pipeline")
+    if isinstance(pipeline, Pipeline) and pipeline.last and traces:
+        write_timeline(session, pipeline.program, pipeline.last.numbers, traces, sum(cpu["pipeline"]))
+    if session.rank == 0:
+        value = {
+            "step_s": {n: t[spec.warmup :] for n, t in times.items()},
+            "cpu_s": {n: t[spec.warmup :] for n, t in cpu.items()},
+            "losses": losses,
+            "gradient_errors": gradients,
+        }
+        write_whole(Path(spec.out) / "compare.json", dump_json(value))
+
+
+def _timed(engine: Engine | None, batch: Batch, step: int) -> tuple[float, float, float]:
+    """(seconds from a common start until all ranks are done, loss, CPU seconds of all ranks)."""
+    dist.barrier()
+    began, cpu = time.perf_counter(), time.process_time()
+    loss = engine.step(batch, step - 1).loss if engine is not None else float("nan")
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()  # the step has only been queued
+    spent, used = time.perf_counter() - began, time.process_time() - cpu
+    share = torch.tensor(
+        [spent, used, 0.0 if math.isnan(loss) else loss, 0.0 if math.isnan(loss) else 1.0], dtype=torch.float64
+    )
+    most = share[:1].clone()
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    dist.all_reduce(share)
+    return float(most[0]), float(share[2] / share[3]) if share[3] > 0 else float("nan"), float(share[1])
+
+
+def _gradient_errors(session: Session) -> dict[str, float]:
+    """Engine -> the largest difference of its gradients from the single process', relative to each one's largest."""
+    errors: dict[str, float] = {}
+    single = session.engines.get("single")
+    reference = (
+        {n: g.detach().cpu() for n, g in single.gradients().items()} if isinstance(single, SingleProcess) else {}
+    )
+    for name, engine in session.engines.items():
+        if name == "single" or engine is None:
+            continue
+        found = checkpoint.gather_tensors(engine.gradients(), session.rank, session.ranks)
+        if session.rank == 0 and reference:
+            missing = reference.keys() ^ found.keys()
+            if missing:
+                raise PlanError(f"engine {name} has gradients of other parameters: {sorted(missing)[:3]}")
+            least = max(float(g.abs().max()) for g in reference.values()) / 1000
+            errors[name] = max(_relative(found[n], reference[n], least) for n in reference)
+    return errors
+
+
+def _relative(found: Tensor, reference: Tensor, least: float) -> float:
+    """The largest difference, relative to the largest element; `least` stands in where that is but rounding."""
+    scale = max(float(reference.abs().max()), least)
+    return float((found - reference).abs().max()) / scale if scale > 0 else float(found.abs().max())

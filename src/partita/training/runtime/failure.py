@@ -1,0 +1,175 @@
+"""What ended a run, as one sentence about its first cause:
+
+a rank that was killed   >   an error of a rank's own   >   a rank that fell silent   >   a rank that lost its peer
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partita.errors import BadInput, PartitaError, WorkerFailed
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile
+from partita.nouns.program import Program
+from partita.simulate.lower import program_of
+from partita.spawn import Process, ended_how, process_state
+from partita.training.runtime.spec import Spec
+from partita.training.runtime.worker_status import Board, doing
+
+_HINTS = {
+    signal.SIGTERM: "something asked it to end: a batch system, a container that was stopped, or kill",
+    signal.SIGINT: "something interrupted it alone",
+    signal.SIGBUS: "a file it had mapped into memory could not be read or grown: see that disk and /dev/shm have room",
+    signal.SIGSEGV: "it crashed in compiled code: the log says in which line of Python",
+    signal.SIGABRT: "it gave up in compiled code: the log says in which line of Python",
+    signal.SIGILL: "compiled code uses instructions that this processor lacks",
+    signal.SIGXCPU: "it had used the CPU time that it was allowed: see ulimit -t",
+}
+
+
+def failure(
+    workers: Sequence[Process], board: Board, spec: Spec, file: PlanFile, began_s: float, oom_kills: int | None
+) -> PartitaError:
+    """The first cause as one error. `began_s`: time.time(), and `oom_kills`: `count_oom_kills()`, when the run began."""
+    deadline = time.monotonic() + 1.5  # time for the others to notice and leave word
+    while time.monotonic() < deadline and any(w.poll() is None for w in workers):
+        time.sleep(0.05)
+    words = {r: read_word(spec, r) for r in range(len(workers))}
+    killed = [r for r, w in enumerate(workers) if (w.poll() or 0) != 0 and not words[r]]
+    own = [r for r, w in words.items() if w and not w["lost_peer"]]
+    silent = [r for r, w in enumerate(workers) if w.poll() is None and not words[r]]
+    about = _About(board, spec, program_by_samples(file), began_s)
+    if killed:
+        return about.killed(killed[0], workers[killed[0]].poll() or 0, _since(oom_kills))
+    if own:
+        return about.reported(own[0], words[own[0]] or {})
+    if silent:
+        return about.silent(silent[0], workers[silent[0]].pid)
+    losers = [r for r, w in words.items() if w]
+    return about.reported(losers[0], words[losers[0]] or {})
+
+
+@dataclass(frozen=True)
+class _About:
+    """Puts a rank's end into words."""
+
+    board: Board
+    spec: Spec
+    program_of: Callable[[int], Program | None]
+    began_s: float
+
+    def doing(self, rank: int) -> str:
+        return doing(self.board.row(rank), self.program_of)
+
+    def killed(self, rank: int, code: int, oom_kills: int | None) -> WorkerFailed:
+        """It ended without a word. `oom_kills`: processes that the kernel killed for memory meanwhile, where it says so."""
+        log, what = log_path(self.spec.out, rank), self.doing(rank)
+        message = f"rank {rank} (process {self.board.row(rank).pid}) {ended_how(code)} during {what}"
+        see = f"see {log}" if log.exists() and log.stat().st_size else ""
+        return WorkerFailed(message, rank=rank, doing=what, hint=self._hint(_why(code, oom_kills), see))
+
+    def silent(self, rank: int, pid: int) -> WorkerFailed:
+        """It lives, but the others waited for it in vain."""
+        row, what = self.board.row(rank), self.doing(rank)
+        stopped = process_state(pid) in "Tt"
+        how = "is stopped (SIGSTOP)" if stopped else f"gave no answer for {self.spec.timeout_s:.0f} s"
+        message = f"rank {rank} (process {row.pid or pid}) {how} during {what}"
+        hint = "let it go on with kill -CONT next time" if stopped else "if its work takes so long, raise --timeout-s"
+        return WorkerFailed(message, rank=rank, doing=what, hint=self._hint(hint))
+
+    def reported(self, rank: int, word: Mapping[str, Any]) -> PartitaError:
+        """It left word of what went wrong."""
+        if word["code"] == BadInput.exit_code:
+            return BadInput(word["message"], hint=word["hint"])
+        what = self.doing(rank)
+        if word["lost_peer"]:
+            return WorkerFailed(word["message"], rank=int(word.get("peer", rank)), doing=what, hint=self._hint())
+        message = f"rank {rank} failed during {what}{word['place']}: {word['message']}"
+        return WorkerFailed(message, rank=rank, doing=what, hint=self._hint(word["hint"]))
+
+    def _hint(self, *hints: str) -> str:
+        return "; ".join(h for h in (*hints, resume_hint(self.spec, self.began_s)) if h)
+
+
+def _why(code: int, oom_kills: int | None) -> str:
+    """What the exit code, and the kernel's count of processes that it killed for memory (None: unknown), say of the cause.
+
+    >>> _why(-9, 0)
+    'nothing here ran out of memory: somebody, or a batch system, killed it'
+    """
+    if code == -signal.SIGKILL and oom_kills is None:
+        return "memory may have run out: look at dmesg"
+    if code == -signal.SIGKILL and oom_kills:
+        return "the kernel killed it for want of memory: use smaller micro-batches, more devices, or recomputation"
+    if code == -signal.SIGKILL:
+        return "nothing here ran out of memory: somebody, or a batch system, killed it"
+    return _HINTS.get(signal.Signals(-code), "") if code < 0 else ""
+
+
+def count_oom_kills() -> int | None:
+    """Processes that this machine's kernel has killed for want of memory, in any container, since it started; None where it
+    does not say."""
+    try:
+        rows = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(rows["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _since(before: int | None) -> int | None:
+    now = count_oom_kills()
+    return None if before is None or now is None else now - before
+
+
+def resume_hint(spec: Spec, began_s: float) -> str:
+    """How to go on, where there is a checkpoint of this run (whole, or it would not have its name), or it was resumed itself."""
+    states = [p.stat() for p in Path(spec.checkpoints or os.devnull).glob("step-*/state.json")]
+    own = any(s.st_mtime >= began_s - 2.0 for s in states)  # file systems count coarsely
+    folder = spec.checkpoints if own else spec.resume
+    return f"resume with --resume {folder}" if folder else ""
+
+
+# ---- what workers leave --------------------------------------------------------------------------------------------------
+
+
+def log_path(out: str | Path, rank: int) -> Path:
+    """Where a worker's output goes."""
+    return Path(out) / f"worker-rank{rank}.log"
+
+
+def word_paths(spec: Spec, rank: int) -> list[Path]:
+    """Where a worker says what went wrong: the run's folder, or, where that has no room, the launcher's own."""
+    folders = [Path(spec.out), *([Path(spec.board).parent] if spec.board else [])]
+    return [f / f"error-rank{rank}.json" for f in folders]
+
+
+def read_word(spec: Spec, rank: int) -> dict[str, Any] | None:
+    """What a worker said; None where it said nothing."""
+    for path in word_paths(spec, rank):
+        try:
+            value = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def program_by_samples(file: PlanFile) -> Callable[[int], Program | None]:
+    """How many samples a batch has -> the program that runs it; None where the plan file does not tell."""
+    plan, problem = file.plan, file.problem
+
+    def found(samples: int) -> Program | None:
+        if not (isinstance(plan, PipelinePlan) and isinstance(problem, PipelineProblem)) or samples < 1:
+            return None
+        return program_of(replace(file, plan=plan.of_micro_batches(-(-samples // problem.micro_batch_size))))
+
+    return found

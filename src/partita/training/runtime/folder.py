@@ -1,0 +1,62 @@
+"""A run holds its folder: a second one into the same folder is told who has it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from partita.errors import BadInput
+
+LOCK = ".running"  #: who runs in a folder; the kernel's lock on it ends with the process, however that ends
+
+
+@contextlib.contextmanager
+def held(folder: str | Path) -> Iterator[None]:
+    """Nobody else runs in the folder meanwhile. Raises BadInput that names the process, host and time of who does."""
+    path = Path(folder) / LOCK
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "a+"))
+        while not _locked(file, path):  # its holder has removed it meanwhile
+            file = stack.enter_context(open(path, "a+"))
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        with contextlib.suppress(OSError):  # a full disk is told by whoever needs it
+            file.truncate(0)
+            file.write(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": now}))
+            file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _locked(file: TextIO, path: Path) -> bool:
+    """Take the kernel's lock on a file; False where that is no longer the file at this path."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BadInput(
+            f"another run is writing into {path.parent}: {_holder(path)}",
+            hint="wait for it to end, or give another folder with -o DIR",
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def _holder(lock: Path) -> str:
+    try:
+        who = json.loads(lock.read_text())
+        return f"process {who['process']} on {who['host']}, since {who['since']}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "its process is not known"

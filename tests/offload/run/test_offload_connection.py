@@ -1,0 +1,122 @@
+"""The device's end of the connection: whatever breaks is told once it is down, and the thread lives on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from offload.run.small_nets import image, net, plan_of, problem_of
+
+from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.onnx_session import Session
+from partita.offload.run.client import Client, Unreachable, Welcome
+from partita.offload.run.connection import Connection, Event, Parcel
+from partita.offload.run.execute import RunSettings, execute
+from partita.offload.run.wire import pack, unpack
+
+NET = net()
+
+
+class Fake(Client):
+    """A server in this process: it answers each job with `reply`, bytes or an error."""
+
+    def __init__(self, reply: Any) -> None:
+        super().__init__("127.0.0.1:9")
+        self.reply = reply
+
+    def hello(self, timeout_s: float = 1.0) -> Welcome:
+        return Welcome(1, 1 << 26, 1e9, 0.0, 1e-4)
+
+    def put(self, model: OnnxModel) -> bool:
+        return True
+
+    def prepare(self, model: OnnxModel, device_tasks: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (), ()
+
+    def work(self, messages: Iterator[bytes]) -> Any:
+        return Replies(messages, self.reply)
+
+
+class Replies:
+    def __init__(self, messages: Iterator[bytes], reply: Any) -> None:
+        self.messages, self.reply = messages, reply
+
+    def __iter__(self) -> Iterator[bytes]:
+        for raw in self.messages:
+            head = unpack(raw)[0]
+            if isinstance(self.reply, Exception):
+                raise self.reply
+            yield pack({"kind": "received", "job": head["job"], "attempt": head["attempt"], "received": 1.0})
+            yield self.reply(head)
+
+    def cancel(self) -> None:
+        pass
+
+
+def answer(head: dict[str, Any], **more: Any) -> bytes:
+    times = {"received": 1.0, "start": 1.0, "end": 1.0, "sent": 1.0}
+    said = {"kind": "answer", "job": head["job"], "attempt": head["attempt"], **times, **more}
+    return pack({k: v for k, v in said.items() if v is not None}, {"nothing": np.zeros(1)})
+
+
+BROKEN = {
+    "an error nobody thought of": ZeroDivisionError("a fault of ours"),
+    "memory": MemoryError(),
+    "noise": lambda head: b"noise",
+    "no kind": lambda head: pack({}),
+    "a list for a kind": lambda head: answer(head, kind=[1]),
+    "no job": lambda head: answer(head, job=None),
+    "a huge job": lambda head: answer(head, job=1e400),
+    "no times": lambda head: answer(head, start=None),
+    "endless times": lambda head: answer(head, end=float("inf")),
+    "words for times": lambda head: answer(head, sent="soon"),
+    "no outputs": answer,
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_whatever_a_server_replies_every_job_is_answered(what: str) -> None:
+    problem = problem_of([NET] * 3)
+    inputs = [image(k) for k in range(3)]
+    settings = RunSettings(patience_s=0.3)
+    run = execute(problem, plan_of(problem, [2] * 3), [NET] * 3, inputs, lambda: Fake(BROKEN[what]), settings)
+    whole = Session(NET.data, "net")
+    for found, given in zip(run.outputs, inputs, strict=True):
+        np.testing.assert_allclose(found["y"], whole.run(given)["y"], atol=1e-5)
+
+
+def events_until(connection: Connection, kind: str) -> Event:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        event = connection.events.get(timeout=10)
+        if event.kind == kind:
+            return event
+    raise AssertionError(f"no {kind}")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a fault of ours"), Unreachable("gone"), MemoryError()])
+def test_down_is_told_once_it_is_down_and_the_thread_tries_again(error: Exception) -> None:
+    """A device that hears "down" must not find the old connection still open: its job would wait for nobody."""
+    connection = Connection(lambda: Fake(error), [NET], [(NET, frozenset())])
+    open_at_down: list[bool] = []
+    put = connection.events.put
+
+    def watched(event: Event, *more: Any) -> None:
+        if event.kind == "down":
+            open_at_down.append(connection.welcome is not None)
+        put(event, *more)
+
+    connection.events.put = watched  # type: ignore[method-assign, assignment]
+    try:
+        for epoch in (1, 2):
+            events_until(connection, "up")
+            assert connection.send(Parcel(0, 1, NET.hash, frozenset(), image(0))) == epoch
+            assert events_until(connection, "down").epoch == epoch
+    finally:
+        connection.close()
+    assert open_at_down[:2] == [False, False]
+    assert "partita-connection" not in {t.name for t in threading.enumerate()}
