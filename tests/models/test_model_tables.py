@@ -47,7 +47,7 @@ def errors(
 def test_what_was_once_counted_twice_or_misread(name: str, column: str, up_to: float) -> None:
     """Derived columns, models that grow with the devices, a batch of which nobody says whose, columns without meaning."""
     ours, plain, _ = errors(name, column, up_to, plain=("log-linear",))
-    assert ours < 0.6 * plain
+    assert ours < 0.7 * plain
     assert ours < 0.25
 
 

@@ -39,6 +39,7 @@ UNKNOWN = (0.5, 0.0, 0.2, 0.3)  #: a size of which the name says nothing
 RATE = (-1.0, 0.0, -1.0, -1.0)
 NOTHING = (0.0, 0.0, 0.0, 0.0)
 SPREAD = ("devices", "hosts", "per_host", "data")
+EXPONENTS = 5  #: terms in which a size has an exponent, about
 GROWTH = 0.3  #: prior sd of the exponent by which an exchange grows beyond a ring's (n-1)/n; 1 is a parameter server's
 
 
@@ -145,11 +146,18 @@ def _columns(
     means, told = _expected(roles, column)
     for name, role in roles.items():
         if name in means:
-            found.append((parameters.add(f"{owner}^{name}", means[name], 0.3 if told else 0.5), scale.log(table, name)))
+            sd = (0.3 if told else 0.5) * _learnable(scale.values[name])
+            found.append((parameters.add(f"{owner}^{name}", means[name], sd), scale.log(table, name)))
         elif role == "kind":
             for level, x in scale.indicators(table, name).items():
                 found.append((parameters.add(f"{owner}:{name}={level}", 0.0, 0.7), x))
     return found
+
+
+def _learnable(values: int) -> float:
+    """By how much less the exponents of a column may leave their priors when it has few different values: k values are
+    k - 1 contrasts, which about EXPONENTS terms share. Else a constant and a steep term pass for a shallow one."""
+    return min(1.0, ((values - 1) / EXPONENTS) ** 0.5) if values > 1 else 1.0
 
 
 def _expected(roles: Mapping[str, Role], column: int) -> tuple[dict[str, float], bool]:

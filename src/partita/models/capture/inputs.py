@@ -27,6 +27,7 @@ class Scale:
     ]  #: numeric column -> what is added before the logarithm: 0, or its mean where zeros occur
     levels: Mapping[str, tuple[str, ...]]  #: kind -> its levels, sorted
     span: Mapping[str, tuple[float, float]]  #: numeric column -> smallest and largest value
+    values: Mapping[str, int]  #: numeric column -> how many different values
 
     def log(self, table: Table, name: str) -> FloatArray:
         """[rows] the logarithm of a numeric column over its reference."""
@@ -53,6 +54,7 @@ class Scale:
             "offset": dict(self.offset),
             "levels": {k: list(v) for k, v in self.levels.items()},
             "span": {k: list(v) for k, v in self.span.items()},
+            "values": dict(self.values),
         }
 
     @staticmethod
@@ -63,12 +65,13 @@ class Scale:
             {str(k): float(v) for k, v in value["offset"].items()},
             {str(k): tuple(str(x) for x in v) for k, v in value["levels"].items()},
             {str(k): (float(v[0]), float(v[1])) for k, v in value["span"].items()},
+            {str(k): int(v) for k, v in value["values"].items()},
         )
 
 
 def scale_of(table: Table, roles: Mapping[str, Role]) -> Scale:
     """The scale of the rows that a model is fitted to."""
-    reference, offset, levels, span = {}, {}, {}, {}
+    reference, offset, levels, span, distinct = {}, {}, {}, {}, {}
     for name, role in roles.items():
         if role == "kind":
             levels[name] = tuple(sorted(set(text_of(table, name).tolist())))
@@ -78,7 +81,8 @@ def scale_of(table: Table, roles: Mapping[str, Role]) -> Scale:
             reference[name] = float(np.exp(np.log(positive).mean())) if len(positive) else 1.0
             offset[name] = reference[name] if np.any(values <= 0) else 0.0
             span[name] = float(values.min()), float(values.max())
-    return Scale(reference, offset, levels, span)
+            distinct[name] = len(np.unique(values))
+    return Scale(reference, offset, levels, span, distinct)
 
 
 def text_of(table: Table, name: str) -> Any:
