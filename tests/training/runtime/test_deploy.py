@@ -24,6 +24,7 @@ from partita.training.runtime.pipeline import Assignment
 from partita.training.runtime.single import SingleProcess
 
 WORLD = ("cpu0", "cpu1", "cpu2")
+ROUNDING = 0.1  # below this a weight may be nothing but rounding: the gradient of attention's key.bias is 0 in exact arithmetic
 SIZE = 2
 
 
@@ -115,7 +116,7 @@ def compare(source: str, chosen: list[PipelinePlan], steps: list[int], ranks: in
     wanted, reference = by_itself(source, sum(steps))
     assert losses == pytest.approx(wanted, rel=1e-5)
     for name, p in reference.items():
-        scale = float(p.abs().max()) or 1.0
+        scale = max(float(p.abs().max()), ROUNDING)
         assert float((torch.from_numpy(weights[name]) - p).abs().max()) <= 1e-5 * scale, name
 
 

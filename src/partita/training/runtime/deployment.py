@@ -67,12 +67,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         """Raises PlanError where the plan is for another model, or uses devices that no rank stands for."""
-        found, wanted = self.captured.graph.fingerprint, self.plan.graph
-        if found != wanted:
-            raise PlanError(
-                f"the plan was made for graph {wanted}, the job's model is graph {found} ({len(self.captured.nodes)} forward tasks)",
-                hint="measure and plan this job again",
-            )
+        self.expect_graph(self.captured)
         strangers = sorted(set(self.plan.devices) - set(self.world))
         if strangers:
             raise PlanError(
@@ -80,6 +75,15 @@ class Deployment:
                 hint="plan for these devices, or start a run on all of them",
             )
         _ = self.sums, self.loss_group, self.replicas  # groups are made by all ranks at once
+
+    def expect_graph(self, captured: Captured) -> None:
+        """Raise PlanError where the model, at whatever micro-batch size, is another than the plan was made for."""
+        found, wanted = captured.graph.fingerprint, self.plan.graph
+        if found != wanted:
+            raise PlanError(
+                f"the plan was made for graph {wanted}, the job's model is graph {found} ({len(captured.nodes)} forward tasks)",
+                hint="measure and plan this job again",
+            )
 
     @property
     def device(self) -> str:

@@ -117,9 +117,11 @@ class Interpreter:
         self.watch: Stopwatch = stopwatch_for(place.torch_device, len(self._script))
         self._tags = _tags(program)
         self._receives = _receives(program, self._script)
-        self._local_from: dict[int, list[Boundary]] = defaultdict(list)
+        self._leaving: dict[int, list[Boundary]] = defaultdict(list)  # stage -> what others read of it
+        self._coming: dict[int, list[Boundary]] = defaultdict(list)  # stage -> what it reads of others
         for b in place.boundaries:
-            self._local_from[b.source].append(b)
+            self._leaving[b.source].append(b)
+            self._coming[b.target].append(b)
         self._runs = {(i.piece.stage, i.micro_batch) for i in self._script if i.piece.kind == "forward"}
 
     def step(self, batch: Batch, micro_batch_size: int, step: int, seed: int) -> StepResult:
@@ -197,7 +199,7 @@ class Interpreter:
             s.losses.append((outputs[-1].detach(), s.weights[m]))
         s.made[key] = made = dict(zip(stage.code.gives, outputs, strict=True))
         captured = s.bounds[m].captured
-        for b in self._local_from[k]:
+        for b in self._leaving[k]:
             if (b.target, m) in self._runs:
                 for t in b.tensors:
                     name = captured.values[t]
@@ -218,8 +220,8 @@ class Interpreter:
         s.owed[key] = owed = run(stage, m, [returned.get(v) for v in gives], s.weights[m])
         s.made.pop(key, None)
         names = s.bounds[m].captured.values
-        for b in self._place.boundaries:
-            if b.target == k and (b.source, m) in self._runs:
+        for b in self._coming[k]:
+            if (b.source, m) in self._runs:
                 _add(s.returned[b.source, m], {n: owed[n] for t in b.gradients if (n := names[t]) in owed})
 
     def backward_weights(self, s: Step, line: Line) -> None:

@@ -213,7 +213,9 @@ class Pipeline:
         if key not in self._interpreters:
             if last not in self.captured:
                 *_, remainder = micro_batches(batch, size)
-                self.captured[last] = self._capture(self._job.build(), remainder)
+                captured = self._capture(self._job.build(), remainder)
+                self.deployment.expect_graph(captured)
+                self.captured[last] = captured
                 self._bind(last)
             self._interpreters[key] = Interpreter(
                 self.deployment.program(key[0]), self.deployment.place(self._transport.device), self._bounds,
