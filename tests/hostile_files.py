@@ -30,8 +30,8 @@ from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.offload import OffloadProblem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
@@ -207,7 +207,7 @@ def _program(_: Path) -> bytes:
 def _placement_plan(folder: Path) -> bytes:
     graph, cluster = training_chain(2), Cluster.uniform(2, rate_bytes_per_s=1.0)
     where = ["cpu0", "cpu1", "cpu1", "cpu0"]
-    problem = Problem(graph, cluster, given_costs(graph), np.ones(4))
+    problem = PlacementProblem(graph, cluster, given_costs(graph), np.ones(4))
     return PlanFile(placed(graph, where), VERDICT, problem).write(folder / "p").read_bytes()
 
 

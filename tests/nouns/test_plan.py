@@ -20,8 +20,8 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import Plan, PlanFile, Verdict, checked_bound, plan_from_json
-from partita.nouns.problem import Problem
 
 CHAIN = training_chain(3)
 PIPELINE = stage_plan(CHAIN, [2, 1, 1], 8, 4, recompute=True)
@@ -32,7 +32,7 @@ def plan_file(plan: Plan = PIPELINE) -> PlanFile:
     if plan.kind == "pipeline":
         return PlanFile(plan, VERDICT, PipelineProblem(CHAIN, CLUSTER, given_costs(CHAIN), "job.py:job", 64, 8))
     held = np.arange(len(CHAIN), dtype=np.float64)
-    problem = Problem(CHAIN, CLUSTER, given_costs(CHAIN), held, source="chain", bandwidth_bytes_per_s=1e9)
+    problem = PlacementProblem(CHAIN, CLUSTER, given_costs(CHAIN), held, source="chain", bandwidth_bytes_per_s=1e9)
     return PlanFile(plan, VERDICT, problem)
 
 

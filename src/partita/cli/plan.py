@@ -11,8 +11,8 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.nouns.cluster import Cluster
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.nouns.profile import Profile
 from partita.page.plan_rows import load_rows, stage_rows, visits
 from partita.page.text import Kind, facts, percent, seconds, table
@@ -142,7 +142,7 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
     )
 
 
-def _moved(problem: Problem, cluster: Cluster, bandwidth: float | None) -> Problem:
+def _moved(problem: PlacementProblem, cluster: Cluster, bandwidth: float | None) -> PlacementProblem:
     """The problem on other machines. Where their file says no rate, a profile's is that of the problem or of the flag."""
     for kind in cluster.kinds:
         problem.costs.column(kind)

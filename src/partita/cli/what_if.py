@@ -12,8 +12,8 @@ from partita.errors import PartitaError
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.pipeline_problem import PipelineProblem, Wish
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.placement.plan.contiguous_plan import plan_contiguous
 
@@ -111,7 +111,7 @@ def with_memory(cluster: Cluster, more: float) -> Cluster:
     return replace(cluster, devices=tuple(map(grown, cluster.devices)))
 
 
-def with_links(problem: Problem, faster: float) -> Problem:
+def with_links(problem: PlacementProblem, faster: float) -> PlacementProblem:
     """The problem with every given transfer so many times faster."""
     costs = problem.costs
     table = CostTable(

@@ -20,7 +20,7 @@ from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 
 Objective = Literal["throughput", "latency", "step"]
 Plan = PipelinePlan | PlacementPlan
@@ -96,7 +96,7 @@ class PlanFile:
 
     plan: Plan
     verdict: Verdict
-    problem: PipelineProblem | Problem
+    problem: PipelineProblem | PlacementProblem
 
     @property
     def graph(self) -> TaskGraph:
@@ -153,10 +153,10 @@ def plan_from_json(value: Mapping[str, Any]) -> Plan:
     raise PlanError(f"unknown kind of plan {value['kind']!r}", hint="known: pipeline, placement")
 
 
-def problem_from_json(value: Mapping[str, Any], what: str) -> PipelineProblem | Problem:
+def problem_from_json(value: Mapping[str, Any], what: str) -> PipelineProblem | PlacementProblem:
     """The problem in a parsed JSON object. Raises PlanError for an unknown kind."""
     if value["kind"] == "pipeline":
         return PipelineProblem.from_json(value, what)
     if value["kind"] == "placement":
-        return Problem.from_json(value, what)
+        return PlacementProblem.from_json(value, what)
     raise PlanError(f"{what}: unknown kind of problem {value['kind']!r}", hint="known: pipeline, placement")

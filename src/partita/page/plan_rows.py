@@ -13,8 +13,8 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.nouns.stage_memory import stage_memory
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.segments import segments
@@ -93,7 +93,7 @@ class LoadRow:
 def load_rows(file: PlanFile) -> list[LoadRow]:
     """A row for each device that has tasks, or for each stage with replicas; in pipeline order."""
     problem, plan, graph = file.problem, file.plan, file.graph
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, PlacementProblem)
     order = graph.order.tolist()
     groups: Groups
     if isinstance(plan, PlacementPlan):
@@ -115,7 +115,7 @@ Groups = list[tuple[tuple[str, ...], set[int]]]
 
 
 def _load_row(
-    problem: Problem, devices: tuple[str, ...], tasks: set[int], crossing: tuple[float, float], place: IntArray
+    problem: PlacementProblem, devices: tuple[str, ...], tasks: set[int], crossing: tuple[float, float], place: IntArray
 ) -> LoadRow:
     graph, m = problem.graph, len(devices)
     device = min((problem.cluster.by_name[d] for d in devices), key=lambda d: d.speed)  # replicas do equal shares
@@ -135,7 +135,7 @@ def _load_row(
     return LoadRow(devices, names[0], names[1], len(mine), compute, comes, goes, sync, load, held, device.memory_bytes)
 
 
-def _between_devices_s(problem: Problem, at: IntArray, groups: Groups) -> list[tuple[float, float]]:
+def _between_devices_s(problem: PlacementProblem, at: IntArray, groups: Groups) -> list[tuple[float, float]]:
     """Seconds in and out of each group, which is on one device."""
     number = {d.name: i for i, d in enumerate(problem.cluster.devices)}
     devices = np.array([number[names[0]] for names, _ in groups], np.int64)
@@ -143,7 +143,7 @@ def _between_devices_s(problem: Problem, at: IntArray, groups: Groups) -> list[t
     return list(zip(inward[devices].tolist(), outward[devices].tolist(), strict=True))
 
 
-def _between_stages_s(problem: Problem, at: IntArray, groups: Groups) -> list[tuple[float, float]]:
+def _between_stages_s(problem: PlacementProblem, at: IntArray, groups: Groups) -> list[tuple[float, float]]:
     """Seconds in and out of each stage, over the slowest link; what passes by on its way to a later stage counts as well."""
     graph, given = problem.graph, problem.costs.transfer_s
     seconds = np.where(np.isnan(given), graph.size_bytes / problem.cluster.worst_rate_bytes_per_s, given)

@@ -10,8 +10,8 @@ import pytest
 from pipeline.report.sample_run import make_plan, make_story
 
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict
-from partita.nouns.problem import Problem
 from partita.pipeline.report import charts
 from partita.pipeline.report.charts import loss_difference
 from partita.pipeline.report.page import headline, page
@@ -69,7 +69,7 @@ def placed(story: Story) -> Story:
     place = {t.id: f"cpu{i % 2}" for i, t in enumerate(graph.tasks)}
     plan = PlacementPlan(graph.fingerprint, place)
     old = story.plan
-    problem = Problem(graph, old.cluster, old.costs, np.zeros(len(graph)))
+    problem = PlacementProblem(graph, old.cluster, old.costs, np.zeros(len(graph)))
     file = PlanFile(plan, old.verdict, problem)
     line = simulated(file)
     return replace(story, plan=file, predicted=line, measured=line)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from placement.plan.placement_contract import largest_load
 
 from partita.errors import BadInput, ClusterError, GraphError, Infeasible, PartitaError
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.capture import dnn_partitioning, pipedream
 from partita.placement.capture.formats import read_problem, sniff
 
@@ -231,7 +231,7 @@ def test_what_fits_nowhere_is_infeasible_and_says_why(
         read_problem(written(tmp_path, value))
     assert caught.value.constraint == constraint
     assert caught.value.relaxation
-    assert isinstance(read_problem(written(tmp_path, {**value, "maxCPUs": 1})), Problem)  # a CPU takes it
+    assert isinstance(read_problem(written(tmp_path, {**value, "maxCPUs": 1})), PlacementProblem)  # a CPU takes it
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_no_value_makes_it_fail_in_another_way(where: str, drop: bool, value: An
     else:
         part[key] = value
     try:
-        assert isinstance(dnn_partitioning.from_json(whole, "g", "g"), Problem)
+        assert isinstance(dnn_partitioning.from_json(whole, "g", "g"), PlacementProblem)
     except PartitaError as error:
         assert len(str(error)) > 10  # noqa: PT017 (anything else than a sentence fails)
 

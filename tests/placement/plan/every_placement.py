@@ -16,13 +16,13 @@ import numpy as np
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 
 Where = tuple[int, ...]  #: [tasks] number of the device
 Orders = tuple[tuple[int, ...], ...]  #: [devices] tasks in the order in which they run
 
 
-def random_problem(seed: int, tasks: int = 5, devices: int = 3, *, training: bool = False) -> Problem:
+def random_problem(seed: int, tasks: int = 5, devices: int = 3, *, training: bool = False) -> PlacementProblem:
     """Mixed devices, tight memory, groups; transfers given, or by links of different rates, latencies and handling times."""
     chance = random.Random(seed)
     n, m = chance.randint(2, tasks), chance.randint(1, devices)
@@ -52,7 +52,7 @@ def random_problem(seed: int, tasks: int = 5, devices: int = 3, *, training: boo
         math.nan if given == "links" or (given == "both" and chance.random() < 0.5) else _amount(chance)
         for _ in tensors
     ]
-    return Problem(
+    return PlacementProblem(
         graph,
         Cluster(parts, _links(chance, parts), Link("", "", chance.choice([0.5, 1.0, 4.0]), chance.choice([0.0, 0.5]))),
         CostTable.given(("acc", "cpu"), seconds, times),
@@ -79,7 +79,7 @@ def _links(chance: random.Random, devices: tuple[Device, ...]) -> tuple[Link, ..
 # what is allowed
 
 
-def placements(problem: Problem) -> Iterator[Where]:
+def placements(problem: PlacementProblem) -> Iterator[Where]:
     """Every placement that respects groups, memory and what runs where."""
     tasks, devices = problem.graph.tasks, problem.cluster.devices
     for where in itertools.product(range(len(devices)), repeat=len(tasks)):
@@ -95,7 +95,7 @@ def placements(problem: Problem) -> Iterator[Where]:
             yield where
 
 
-def contiguous(problem: Problem, where: Where) -> bool:
+def contiguous(problem: PlacementProblem, where: Where) -> bool:
     """Whether the devices can stand in a line that no forward edge runs against and no backward edge along."""
     tasks = problem.graph.tasks
     edges = [(u, v) for u, v in problem.graph.edges.tolist() if tasks[u].phase == tasks[v].phase]
@@ -113,7 +113,7 @@ def contiguous(problem: Problem, where: Where) -> bool:
     return True
 
 
-def every_order(problem: Problem, where: Where) -> set[Orders]:
+def every_order(problem: PlacementProblem, where: Where) -> set[Orders]:
     """Every order of the devices' tasks in which none waits for ever."""
     before = [set(problem.graph.predecessors.row(i).tolist()) for i in range(len(where))]
     found: set[Orders] = set()
@@ -133,22 +133,22 @@ def every_order(problem: Problem, where: Where) -> set[Orders]:
 # what it costs
 
 
-def task_s(problem: Problem, i: int, d: int) -> float:
+def task_s(problem: PlacementProblem, i: int, d: int) -> float:
     device = problem.cluster.devices[d]
     return float(problem.costs.seconds[i, problem.costs.kinds.index(device.kind)]) / device.speed
 
 
-def link(problem: Problem, p: int, d: int) -> Link:
+def link(problem: PlacementProblem, p: int, d: int) -> Link:
     a, b = problem.cluster.devices[p].name, problem.cluster.devices[d].name
     return next((k for k in problem.cluster.links if (k.source, k.target) == (a, b)), problem.cluster.default_link)
 
 
-def transfer_s(problem: Problem, k: int, p: int, d: int) -> float:
+def transfer_s(problem: PlacementProblem, k: int, p: int, d: int) -> float:
     given = float(problem.costs.transfer_s[k])
     return float(problem.graph.size_bytes[k]) / link(problem, p, d).rate_bytes_per_s if math.isnan(given) else given
 
 
-def largest_load(problem: Problem, where: Where) -> float:
+def largest_load(problem: PlacementProblem, where: Where) -> float:
     """By the rule; what goes to several devices goes out at the pace of the slowest link."""
     devices = problem.cluster.devices
     compute, coming, going = ([0.0] * len(devices) for _ in range(3))
@@ -166,7 +166,7 @@ def largest_load(problem: Problem, where: Where) -> float:
     return max(loads)
 
 
-def makespan(problem: Problem, where: Where, orders: Orders) -> float:
+def makespan(problem: PlacementProblem, where: Where, orders: Orders) -> float:
     """Devices run their tasks in order; links serve their messages as they are made, one task's by who reads them first."""
     graph, devices = problem.graph, range(len(problem.cluster.devices))
     reads = [[k for k in range(len(graph.producer)) if i in graph.readers.row(k).tolist()] for i in range(len(where))]

@@ -3,7 +3,7 @@
 A planner is tested by a class of a few lines:
 
     class TestMine(PlacementContract):
-        def plan(self, problem: Problem) -> PlanFile:
+        def plan(self, problem: PlacementProblem) -> PlanFile:
             return my_planner(problem)
 
 It must return feasible plans of the value it claims, the same plan for the same problem, no plan above one device alone,
@@ -27,8 +27,8 @@ from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.simulate.lower import lower
 from partita.simulate.simulator import durations, times
 
@@ -45,7 +45,7 @@ SECONDS = st.one_of(st.just(0.0), st.floats(0.01, 3.0), st.sampled_from([1.0, 2.
 Order = Mapping[str, tuple[str, ...]]
 
 
-def largest_load(problem: Problem, placement: Mapping[str, str]) -> float:
+def largest_load(problem: PlacementProblem, placement: Mapping[str, str]) -> float:
     """The largest load in seconds, by the problem's rule."""
     compute = {d.name: 0.0 for d in problem.cluster.devices}
     coming, going = dict(compute), dict(compute)
@@ -69,14 +69,14 @@ def largest_load(problem: Problem, placement: Mapping[str, str]) -> float:
     return max(loads)
 
 
-def makespan(problem: Problem, placement: Mapping[str, str], order: Order | None = None) -> float:
+def makespan(problem: PlacementProblem, placement: Mapping[str, str], order: Order | None = None) -> float:
     """One sample's makespan in seconds, by the simulator."""
     plan = PlacementPlan(problem.graph.fingerprint, placement, order or {})
     program = lower(problem.graph, problem.cluster, plan)
     return float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
 
 
-def faults(problem: Problem, placement: Mapping[str, str]) -> list[str]:
+def faults(problem: PlacementProblem, placement: Mapping[str, str]) -> list[str]:
     """Why a placement is not feasible; empty when it is."""
     plan = PlacementPlan(problem.graph.fingerprint, placement)
     found = plan.check(problem.graph, problem.cluster)
@@ -97,7 +97,7 @@ def faults(problem: Problem, placement: Mapping[str, str]) -> list[str]:
     ]
 
 
-def placements(problem: Problem) -> Iterator[dict[str, str]]:
+def placements(problem: PlacementProblem) -> Iterator[dict[str, str]]:
     """Every feasible placement. devices^tasks of them are looked at."""
     ids = [t.id for t in problem.graph.tasks]
     for devices in itertools.product([d.name for d in problem.cluster.devices], repeat=len(ids)):
@@ -107,7 +107,9 @@ def placements(problem: Problem) -> Iterator[dict[str, str]]:
 
 
 @st.composite
-def problems(draw: st.DrawFn, most_tasks: int = 6, most_devices: int = 3, rules: tuple[str, ...] = ("sum",)) -> Problem:
+def problems(
+    draw: st.DrawFn, most_tasks: int = 6, most_devices: int = 3, rules: tuple[str, ...] = ("sum",)
+) -> PlacementProblem:
     """A small random problem: a directed graph with branches, groups, two kinds of device, memory; maybe infeasible."""
     n, m = draw(st.integers(1, most_tasks)), draw(st.integers(1, most_devices))
     tasks = [
@@ -123,7 +125,7 @@ def problems(draw: st.DrawFn, most_tasks: int = 6, most_devices: int = 3, rules:
     devices += [Device("cpu0", "cpu")] if slow or not devices else []
     seconds = [[math.inf if draw(st.integers(0, 9)) == 0 else draw(SECONDS), draw(SECONDS) * 3] for _ in range(n)]
     transfer = [draw(SECONDS) for _ in tensors]
-    return Problem(
+    return PlacementProblem(
         graph,
         Cluster(tuple(devices)),
         CostTable.given(("acc", "cpu"), seconds, transfer),
@@ -139,24 +141,24 @@ class PlacementContract:
     optimal: ClassVar[bool] = False  #: whether it finds the best placement of every small problem
     tolerance: ClassVar[float] = 1e-5  #: and up to which share
 
-    def plan(self, problem: Problem) -> PlanFile:
+    def plan(self, problem: PlacementProblem) -> PlanFile:
         """The planner. Raises Infeasible."""
         raise NotImplementedError
 
-    def value_s(self, problem: Problem, placement: Mapping[str, str], order: Order | None = None) -> float:
+    def value_s(self, problem: PlacementProblem, placement: Mapping[str, str], order: Order | None = None) -> float:
         """The objective, by definition; devices run their tasks in `order`, or as the graph has them."""
         return largest_load(problem, placement)
 
-    def allowed(self, problem: Problem, placement: Mapping[str, str]) -> bool:
+    def allowed(self, problem: PlacementProblem, placement: Mapping[str, str]) -> bool:
         """Whether a feasible placement belongs to the family the planner searches."""
         return True
 
-    def best_s(self, problem: Problem) -> float:
+    def best_s(self, problem: PlacementProblem) -> float:
         """The least objective over all allowed placements; inf where there are none."""
         every = (p for p in placements(problem) if self.allowed(problem, p))
         return min((self.value_s(problem, p) for p in every), default=math.inf)
 
-    def hold(self, problem: Problem) -> None:
+    def hold(self, problem: PlacementProblem) -> None:
         """Every promise, on one problem."""
         best = self.best_s(problem)
         try:
@@ -184,5 +186,5 @@ class PlacementContract:
 
     @SOME
     @given(problem=problems())
-    def test_keeps_the_contract(self, problem: Problem) -> None:
+    def test_keeps_the_contract(self, problem: PlacementProblem) -> None:
         self.hold(problem)

@@ -22,27 +22,27 @@ from placement.plan.every_placement import (
 
 from partita.errors import Infeasible
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.free import plan_free
 
 CLOSE = 1e-9
 
 
-def contiguous_throughput(problem: Problem) -> PlanFile:
+def contiguous_throughput(problem: PlacementProblem) -> PlanFile:
     return plan_contiguous(problem, replicas=False, budget_s=0.2)
 
 
-def contiguous_latency(problem: Problem) -> PlanFile:
+def contiguous_latency(problem: PlacementProblem) -> PlanFile:
     return plan_contiguous(problem, "latency", budget_s=0.2)
 
 
-def free_throughput(problem: Problem) -> PlanFile:
+def free_throughput(problem: PlacementProblem) -> PlanFile:
     return plan_free(problem, budget_s=0.1)
 
 
-def free_latency(problem: Problem) -> PlanFile:
+def free_latency(problem: PlacementProblem) -> PlanFile:
     return plan_free(problem, "latency", budget_s=0.05)
 
 
@@ -50,20 +50,20 @@ PLANNERS = {"contiguous throughput": contiguous_throughput, "contiguous latency"
             "free throughput": free_throughput, "free latency": free_latency}  # fmt: skip
 
 
-def problem_for(name: str, seed: int) -> Problem:
+def problem_for(name: str, seed: int) -> PlacementProblem:
     if "latency" in name:  # every order of every placement is looked at
         return random_problem(seed, 4 if seed % 2 else 5, 3 if seed % 2 else 2)
     return random_problem(seed, 3 if seed % 4 == 0 else 5, 3, training=seed % 4 == 0)
 
 
-def optimum(problem: Problem, name: str) -> float:
+def optimum(problem: PlacementProblem, name: str) -> float:
     allowed = [w for w in placements(problem) if "free" in name or contiguous(problem, w)]
     if "latency" in name:
         return min((makespan(problem, w, o) for w in allowed for o in every_order(problem, w)), default=math.inf)
     return min((largest_load(problem, w) for w in allowed), default=math.inf)
 
 
-def value_of(problem: Problem, plan: PlacementPlan, name: str) -> tuple[Where, float]:
+def value_of(problem: PlacementProblem, plan: PlacementPlan, name: str) -> tuple[Where, float]:
     """The plan's placement, and its objective by definition."""
     number = {d.name: k for k, d in enumerate(problem.cluster.devices)}
     where = tuple(number[plan.placement[t.id]] for t in problem.graph.tasks)

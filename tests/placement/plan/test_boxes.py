@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.plan.boxes import Cover, closed_in
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.cut_pool import CutPool
@@ -27,7 +27,7 @@ MANY = settings(
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> Problem:
+def worlds(draw: st.DrawFn) -> PlacementProblem:
     """Up to 9 tasks on up to 5 equal devices; sending that matters, weights, memory sometimes tight."""
     n = draw(st.integers(1, 9))
     amount = st.integers(0, 16).map(lambda k: k / 4)
@@ -43,7 +43,9 @@ def worlds(draw: st.DrawFn) -> Problem:
         tuple(Device(f"acc{i}", "acc", memory) for i in range(draw(st.integers(1, 5)))), (), Link("", "", draw(st.sampled_from([1.0, 4.0])))
     )  # fmt: skip
     costs = CostTable.given(("acc",), [[draw(amount)] for _ in range(n)], [draw(amount) for _ in tensors])
-    return Problem(graph, cluster, costs, np.array([draw(amount) for _ in range(n)]), "overlap", frozenset({"acc"}))
+    return PlacementProblem(
+        graph, cluster, costs, np.array([draw(amount) for _ in range(n)]), "overlap", frozenset({"acc"})
+    )
 
 
 @MANY
@@ -98,7 +100,7 @@ def test_a_box_says_what_its_downsets_do(problem, data):
             assert box.high[k] >= done[chosen].max() - 1e-9
 
 
-def cells(count: int, branches: int, depth: int, devices: int) -> Problem:
+def cells(count: int, branches: int, depth: int, devices: int) -> PlacementProblem:
     """Cells of parallel branches, as NASNet has them: (depth + 1)^branches downsets in each."""
     rng = np.random.default_rng(3)
     tasks, tensors, last = [Task("start", parameter_bytes=1e4)], [], "start"
@@ -114,7 +116,7 @@ def cells(count: int, branches: int, depth: int, devices: int) -> Problem:
     graph = TaskGraph.build("cells", tasks, tensors)
     cluster = Cluster(tuple(Device(f"acc{i}", "acc") for i in range(devices)), (), Link("", "", 1e9))
     seconds = rng.uniform(4e-4, 6e-4, (len(tasks), 1))
-    return Problem(
+    return PlacementProblem(
         graph,
         cluster,
         CostTable.given(("acc",), seconds, graph.size_bytes * 2 / 1e9),

@@ -18,8 +18,8 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.placement.plan.coarse import coarser_states, joined
 from partita.placement.plan.contiguous_plan import METHODS, REPLICATED, plan_contiguous
 from partita.placement.plan.linear_cut import orders
@@ -30,7 +30,9 @@ from partita.solve.downsets import every_downset
 
 
 @st.composite
-def problems(draw: st.DrawFn, most: int = 6, rule: str = "sum", training: bool = False, tight: bool = False) -> Problem:
+def problems(
+    draw: st.DrawFn, most: int = 6, rule: str = "sum", training: bool = False, tight: bool = False
+) -> PlacementProblem:
     """A small problem: accelerators and perhaps a CPU that does not pay; groups; forward and backward where asked."""
     n = draw(st.integers(1, most))
     pairs = draw(pairs_of(n))
@@ -59,10 +61,10 @@ def problems(draw: st.DrawFn, most: int = 6, rule: str = "sum", training: bool =
         seconds[draw(st.integers(0, len(tasks) - 1))][0] = math.inf
     costs = CostTable.given(cluster.kinds, seconds, [draw(amount) for _ in tensors])
     held = np.array([draw(amount) for _ in tasks])
-    return Problem(graph, cluster, costs, held, rule, frozenset({"acc"}), bandwidth_bytes_per_s=1.0)
+    return PlacementProblem(graph, cluster, costs, held, rule, frozenset({"acc"}), bandwidth_bytes_per_s=1.0)
 
 
-def load_by_definition(problem: Problem, where: dict[str, str], device: str) -> float:
+def load_by_definition(problem: PlacementProblem, where: dict[str, str], device: str) -> float:
     """Compute, and once per tensor that crosses the device's boundary its cost, where its kind pays."""
     graph, kind = problem.graph, problem.cluster.by_name[device].kind
     mine = [i for i, t in enumerate(graph.tasks) if where[t.id] == device]
@@ -77,7 +79,7 @@ def load_by_definition(problem: Problem, where: dict[str, str], device: str) -> 
     return load
 
 
-def stages_by_definition(problem: Problem, most: int):
+def stages_by_definition(problem: PlacementProblem, most: int):
     """[task -> stage] of every chain: forward edges run forth, backward edges back, groups stay together."""
     graph = problem.graph
     back = [t.phase == "backward" for t in graph.tasks]
@@ -95,7 +97,7 @@ def stages_by_definition(problem: Problem, most: int):
             yield stage
 
 
-def feasible(problem: Problem, where: dict[str, str]) -> bool:
+def feasible(problem: PlacementProblem, where: dict[str, str]) -> bool:
     for d in problem.cluster.devices:
         mine = [i for i, t in enumerate(problem.graph.tasks) if where[t.id] == d.name]
         if sum(problem.memory_bytes[i] for i in mine) > d.memory_bytes:
@@ -105,7 +107,7 @@ def feasible(problem: Problem, where: dict[str, str]) -> bool:
     return True
 
 
-def least_by_definition(problem: Problem) -> float:
+def least_by_definition(problem: PlacementProblem) -> float:
     """The least largest load over all contiguous placements."""
     names = [d.name for d in problem.cluster.devices]
     deals = (
@@ -124,7 +126,7 @@ def dealt(cluster: Cluster) -> list[tuple[str, ...]]:
     return list({tuple(cluster.by_name[d].kind for d in p): p for p in itertools.permutations(names)}.values())
 
 
-def planned(problem: Problem, **wish) -> PlanFile | None:
+def planned(problem: PlacementProblem, **wish) -> PlanFile | None:
     try:
         return plan_contiguous(problem, **wish)
     except Infeasible:
@@ -184,7 +186,7 @@ def test_a_part_pays_what_the_definition_says(problem, data):
 # ------------------------------------------------------------------------------------------------- stages with replicas
 
 
-def bottleneck_by_definition(problem: Problem, stages: list[tuple[set[int], int]]) -> float:
+def bottleneck_by_definition(problem: PlacementProblem, stages: list[tuple[set[int], int]]) -> float:
     """PipeDream's stage: max of compute and gradient sums over replicas, and of what the cuts on both sides send."""
     graph, rate = problem.graph, problem.cluster.default_link.rate_bytes_per_s
     at = {i: k for k, (tasks, _) in enumerate(stages) for i in tasks}
@@ -206,7 +208,7 @@ def bottleneck_by_definition(problem: Problem, stages: list[tuple[set[int], int]
     return worst
 
 
-def every_replicated(problem: Problem):
+def every_replicated(problem: PlacementProblem):
     devices = len(problem.cluster.devices)
     for stage in stages_by_definition(problem, devices):
         used = sorted(set(stage))
@@ -258,7 +260,7 @@ def test_the_lattice_gives_what_the_pairs_give(problem):
 # ------------------------------------------------------------------------------------------------------ larger graphs
 
 
-def layered(layers: int, width: int, devices: int, seed: int) -> Problem:
+def layered(layers: int, width: int, devices: int, seed: int) -> PlacementProblem:
     rng = np.random.default_rng(seed)
     n = layers * width
     tensors = [
@@ -271,7 +273,7 @@ def layered(layers: int, width: int, devices: int, seed: int) -> Problem:
     ]
     graph = TaskGraph.build("layered", [Task(f"{i}") for i in range(n)], tensors)
     costs = CostTable.given(("acc",), rng.lognormal(0, 1, (n, 1)), rng.lognormal(-3, 1, len(tensors)))
-    return Problem(
+    return PlacementProblem(
         graph,
         Cluster(tuple(Device(f"acc{i}", "acc") for i in range(devices))),
         costs,
@@ -354,7 +356,9 @@ def test_linear_orders_are_topological(world):
     n, pairs = world
     graph = TaskGraph.build("g", [Task(f"{i}") for i in range(n)], [(f"{u}", 1.0, [f"{v}"]) for u, v in pairs])
     units = Work.of(
-        Problem(graph, Cluster.uniform(1), CostTable.given(("cpu",), [[1.0]] * n, [1.0] * len(pairs)), np.ones(n))
+        PlacementProblem(
+            graph, Cluster.uniform(1), CostTable.given(("cpu",), [[1.0]] * n, [1.0] * len(pairs)), np.ones(n)
+        )
     ).units
     for order in orders(units):
         place = {int(u): k for k, u in enumerate(order)}
@@ -403,5 +407,5 @@ def test_memory_that_no_chain_respects_is_infeasible():
     costs = CostTable.given(("acc",), [[1.0]] * 3, [0.0] * 2)
     cluster = Cluster((Device("a", "acc", 4.0), Device("b", "acc", 4.0)))
     with pytest.raises(Infeasible, match="no contiguous placement of 3 tasks") as error:
-        plan_contiguous(Problem(graph, cluster, costs, np.array([2.0, 3.0, 2.0]), "sum", frozenset({"acc"})))
+        plan_contiguous(PlacementProblem(graph, cluster, costs, np.array([2.0, 3.0, 2.0]), "sum", frozenset({"acc"})))
     assert "memory" in error.value.constraint

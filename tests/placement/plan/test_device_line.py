@@ -15,8 +15,8 @@ from partita.errors import BadInput, Infeasible
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PipelinePlan, PlacementPlan
-from partita.nouns.problem import Problem
 from partita.page.plan_rows import load_rows
 from partita.placement.plan import device_line
 from partita.placement.plan.contiguous_plan import plan_contiguous
@@ -27,7 +27,7 @@ SOME = settings(
 )  # fmt: skip
 
 
-def chain(n: int, devices: int, rule: str, seed: int = 0) -> Problem:
+def chain(n: int, devices: int, rule: str, seed: int = 0) -> PlacementProblem:
     """A chain with a skip here and there, on devices no two of which are alike."""
     rng = np.random.default_rng(seed)
     tensors = [
@@ -38,7 +38,7 @@ def chain(n: int, devices: int, rule: str, seed: int = 0) -> Problem:
         tuple(Device(f"d{k}", "acc", 1e9, speed=1 + k / devices) for k in range(devices)), (), Link("", "", 1e9)
     )
     costs = CostTable.given(("acc",), rng.uniform(0.5e-3, 2e-3, (n, 1)), rng.uniform(0, 2e-4, n - 1))
-    return Problem(graph, cluster, costs, np.ones(n), rule, frozenset({"acc"}))
+    return PlacementProblem(graph, cluster, costs, np.ones(n), rule, frozenset({"acc"}))
 
 
 @pytest.mark.parametrize("rule", ["sum", "overlap"])
@@ -66,7 +66,7 @@ def test_replicas_of_several_kinds_are_refused():
 
 
 @st.composite
-def mixed_problems(draw: st.DrawFn, rule: str) -> Problem:
+def mixed_problems(draw: st.DrawFn, rule: str) -> PlacementProblem:
     n, m = draw(st.integers(1, 5)), draw(st.integers(2, 3))
     amount = st.integers(0, 8).map(float)
     pairs = [(u, v) for u in range(n) for v in range(u + 1, n)]
@@ -79,17 +79,17 @@ def mixed_problems(draw: st.DrawFn, rule: str) -> Problem:
     )
     costs = CostTable.given(("acc",), [[draw(amount)] for _ in range(n)], [draw(amount) for _ in tensors])
     held = np.array([draw(st.sampled_from([0.0, 1.0, 3.0])) for _ in range(n)])
-    return Problem(graph, Cluster(devices, (), Link("", "", 2.0)), costs, held, rule, frozenset({"acc"}))
+    return PlacementProblem(graph, Cluster(devices, (), Link("", "", 2.0)), costs, held, rule, frozenset({"acc"}))
 
 
-def chains(problem: Problem, most: int):
+def chains(problem: PlacementProblem, most: int):
     """[task -> stage] of every chain of stages, none of them empty."""
     for at in itertools.product(range(most), repeat=len(problem.graph)):
         if all(at[u] <= at[v] for u, v in problem.graph.edges.tolist()) and set(at) == set(range(max(at) + 1)):
             yield at
 
 
-def torn(problem: Problem, at: tuple[int, ...], k: int) -> float:
+def torn(problem: PlacementProblem, at: tuple[int, ...], k: int) -> float:
     """What the cut before stage k sends, there and back."""
     graph = problem.graph
     return sum(
@@ -99,7 +99,7 @@ def torn(problem: Problem, at: tuple[int, ...], k: int) -> float:
     )
 
 
-def stage_value(problem: Problem, at: tuple[int, ...], k: int, devices: tuple[Device, ...]) -> float:
+def stage_value(problem: PlacementProblem, at: tuple[int, ...], k: int, devices: tuple[Device, ...]) -> float:
     """Seconds of stage k on these devices, in equal shares; inf where they cannot hold it."""
     mine, m = [i for i, s in enumerate(at) if s == k], len(devices)
     if sum(problem.memory_bytes[i] for i in mine) > min(d.memory_bytes for d in devices):
@@ -110,7 +110,7 @@ def stage_value(problem: Problem, at: tuple[int, ...], k: int, devices: tuple[De
     return max((compute + sync) / m, torn(problem, at, k) / m, torn(problem, at, k + 1) / m)
 
 
-def least_replicated(problem: Problem) -> float:
+def least_replicated(problem: PlacementProblem) -> float:
     """Over every chain and every way to give devices to stages."""
     best = math.inf
     for at in chains(problem, len(problem.cluster.devices)):
@@ -163,7 +163,7 @@ def test_line_ups_give_plans_and_bounds_that_hold(problem):
     assert lined.verdict.lower_bound_s <= exact.verdict.value_s * (1 + 1e-9) + 1e-12
 
 
-def _planned(problem: Problem):
+def _planned(problem: PlacementProblem):
     try:
         return plan_contiguous(problem, budget_s=0.2)
     except Infeasible:

@@ -27,8 +27,8 @@ from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.page.plan_rows import visits
 from partita.placement.plan import exact, free
 from partita.placement.plan import portfolio as rounds
@@ -47,40 +47,40 @@ from partita.simulate.segments import segments
 class TestPortfolio(PlacementContract):
     optimal = True
 
-    def plan(self, problem: Problem) -> PlanFile:
+    def plan(self, problem: PlacementProblem) -> PlanFile:
         return plan_free(problem, budget_s=0.3, seed=1)
 
     @SOME
     @given(problem=problems(rules=("overlap",)))
-    def test_keeps_the_contract_where_sending_hides_behind_computing(self, problem: Problem) -> None:
+    def test_keeps_the_contract_where_sending_hides_behind_computing(self, problem: PlacementProblem) -> None:
         self.hold(problem)
 
 
 class TestAnnealing(PlacementContract):
-    def plan(self, problem: Problem) -> PlanFile:
+    def plan(self, problem: PlacementProblem) -> PlanFile:
         return plan_free(problem, method="annealing", budget_s=0.05)
 
 
 class TestChunks(PlacementContract):
-    def plan(self, problem: Problem) -> PlanFile:
+    def plan(self, problem: PlacementProblem) -> PlanFile:
         return plan_free(problem, method="chunks", budget_s=0.05)
 
 
 class TestProgram(PlacementContract):
-    def plan(self, problem: Problem) -> PlanFile:
+    def plan(self, problem: PlacementProblem) -> PlanFile:
         pytest.importorskip("ortools")
         return plan_free(problem, method="program", budget_s=0.5)
 
 
 class TestLatency(PlacementContract):
-    def plan(self, problem: Problem) -> PlanFile:
+    def plan(self, problem: PlacementProblem) -> PlanFile:
         return plan_free(problem, "latency", budget_s=0.03)
 
     def value_s(self, problem, placement, order=None) -> float:  # type: ignore[no-untyped-def]
         return makespan(problem, placement, order)
 
 
-def layered(tasks: int, devices: int, seed: int = 0, memory: float = math.inf) -> Problem:
+def layered(tasks: int, devices: int, seed: int = 0, memory: float = math.inf) -> PlacementProblem:
     """Layers of random width, each task reading up to three of the layer before; devices acc0 .. and one slow CPU."""
     chance = random.Random(seed)
     before: list[int] = []
@@ -99,10 +99,10 @@ def layered(tasks: int, devices: int, seed: int = 0, memory: float = math.inf) -
     cluster = Cluster((*(Device(f"acc{i}", "acc", memory) for i in range(devices)), Device("cpu0", "cpu")))
     transfer = [0.2 * chance.random() for _ in readers]
     costs = CostTable.given(("acc", "cpu"), seconds, transfer)
-    return Problem(graph, cluster, costs, np.ones(tasks), "sum", frozenset({"acc"}))
+    return PlacementProblem(graph, cluster, costs, np.ones(tasks), "sum", frozenset({"acc"}))
 
 
-def random_placement(problem: Problem, seed: int) -> tuple[np.ndarray, dict[str, str]]:
+def random_placement(problem: PlacementProblem, seed: int) -> tuple[np.ndarray, dict[str, str]]:
     model = load_model(problem)
     where = np.random.default_rng(seed).integers(0, model.devices, model.atoms)
     names = [d.name for d in problem.cluster.devices]
@@ -115,7 +115,7 @@ def random_placement(problem: Problem, seed: int) -> tuple[np.ndarray, dict[str,
 
 @SOME
 @given(problem=problems(rules=("sum", "overlap")), seed=st.integers(0, 99))
-def test_the_model_counts_loads_by_definition(problem: Problem, seed: int) -> None:
+def test_the_model_counts_loads_by_definition(problem: PlacementProblem, seed: int) -> None:
     model = load_model(problem)
     where, placement = random_placement(problem, seed)
     bad = faults(problem, placement)
@@ -126,7 +126,7 @@ def test_the_model_counts_loads_by_definition(problem: Problem, seed: int) -> No
 
 @SOME
 @given(problem=problems(rules=("sum", "overlap")))
-def test_no_placement_is_below_the_bounds(problem: Problem) -> None:
+def test_no_placement_is_below_the_bounds(problem: PlacementProblem) -> None:
     best = min((largest_load(problem, p) for p in placements(problem)), default=math.inf)
     model = load_model(problem)
     if best == math.inf:
@@ -142,7 +142,7 @@ def test_no_placement_is_below_the_bounds(problem: Problem) -> None:
 
 @SOME
 @given(problem=problems(), data=st.data())
-def test_a_minimum_cut_is_the_least_load_of_a_set(problem: Problem, data: st.DataObject) -> None:
+def test_a_minimum_cut_is_the_least_load_of_a_set(problem: PlacementProblem, data: st.DataObject) -> None:
     model = load_model(problem)
     if not model.pays[0]:
         return
@@ -168,7 +168,7 @@ def test_a_minimum_cut_is_the_least_load_of_a_set(problem: Problem, data: st.Dat
 
 @SOME
 @given(problem=problems())
-def test_merged_atoms_share_a_device_in_every_better_placement(problem: Problem) -> None:
+def test_merged_atoms_share_a_device_in_every_better_placement(problem: PlacementProblem) -> None:
     model = load_model(problem)
     values = {tuple(p.values()): largest_load(problem, p) for p in placements(problem)}
     if not values or not model.class_pays.any():
@@ -185,7 +185,7 @@ def test_merged_atoms_share_a_device_in_every_better_placement(problem: Problem)
 def test_keeping_apart_what_talks_costs_what_it_says() -> None:
     graph = TaskGraph.build("pair", [Task("a"), Task("b")], [("a", 1.0, ["b"])])
     cluster = Cluster((Device("acc0", "acc"), Device("acc1", "acc")))
-    problem = Problem(
+    problem = PlacementProblem(
         graph, cluster, CostTable.given(("acc",), [[1.0], [2.0]], [5.0]), np.zeros(2), pays=frozenset({"acc"})
     )
     model = load_model(problem)
@@ -235,7 +235,9 @@ def test_annealing_stops_when_told_to() -> None:
 
 @SOME
 @given(problem=problems(rules=("sum", "overlap")), seed=st.integers(0, 99), data=st.data())
-def test_the_program_finds_the_best_that_some_atoms_can_do(problem: Problem, seed: int, data: st.DataObject) -> None:
+def test_the_program_finds_the_best_that_some_atoms_can_do(
+    problem: PlacementProblem, seed: int, data: st.DataObject
+) -> None:
     pytest.importorskip("ortools")
     model = load_model(problem)
     where, _ = random_placement(problem, seed)
@@ -363,7 +365,7 @@ def test_the_file_says_how_often_each_device_is_visited() -> None:
 
 @SOME
 @given(problem=problems(), seed=st.integers(0, 99))
-def test_virtual_stages_run_everything_once_in_order(problem: Problem, seed: int) -> None:
+def test_virtual_stages_run_everything_once_in_order(problem: PlacementProblem, seed: int) -> None:
     _, placement = random_placement(problem, seed)
     device = [sorted(set(placement.values())).index(placement[t.id]) for t in problem.graph.tasks]
     stages = segments(problem.graph, device)
@@ -385,7 +387,7 @@ def test_an_acyclic_quotient_has_one_stage_a_device() -> None:
 
 @SOME
 @given(problem=problems(), seed=st.integers(0, 99))
-def test_the_fast_makespan_is_the_simulators(problem: Problem, seed: int) -> None:
+def test_the_fast_makespan_is_the_simulators(problem: PlacementProblem, seed: int) -> None:
     where, placement = random_placement(problem, seed)
     if any("cannot run" in f for f in faults(problem, placement)):
         return

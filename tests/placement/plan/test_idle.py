@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.plan.contiguous import exact_chain
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.idle import without_idle
@@ -27,7 +27,7 @@ SOME = settings(
 
 
 @st.composite
-def idle_problems(draw: st.DrawFn, rule: str) -> Problem:
+def idle_problems(draw: st.DrawFn, rule: str) -> PlacementProblem:
     """Up to 8 tasks, most of them idle; groups, tight memory, two types of device, transfers of all sizes."""
     n = draw(st.integers(1, 8))
     amount = st.integers(0, 8).map(float)
@@ -49,7 +49,7 @@ def idle_problems(draw: st.DrawFn, rule: str) -> Problem:
     devices += [Device("cpu0", "cpu")] if rule == "sum" and draw(st.booleans()) else []
     seconds = [[0.0, 0.0] if idle[i] else [draw(amount), 2 * draw(amount)] for i in range(n)]
     held = np.array([draw(st.sampled_from([0.0, 0.0, 1.0, 2.0])) for _ in range(n)])
-    return Problem(
+    return PlacementProblem(
         graph, Cluster(tuple(devices), (), Link("", "", 2.0)), CostTable.given(("acc", "cpu"), seconds, [draw(amount) for _ in tensors]),
         held, rule, frozenset({"acc"}),
     )  # fmt: skip
@@ -79,7 +79,7 @@ def test_joining_keeps_the_optimum_of_stages_with_replicas(problem):
         assert values[1][0] == pytest.approx(values[0][0], rel=1e-9, abs=1e-12)
 
 
-def layers_with_dangling_outputs(layers: int) -> Problem:
+def layers_with_dangling_outputs(layers: int) -> PlacementProblem:
     """A chain of layers like an LSTM's: each has an entry nobody reads, and all read a constant: 2^layers downsets."""
     tasks, tensors = [Task("constant")], []
     for k in range(layers):
@@ -93,7 +93,7 @@ def layers_with_dangling_outputs(layers: int) -> Problem:
     seconds = [[3e-3 + 1e-4 * (i % 7) if t.id.startswith("lstm") else 0.0] for i, t in enumerate(graph.tasks)]
     held = np.array([1e6 if t.id.startswith("state") else 0.0 for t in graph.tasks])
     transfer = graph.size_bytes * 2 / 1e9
-    return Problem(
+    return PlacementProblem(
         graph, Cluster(tuple(Device(f"acc{i}", "acc", 1e9) for i in range(8)), (), Link("", "", 1e9)),
         CostTable.given(("acc",), seconds, transfer), held, "overlap", frozenset({"acc"}),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.problem import Problem, Rule
+from partita.nouns.placement_problem import PlacementProblem, Rule
 from partita.page.plan_rows import load_rows
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.free import plan_free
@@ -25,13 +25,13 @@ from partita.placement.plan.refine import refined
 from partita.placement.plan.throughput import Part, Work
 
 
-def chain(n: int, cluster: Cluster, rule: Rule = "sum", size: float = 1.0) -> Problem:
+def chain(n: int, cluster: Cluster, rule: Rule = "sum", size: float = 1.0) -> PlacementProblem:
     graph = TaskGraph.build(
         "chain", [Task(f"t{i}") for i in range(n)], [(f"t{i}", size, [f"t{i + 1}"]) for i in range(n - 1)]
     )
     seconds = np.random.default_rng(0).lognormal(0, 1, (n, 1))
     costs = CostTable.given(("cpu",), seconds, np.full(n - 1, math.nan))
-    return Problem(graph, cluster, costs, np.ones(n), rule, frozenset({"cpu"}))
+    return PlacementProblem(graph, cluster, costs, np.ones(n), rule, frozenset({"cpu"}))
 
 
 def devices(n: int) -> tuple[Device, ...]:
@@ -42,11 +42,11 @@ def devices(n: int) -> tuple[Device, ...]:
 # orders
 
 
-def waiting_reader() -> Problem:
+def waiting_reader() -> PlacementProblem:
     """b waits 10 s for a, which is elsewhere; c does not wait: 12 s, or 22 s where b stands first."""
     graph = TaskGraph.build("g", [Task("a"), Task("b"), Task("c")], [("a", 1.0, ["b"])])
     costs = CostTable.given(["cpu"], [[10.0], [2.0], [10.0]], [0.0])
-    return Problem(graph, Cluster.uniform(2), costs, np.zeros(3))
+    return PlacementProblem(graph, Cluster.uniform(2), costs, np.zeros(3))
 
 
 def test_a_device_that_waits_runs_something_else_meanwhile() -> None:
@@ -72,7 +72,7 @@ def test_the_order_of_a_plan_is_obeyed_and_a_circle_is_named() -> None:
 # links
 
 
-def unequal(rule: Rule = "sum") -> Problem:
+def unequal(rule: Rule = "sum") -> PlacementProblem:
     """Three devices in a triangle; only d0 -> d2 is fast."""
     links = (Link("d0", "d2", 100.0), Link("d2", "d1", 0.5))
     return chain(6, Cluster(devices(3), links, Link("", "", 0.2)), rule)

@@ -6,7 +6,7 @@
 
 Accelerators become devices acc0 .. of kind "acc", CPUs cpu0 .. of kind "cpu" with unlimited memory. A node is one task and
 makes one tensor, read by all nodes its edges lead to; the edges' cost is the tensor's transfer time. Nodes of one colour
-class are one colocation group. Published files carry further fields; they are left unread, and `Problem.remarks` names
+class are one colocation group. Published files carry further fields; they are left unread, and `PlacementProblem.remarks` names
 them. Source: Tarnawski et al., "Efficient algorithms for device placement of DNN graph
 operators", NeurIPS 2020.
 """
@@ -25,7 +25,7 @@ from partita.files import read_json
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 
 TOP = {"maxSizePerFPGA": True, "maxFPGAs": True, "maxCPUs": True, "nodes": True, "edges": True}  # name -> is needed
 NODE = {
@@ -39,7 +39,7 @@ MOST_DEVICES = 10_000  # more is a slip of the pen
 HINT = "the format is described in docs/reference/formats.md"
 
 
-def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: float = 1e9) -> Problem:
+def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: float = 1e9) -> PlacementProblem:
     """The problem in a dnn-partitioning file. `devices` replaces the file's number of accelerators.
 
     The bandwidth is not used (the file gives transfer times); it stands here so that all readers are called alike.
@@ -51,7 +51,7 @@ def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: fl
     return from_json(read_json(path, GraphError), Path(path).stem, str(path), devices)
 
 
-def from_json(value: Mapping[str, Any], name: str, what: str, devices: int | None = None) -> Problem:
+def from_json(value: Mapping[str, Any], name: str, what: str, devices: int | None = None) -> PlacementProblem:
     """The problem in a parsed JSON object."""
     refuse(GraphError, _missing(value, TOP, "the file"), what, hint=HINT)
     cluster = _cluster(value, what, devices)
@@ -62,7 +62,7 @@ def from_json(value: Mapping[str, Any], name: str, what: str, devices: int | Non
     ids = [str(n["id"]) for n in nodes]
     tensors, transfer_s = _tensors(ids, edges, what)
     graph = TaskGraph.build(name, [_task(n) for n in nodes], tensors)
-    problem = Problem(
+    problem = PlacementProblem(
         graph,
         cluster,
         CostTable.given(KINDS, [[_seconds(n, k) for k in KINDS] for n in nodes], transfer_s),

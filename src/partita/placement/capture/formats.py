@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 from partita.errors import GraphError
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.capture import dnn_partitioning, pipedream
 
 HEAD_BYTES = 4096
 
 
-def read_problem(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: float = 1e9) -> Problem:
+def read_problem(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: float = 1e9) -> PlacementProblem:
     """The problem in a dnn-partitioning graph or a PipeDream profile.
 
     Raises GraphError where it is neither, and whatever the reader of its format raises.

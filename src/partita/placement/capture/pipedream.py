@@ -21,7 +21,7 @@ from partita.errors import ClusterError, GraphError, refuse
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.capture.dnn_partitioning import unread
 
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -33,7 +33,7 @@ HINT = "the format is described in docs/reference/formats.md"
 _Node = tuple[str, str, dict[str, float], tuple[str, ...]]  # (id, description, values, names of fields left unread)
 
 
-def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: float = 1e9) -> Problem:
+def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: float = 1e9) -> PlacementProblem:
     """The problem in a PipeDream profile, for `devices` accelerators (the file names none) without a memory limit.
 
     O(lines). Raises GraphError with every fault and its line, ClusterError without devices.
@@ -44,7 +44,7 @@ def read(path: str | Path, devices: int | None = None, bandwidth_bytes_per_s: fl
     if not (bandwidth_bytes_per_s > 0 and math.isfinite(bandwidth_bytes_per_s)):
         raise ClusterError(f"a bandwidth of {bandwidth_bytes_per_s} bytes/s", hint="say --bandwidth, e.g. 1e9")
     graph, seconds, odd = read_graph(path)
-    problem = Problem(
+    problem = PlacementProblem(
         graph,
         Cluster(
             tuple(Device(f"acc{i}", "acc") for i in range(devices)), default_link=Link("", "", bandwidth_bytes_per_s)

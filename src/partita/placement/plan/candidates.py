@@ -9,8 +9,8 @@ import numpy as np
 from partita.errors import Infeasible, PlanError, refuse
 from partita.nouns.graph import IntArray
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict
-from partita.nouns.problem import Problem
 from partita.placement.plan.contiguous_plan import plan_contiguous
 from partita.placement.plan.from_arrays import device_numbers, placement_plan
 from partita.placement.plan.line_starts import starts
@@ -25,7 +25,7 @@ Start = Mapping[str, str]  #: task id -> device name
 
 
 def candidates(
-    problem: Problem, model: LoadModel, start: Start | None, objective: str = "throughput"
+    problem: PlacementProblem, model: LoadModel, start: Start | None, objective: str = "throughput"
 ) -> Iterator[tuple[IntArray, str]]:
     """([atoms], name) placements to begin with; not all need be feasible."""
     for c in range(model.work_s.shape[1]):
@@ -39,7 +39,7 @@ def candidates(
         yield _given(problem, model, start), "start"
 
 
-def _contiguous(problem: Problem, model: LoadModel, objective: str) -> PlacementPlan | None:
+def _contiguous(problem: PlacementProblem, model: LoadModel, objective: str) -> PlacementPlan | None:
     """The contiguous plan, exact where that is cheap; None where there is none, or none at that price."""
     if model.atoms > MOST_FOR_CONTIGUOUS:
         return None
@@ -53,7 +53,7 @@ def _contiguous(problem: Problem, model: LoadModel, objective: str) -> Placement
     return plan if isinstance(plan, PlacementPlan) else None
 
 
-def _given(problem: Problem, model: LoadModel, start: Start) -> IntArray:
+def _given(problem: PlacementProblem, model: LoadModel, start: Start) -> IntArray:
     """[atoms] a placement handed in. Raises PlanError where it does not fit the problem."""
     plan = PlacementPlan(problem.graph.fingerprint, start)
     refuse(PlanError, plan.check(problem.graph, problem.cluster), "the start does not fit")
@@ -72,6 +72,8 @@ def nothing_fits(model: LoadModel) -> Infeasible:
     )
 
 
-def plan_file(problem: Problem, device_of: IntArray, verdict: Verdict, order: IntArray | None = None) -> PlanFile:
+def plan_file(
+    problem: PlacementProblem, device_of: IntArray, verdict: Verdict, order: IntArray | None = None
+) -> PlanFile:
     """The plan with its verdict and its problem. `device_of` is [tasks]."""
     return PlanFile(placement_plan(problem, device_of, order), verdict, problem)

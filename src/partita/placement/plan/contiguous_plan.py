@@ -22,8 +22,8 @@ from partita.errors import BadInput
 from partita.nouns.graph import IntArray
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
-from partita.nouns.problem import Problem
 from partita.placement.plan.boxes import closed_in
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
@@ -73,11 +73,11 @@ class Found:
     line: tuple[str, ...] | None = None  #: devices in the order in which stages take them; None: by type
 
 
-Method = Callable[[Problem, float], Found | None]
+Method = Callable[[PlacementProblem, float], Found | None]
 
 
 def plan_contiguous(
-    problem: Problem,
+    problem: PlacementProblem,
     objective: str = "throughput",
     *,
     method: str = "auto",
@@ -107,7 +107,7 @@ def plan_contiguous(
     return _throughput_plan(problem, method, budget_s, replicas, began)
 
 
-def _throughput_plan(problem: Problem, method: str, budget_s: float, replicas: bool, began: float) -> PlanFile:
+def _throughput_plan(problem: PlacementProblem, method: str, budget_s: float, replicas: bool, began: float) -> PlanFile:
     """The plan of least largest load over links of one rate."""
     stages = problem.rule == "overlap" and replicas
     methods = REPLICATED if stages else METHODS
@@ -125,11 +125,11 @@ def _throughput_plan(problem: Problem, method: str, budget_s: float, replicas: b
     return PlanFile(plan, verdict, problem)
 
 
-def _largest_load(problem: Problem, plan: PipelinePlan | PlacementPlan) -> float:
+def _largest_load(problem: PlacementProblem, plan: PipelinePlan | PlacementPlan) -> float:
     return float(problem.loads(device_numbers(problem, plan)).max())
 
 
-def _plan(problem: Problem, found: Found, pipeline: bool) -> PipelinePlan | PlacementPlan:
+def _plan(problem: PlacementProblem, found: Found, pipeline: bool) -> PipelinePlan | PlacementPlan:
     """What was found, written out."""
     graph = problem.graph
     free = [list(found.line)] if found.line else [list(t.names) for t in Work.of(problem).types]
@@ -148,7 +148,7 @@ def _plan(problem: Problem, found: Found, pipeline: bool) -> PipelinePlan | Plac
 # one device a stage
 
 
-def exact(problem: Problem, budget_s: float) -> Found | None:
+def exact(problem: PlacementProblem, budget_s: float) -> Found | None:
     """The optimum over all chains of downsets where they can be enumerated; else over coarser units, with a bound."""
     work = without_idle(Work.of(problem))
     start = _linear(work, budget_s)
@@ -203,14 +203,14 @@ def _improved(work: Work, parts: list[Part], budget_s: float) -> list[Part]:
     return best
 
 
-def linear(problem: Problem, budget_s: float) -> Found | None:
+def linear(problem: PlacementProblem, budget_s: float) -> Found | None:
     """The optimum along a few linear orders."""
     work = Work.of(problem)
     start = _linear(work, budget_s)
     return _found(work, start[1], work.share_bound_s, SHARES, "linear orders") if start else None
 
 
-def single(problem: Problem, budget_s: float) -> Found | None:
+def single(problem: PlacementProblem, budget_s: float) -> Found | None:
     """One device."""
     work = Work.of(problem)
     everything = np.arange(len(work.units), dtype=np.int64)
@@ -253,7 +253,7 @@ def _tasks(work: Work, units: IntArray) -> IntArray:
 # rule "overlap": stages with replicas
 
 
-def exact_replicated(problem: Problem, budget_s: float) -> Found | None:
+def exact_replicated(problem: PlacementProblem, budget_s: float) -> Found | None:
     """The least bottleneck over all chains of downsets and replicas; over coarser units where they are too many."""
     began = time.monotonic()
     work = without_idle(Work.of(problem))
@@ -316,7 +316,7 @@ def _over_states(
     return stages or (first[1] if first else None), bound, bound >= value * (1 - 1e-9)
 
 
-def linear_replicated(problem: Problem, budget_s: float) -> Found | None:
+def linear_replicated(problem: PlacementProblem, budget_s: float) -> Found | None:
     """The least bottleneck along a few linear orders."""
     return _lined_up(Work.of(problem))
 
@@ -367,7 +367,7 @@ def _torn(work: Work, stages: list[ReplicatedStage]) -> list[float]:
 # latency
 
 
-def _latency_plan(problem: Problem, budget_s: float, began: float) -> PlanFile:
+def _latency_plan(problem: PlacementProblem, budget_s: float, began: float) -> PlanFile:
     """The quickest of a few chains and orders by simulation."""
     work, model = Work.of(problem), load_model(problem)
     facts, value = facts_of(problem, model, "latency"), math.inf

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from partita.errors import ClusterError
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 
 MOST_LINKED = 400  #: devices whose links differ: their pairs are looked at one by one
 MOST_REPLICATING = 400  #: devices that stages with replicas are dealt: the work grows with their square
 
 
-def useful(problem: Problem) -> Problem:
+def useful(problem: PlacementProblem) -> PlacementProblem:
     """The problem with at most as many devices of a type as there are atoms: no placement uses more, and equal devices
     need not be told apart. Raises ClusterError where links differ between more than MOST_LINKED devices. O(devices + links).
     """
@@ -30,7 +30,7 @@ def useful(problem: Problem) -> Problem:
     return problem.on(problem.cluster.only({d.name for d in kept}))
 
 
-def expect_at_most(problem: Problem, most: int, what: str, hint: str) -> None:
+def expect_at_most(problem: PlacementProblem, most: int, what: str, hint: str) -> None:
     """Raise ClusterError where there are more devices than that."""
     devices = len(problem.cluster.devices)
     if devices > most:

@@ -29,8 +29,8 @@ from partita.errors import BadInput, MissingDependency
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict
-from partita.nouns.problem import Problem
 from partita.placement.plan import exact
 from partita.placement.plan.anneal import anneal
 from partita.placement.plan.bounds import work_bound_s
@@ -44,7 +44,7 @@ from partita.placement.plan.portfolio import Search, anchored, annealed, parts, 
 
 
 def plan_free(
-    problem: Problem,
+    problem: PlacementProblem,
     objective: str = "throughput",
     *,
     method: str = "auto",
@@ -78,7 +78,9 @@ def plan_free(
     return _throughput_plan(problem, method, budget_s, seed, start)
 
 
-def _throughput_plan(problem: Problem, method: str, budget_s: float, seed: int, start: Start | None) -> PlanFile:
+def _throughput_plan(
+    problem: PlacementProblem, method: str, budget_s: float, seed: int, start: Start | None
+) -> PlanFile:
     """The placement of least largest load over links of one rate."""
     compile_kernels()
     search = Search(load_model(problem), seed, budget_s)
@@ -164,7 +166,7 @@ def compile_kernels() -> None:
     graph = TaskGraph.build("warm", [Task(x) for x in "abc"], [("a", 1.0, ["b"]), ("b", 1.0, ["c"])])
     cluster = Cluster((Device("x"), Device("y")))
     costs = CostTable.given(["cpu"], [[1.0]] * 3, [0.1, 0.1])
-    problem = Problem(graph, cluster, costs, np.zeros(3), "sum", frozenset({"cpu"}))
+    problem = PlacementProblem(graph, cluster, costs, np.zeros(3), "sum", frozenset({"cpu"}))
     model = load_model(problem)
     where = [w for w, _ in candidates(problem, model, None)][-1]
     anneal(model, where, units=100, seed=0)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.problem import Problem
 from partita.placement.plan.candidates import plan_file
 from partita.placement.plan.from_arrays import device_numbers
 from partita.placement.plan.load import load_model
@@ -21,10 +21,10 @@ from partita.placement.plan.whole import facts_of
 class Planner(Protocol):
     """plan_free, all but problem and budget given."""
 
-    def __call__(self, problem: Problem, *, budget_s: float) -> PlanFile: ...
+    def __call__(self, problem: PlacementProblem, *, budget_s: float) -> PlanFile: ...
 
 
-def free_over_unequal_links(problem: Problem, plan: Planner, budget_s: float, seed: int) -> PlanFile:
+def free_over_unequal_links(problem: PlacementProblem, plan: Planner, budget_s: float, seed: int) -> PlanFile:
     """The best placement found, and the bound of best links. Deterministic and with errors as the planner."""
     model, cluster = load_model(problem), problem.cluster
     facts = facts_of(problem, model, "throughput")

@@ -6,13 +6,13 @@ import numpy as np
 
 from partita.nouns.graph import IntArray
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import Plan
-from partita.nouns.problem import Problem
 from partita.simulate.lower import lower
 from partita.simulate.simulator import durations, times
 
 
-def placement_plan(problem: Problem, device_of: IntArray, order: IntArray | None = None) -> PlacementPlan:
+def placement_plan(problem: PlacementProblem, device_of: IntArray, order: IntArray | None = None) -> PlacementPlan:
     """Task i on device number device_of[i]; every device runs its tasks as they come in `order`, if one is given."""
     names, tasks = [d.name for d in problem.cluster.devices], problem.graph.tasks
     queues: dict[str, list[str]] = {}
@@ -22,14 +22,14 @@ def placement_plan(problem: Problem, device_of: IntArray, order: IntArray | None
     return PlacementPlan(problem.graph.fingerprint, placement, {d: tuple(ids) for d, ids in queues.items()})
 
 
-def device_numbers(problem: Problem, plan: Plan) -> IntArray:
+def device_numbers(problem: PlacementProblem, plan: Plan) -> IntArray:
     """[tasks] the number of each task's device in a placement."""
     assert isinstance(plan, PlacementPlan)
     number = {d.name: i for i, d in enumerate(problem.cluster.devices)}
     return np.array([number[plan.placement[t.id]] for t in problem.graph.tasks], np.int64)
 
 
-def simulated_s(problem: Problem, plan: PlacementPlan) -> float:
+def simulated_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
     """The makespan of one sample."""
     program = lower(problem.graph, problem.cluster, plan)
     return float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.plan.bounds import work_bound_s
 from partita.placement.plan.device_line import counts_of
 from partita.placement.plan.linear_cut import Line, best_cut, orders, spread
@@ -74,7 +74,7 @@ def least_sum(work: Work, order: IntArray) -> list[Part] | None:
     return parts[::-1]
 
 
-def latency_bound(problem: Problem, model: LoadModel) -> tuple[float, str]:
+def latency_bound(problem: PlacementProblem, model: LoadModel) -> tuple[float, str]:
     """(bound, how it was obtained) of one sample's makespan, whatever the placement and the order.
 
     Critical path: every task where its path ends first; staying on a kind of device costs nothing, going to another kind

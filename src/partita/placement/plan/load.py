@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.nouns.graph import Csr, FloatArray, IntArray
-from partita.nouns.problem import Problem, Rule
+from partita.nouns.placement_problem import PlacementProblem, Rule
 
 Bools = npt.NDArray[np.bool_]
 
@@ -134,7 +134,7 @@ def summed(index: IntArray, weight: FloatArray, n: int) -> FloatArray:
     return np.bincount(index, weight, n).astype(np.float64)
 
 
-def load_model(problem: Problem) -> LoadModel:
+def load_model(problem: PlacementProblem) -> LoadModel:
     """The load model of a problem. O(tasks x classes + pins)."""
     cluster, costs, atom = problem.cluster, problem.costs, problem.graph.atom
     n = int(atom.max()) + 1

@@ -16,8 +16,8 @@ import numpy as np
 
 from partita.errors import BadInput
 from partita.nouns.graph import IntArray
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
-from partita.nouns.problem import Problem
 from partita.placement.plan.alarm import THREADS, alarm, processor_limit_s
 from partita.placement.plan.candidates import Start, candidates, nothing_fits, plan_file
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
@@ -42,7 +42,12 @@ class Met:
 
 
 def plan_makespan(
-    problem: Problem, *, method: str = "auto", budget_s: float = 10.0, seed: int = 0, start: Start | None = None
+    problem: PlacementProblem,
+    *,
+    method: str = "auto",
+    budget_s: float = 10.0,
+    seed: int = 0,
+    start: Start | None = None,
 ) -> PlanFile:
     """A placement and an order of least makespan, with a lower bound: the critical path, or all the work shared out evenly.
 
@@ -86,7 +91,7 @@ def compile_kernels(facts: Facts, model: LoadModel) -> None:
 
 
 def _starts(
-    problem: Problem, model: LoadModel, facts: Facts, start: Mapping[str, str] | None
+    problem: PlacementProblem, model: LoadModel, facts: Facts, start: Mapping[str, str] | None
 ) -> Iterator[tuple[IntArray, str]]:
     yield from candidates(problem, model, start, objective="latency")
     yield earliest_finish(facts), "earliest finish"

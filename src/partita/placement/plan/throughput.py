@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from partita.errors import Infeasible
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.solve.device_types import DeviceType, device_types
 from partita.solve.downsets import Spans, spans
 from partita.solve.units import Units, contract
@@ -27,7 +27,7 @@ Int32Array = npt.NDArray[np.int32]
 class Work:
     """A problem as arrays over units and device types."""
 
-    problem: Problem
+    problem: PlacementProblem
     units: Units
     types: tuple[DeviceType, ...]
     seconds: FloatArray  #: [units, types]; 0 where a unit cannot run
@@ -36,7 +36,7 @@ class Work:
     spans: Spans  #: weights in seconds of crossing
 
     @staticmethod
-    def of(problem: Problem, units: Units | None = None) -> Work:
+    def of(problem: PlacementProblem, units: Units | None = None) -> Work:
         """The arrays of a problem, over its own units or over given ones. O((tasks + readers) log tasks)."""
         units = contract(problem.graph) if units is None else units
         types, costs = device_types(problem.cluster), problem.costs

@@ -15,23 +15,23 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import Plan, PlanFile, Verdict, checked_bound
-from partita.nouns.problem import Problem
 from partita.placement.plan.from_arrays import device_numbers, placement_plan
 from partita.solve.device_types import device_types
 
-Planner = Callable[[Problem], PlanFile]
+Planner = Callable[[PlacementProblem], PlanFile]
 MOST_EXCHANGES = 3_000  #: trials of two devices changing places
 
 
-def at_one_rate(problem: Problem, rate_bytes_per_s: float) -> Problem:
+def at_one_rate(problem: PlacementProblem, rate_bytes_per_s: float) -> PlacementProblem:
     """The problem with all links at one rate; latencies stay out of loads anyway."""
     cluster = problem.cluster
     link = replace(cluster.default_link, rate_bytes_per_s=rate_bytes_per_s)
     return replace(problem, cluster=Cluster(cluster.devices, (), link, cluster.source))
 
 
-def contiguous_over_unequal_links(problem: Problem, plan: Planner) -> PlanFile:
+def contiguous_over_unequal_links(problem: PlacementProblem, plan: Planner) -> PlanFile:
     """The best contiguous plan found, and the bound of best links. Raises Infeasible as the planner does."""
     rates = problem.cluster.best_rate_bytes_per_s, problem.cluster.worst_rate_bytes_per_s
     best, slow = (plan(at_one_rate(problem, rate)) for rate in rates)
@@ -50,7 +50,7 @@ def judged(said: Verdict, value_s: float, bound_s: float, how: str, spent_s: flo
     return replace(said, value_s=value_s, lower_bound_s=bound_s, bound=f"{how}, best links", seconds_spent=spent_s)
 
 
-def dealt_out(problem: Problem, plan: Plan) -> IntArray:
+def dealt_out(problem: PlacementProblem, plan: Plan) -> IntArray:
     """[tasks] device numbers of a plan, after devices of one type have changed places as long as that lowers the largest
     load, or one of two equal largest."""
     device_of = device_numbers(problem, plan)
@@ -70,7 +70,7 @@ def dealt_out(problem: Problem, plan: Plan) -> IntArray:
     return device_of
 
 
-def _ranked(problem: Problem, device_of: IntArray) -> tuple[float, ...]:
+def _ranked(problem: PlacementProblem, device_of: IntArray) -> tuple[float, ...]:
     """The three largest loads."""
     loads: FloatArray = np.sort(problem.loads(device_of))[::-1]
     return tuple(loads[:3].tolist())

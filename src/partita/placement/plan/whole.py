@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.problem import Problem
+from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.plan.alarm import FlagArray
 from partita.placement.plan.load import Bools, LoadModel
 from partita.solve.compiled import compiled
@@ -59,7 +59,7 @@ class Scratch(NamedTuple):
     place: IntArray  #: [tasks] position in the order
 
 
-def facts_of(problem: Problem, model: LoadModel, objective: str) -> Facts:
+def facts_of(problem: PlacementProblem, model: LoadModel, objective: str) -> Facts:
     """The facts of a problem for "latency" or "throughput". O(tasks + readers + devices^2)."""
     graph, cluster = problem.graph, problem.cluster
     n = len(cluster.devices)

@@ -1,4 +1,4 @@
-"""Problem: what a placement planner is asked, whatever file it came from.
+"""PlacementProblem: what a placement planner is asked, whatever file it came from.
 
 A graph, the machines, what everything costs, and how those costs add up to the load of a device:
 
@@ -30,7 +30,7 @@ Rule = Literal["sum", "overlap"]
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class PlacementProblem:
     """Everything a planner needs; arrays are in the order of the graph's tasks and tensors."""
 
     graph: TaskGraph
@@ -93,7 +93,7 @@ class Problem:
         inward, outward = (np.where(pays, x, 0.0) for x in self.boundary_s(device_of))
         return compute + inward + outward if self.rule == "sum" else np.maximum(compute, np.maximum(inward, outward))
 
-    def on(self, cluster: Cluster) -> Problem:
+    def on(self, cluster: Cluster) -> PlacementProblem:
         """The same question for other machines."""
         return replace(self, cluster=cluster)
 
@@ -113,13 +113,13 @@ class Problem:
         return {"kind": self.kind, **self.shown(), "memory_bytes": self.memory_bytes.tolist(), **parts}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any], what: str) -> Problem:
+    def from_json(value: Mapping[str, Any], what: str) -> PlacementProblem:
         """Raises GraphError, ClusterError or CostError, KeyError, TypeError or ValueError where it is damaged."""
         graph = TaskGraph.from_json(value["graph"], f"{what}: graph")
         if value["rule"] not in get_args(Rule):
             raise ValueError(f"unknown rule {value['rule']!r}")
         rate = value.get("bandwidth_bytes_per_s")
-        problem = Problem(
+        problem = PlacementProblem(
             graph,
             Cluster.from_json(value["cluster"], f"{what}: cluster"),
             CostTable.from_json(value["costs"], graph, f"{what}: costs"),
