@@ -53,7 +53,7 @@ def test_every_fit_that_chooses_starts_from_the_priors_and_sees_no_held_out_row(
 def test_a_training_step_is_recognised() -> None:
     world = runs(120, noise=0.02)
     settings = settle(world.table, world.times, ROLES, seed=0, split_by="devices")
-    assert (settings.base, settings.fallback) == ("skeleton", None)
+    assert (settings.main.kind, settings.fallback) == ("skeleton", None)
 
 
 def test_what_is_no_training_step_falls_back_and_says_so() -> None:
@@ -63,7 +63,7 @@ def test_what_is_no_training_step_falls_back_and_says_so() -> None:
     roles: Mapping[str, Role] = dict.fromkeys(table.names, "size")
     times = table.numbers("x") ** -0.7 * table.numbers("y") ** 2 * np.exp(0.02 * chance.normal(size=120))
     settings = settle(table, times, roles, seed=0, split_by="x")
-    assert (settings.base, settings.smooth) == ("power law", True)
+    assert (settings.main.kind, settings.main.smooth) == ("power law", True)
     assert settings.fallback is not None
     assert "the rows do not support the form of a training step" in settings.fallback
 

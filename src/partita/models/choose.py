@@ -15,7 +15,7 @@ import numpy as np
 from partita.models.capture.roles import COUNTING, Role, family
 from partita.models.capture.table import Table
 from partita.models.fitting import Norm, Penalty
-from partita.models.formula import Kind, fit_formula
+from partita.models.formula import Formula, Kind, fit_formula
 from partita.models.hybrid import fit_hybrid
 from partita.models.rehearse import question, thinned
 from partita.models.skeleton import Form
@@ -28,8 +28,8 @@ WEIGHTS = (0.03, 0.1, 0.3, 1.0)
 ALIKE = 0.05  #: the strongest regularisation within so much of the least error is taken
 CLEARLY = 0.95  #: another model has to be so much better than the first to take its place
 KNOWN = 0.65  #: ... and than a skeleton that knows what its columns mean, from names or the user: few held-out levels mislead
-HYBRIDS: tuple[tuple[Kind, bool], ...] = (("skeleton", False), ("skeleton", True), ("power law", True))
 MOST = 4  #: splits by which hybrids are compared
+NOISE = 0.02  #: errors of runs repeated: a hybrid so much better than another on held-out rows may be no better
 SAMPLE = 120  #: rows that decide a correction's lengths there
 
 
@@ -44,24 +44,52 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A formula and its correction: what may be the hybrid, or have a say in it."""
+
+    kind: Kind
+    smooth: bool  #: whether the correction goes on beyond the rows as it went within them, or fades
+    held: bool = False  #: the formula's constants are held at their priors as strongly as any
+
+    def formula(
+        self,
+        choices: Mapping[Kind, Choice],
+        table: Table,
+        times: FloatArray,
+        roles: Mapping[str, Role],
+        *,
+        seed: int,
+        starts: int = 1,
+    ) -> Formula:
+        """Its formula, not yet corrected."""
+        chosen = choices[self.kind]
+        penalty = Penalty(WEIGHTS[-1], chosen.penalty.norm) if self.held else chosen.penalty
+        return fit_formula(self.kind, table, times, roles, penalty, seed=seed, form=chosen.form, starts=starts)
+
+
+HYBRIDS = (Candidate("skeleton", False), Candidate("skeleton", True), Candidate("power law", True))
+HELD = Candidate("skeleton", False, held=True)
+
+
+@dataclass(frozen=True)
 class Settings:
     """What is decided once for some training rows."""
 
     choices: Mapping[Kind, Choice]
-    base: Kind  #: the formula that the hybrid corrects
-    smooth: bool  #: whether the correction goes on beyond the rows as it went within them, or fades
-    errors: Mapping[tuple[Kind, bool], float]  #: of the hybrid with each base and correction, on the held-out rows
+    main: Candidate  #: the hybrid
+    share: float  #: of log t in which HELD has its say
+    errors: Mapping[Candidate, float]  #: of each on the held-out rows
 
     @property
     def fallback(self) -> str | None:
         """A sentence where the rows do not support the skeleton; None where they do."""
-        if self.base == "skeleton":
+        if self.main.kind == "skeleton":
             return None
-        ours = 100 * min(e for (kind, _), e in self.errors.items() if kind == "skeleton")
-        plain = 100 * self.errors[self.base, self.smooth]
+        ours = 100 * min(self.errors[h] for h in HYBRIDS if h.kind == "skeleton")
+        plain = 100 * self.errors[self.main]
         return (
             f"the rows do not support the form of a training step: it foretold held-out rows {ours:.3g} % off, "
-            f"a {self.base} {plain:.3g} %, which the hybrid corrects instead"
+            f"a {self.main.kind} {plain:.3g} %, which the hybrid corrects instead"
         )
 
 
@@ -77,11 +105,12 @@ def settle(
     """Settings for some training rows. O(kinds x penalties x splits) fits to at most ROWS rows each."""
     splits = question(table, roles, split_by)
     choices = {k: choose(k, table, times, roles, splits, seed=seed) for k in dict.fromkeys([*KINDS, *kinds])}
-    errors = {h: corrected(choices[h[0]], h[1], table, times, roles, splits[:MOST], seed=seed) for h in HYBRIDS}
-    return Settings(choices, *_best(errors, roles), errors)
+    errors = {c: corrected(c, choices, table, times, roles, splits[:MOST], seed=seed) for c in (*HYBRIDS, HELD)}
+    main = _best(errors, roles)
+    return Settings(choices, main, _share(errors, main) if split_by else 0.0, errors)
 
 
-def _best(errors: Mapping[tuple[Kind, bool], float], roles: Mapping[str, Role]) -> tuple[Kind, bool]:
+def _best(errors: Mapping[Candidate, float], roles: Mapping[str, Role]) -> Candidate:
     """The hybrid to take: one on the skeleton unless another is clearly better."""
     first, bent, plain = HYBRIDS
     ours = bent if errors[bent] < CLEARLY * errors[first] else first
@@ -89,9 +118,19 @@ def _best(errors: Mapping[tuple[Kind, bool], float], roles: Mapping[str, Role]) 
     return plain if errors[plain] < (KNOWN if knows else CLEARLY) * errors[ours] else ours
 
 
+def _share(errors: Mapping[Candidate, float], main: Candidate) -> float:
+    """How much HELD has to say where rows are foretold beyond the others: half where it was as good as the hybrid.
+
+    Few held-out levels cannot tell how far the rows beyond them follow the priors. Where the two differ their mean is never
+    far off, and the interval holds both. Its weight falls with the square of its error.
+    """
+    weight = min(1.0, (errors[main] + NOISE) / (errors[HELD] + NOISE)) ** 2
+    return weight / (1.0 + weight)
+
+
 def corrected(
-    choice: Choice,
-    smooth: bool,
+    candidate: Candidate,
+    choices: Mapping[Kind, Choice],
     table: Table,
     times: FloatArray,
     roles: Mapping[str, Role],
@@ -99,12 +138,12 @@ def corrected(
     *,
     seed: int,
 ) -> float:
-    """Mean relative error on held-out rows of a hybrid."""
+    """Mean relative error of a hybrid on held-out rows."""
     errors = []
     for s in splits:
         train, seen = table.take(s.train), times[s.train]
-        formula = fit_formula(choice.kind, train, seen, roles, choice.penalty, seed=seed, form=choice.form, starts=1)
-        hybrid = fit_hybrid(formula, train, seen, seed=seed, smooth=smooth, rows=SAMPLE)
+        formula = candidate.formula(choices, train, seen, roles, seed=seed)
+        hybrid = fit_hybrid(formula, train, seen, seed=seed, smooth=candidate.smooth, rows=SAMPLE)
         errors.append(off(np.log(hybrid.predict(table.take(s.test)).time), times[s.test]))
     return float(np.mean(np.concatenate(errors)))
 

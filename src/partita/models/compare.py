@@ -15,7 +15,7 @@ import numpy as np
 
 from partita.models.capture.roles import Role
 from partita.models.capture.table import Table
-from partita.models.choose import CLEARLY, KINDS, Settings, settle
+from partita.models.choose import CLEARLY, HELD, KINDS, Settings, settle
 from partita.models.formula import Formula, Kind, fit_formula
 from partita.models.hybrid import Hybrid, fit_hybrid
 from partita.models.model import Model
@@ -86,15 +86,24 @@ class Fitter:
         )
 
     def _hybrid(self, table: Table, times: FloatArray, settings: Settings) -> Hybrid:
-        formula = self._plain(settings.base, settings, table, times)
-        found = fit_hybrid(formula, table, times, seed=self.seed, smooth=settings.smooth)
+        found = self._mixed(table, times, settings, 3)
+        known = drift(lambda t, s: self._mixed(t, s, settings, 1, found), table, times, self.roles)
+        return replace(found, formula=replace(found.formula, drift=known))
 
-        def refit(t: Table, s: FloatArray) -> Hybrid:
-            return fit_hybrid(
-                self._plain(settings.base, settings, t, s, 1), t, s, seed=self.seed, like=found.correction
+    def _mixed(
+        self, table: Table, times: FloatArray, settings: Settings, starts: int, like: Hybrid | None = None
+    ) -> Hybrid:
+        """The hybrid and those that have a say in it; with the lengths and weights of the corrections of another, if given."""
+        candidates = [settings.main, HELD] if settings.share else [settings.main]
+        known = [None, None] if like is None else [like.correction, *(h.correction for _, h in like.others)]
+        parts = [
+            fit_hybrid(
+                c.formula(settings.choices, table, times, self.roles, seed=self.seed, starts=starts), table, times,
+                seed=self.seed, smooth=c.smooth, like=k,
             )
-
-        return replace(found, formula=replace(formula, drift=drift(refit, table, times, self.roles)))
+            for c, k in zip(candidates, known, strict=False)
+        ]  # fmt: skip
+        return replace(parts[0], others=tuple((settings.share, h) for h in parts[1:]))
 
     def _plain(self, kind: Kind, settings: Settings, table: Table, times: FloatArray, starts: int = 3) -> Formula:
         """A formula whose intervals know nothing yet of extrapolating."""

@@ -1,4 +1,4 @@
-"""Formulas: the three expressions under one roof, with their constants found.
+"""Formulas: the expressions under one roof, with their constants found.
 
 skeleton    t = compute | launch + exchange + ... as an analytic model of training has it     skeleton.py
 generic     t = ( sum_i a_i x_i^p_i ) * prod_j s_j^q_j + C                                    generic.py

@@ -48,7 +48,9 @@ GROWTH = 0.3  #: prior sd of the exponent by which an exchange grows beyond a ri
 class Form:
     """What a table leaves open until the data decide."""
 
-    batch_is_global: bool = True  #: "batch?" counts the samples of all devices together; without any batch: they share the work
+    batch_is_global: bool = (
+        True  #: "batch?" counts the samples of all devices together; without any batch: they share the work
+    )
     per_epoch: bool = False  #: the target is the time of a fixed number of samples, not of a step
 
 

@@ -128,6 +128,10 @@ def _correction_json(model: Hybrid) -> dict[str, Any]:
         "smooth": c.smooth,
         "weighted": c.weighted.tolist(),
         "widen": model.widen,
+        "others": [
+            {"share": w, "formula": _formula_json(h.formula), "correction": _correction_json(h)}
+            for w, h in model.others
+        ],
     }
 
 
@@ -140,6 +144,7 @@ def _hybrid(formula: Formula, value: Mapping[str, Any]) -> Hybrid:
         formula,
         Correction(points, kinds, lengths, weights, float(value["noise"]), weighted, bool(value["smooth"])),
         float(value["widen"]),
+        tuple((float(o["share"]), _hybrid(_formula(o["formula"]), o["correction"])) for o in value.get("others", ())),
     )
 
 
