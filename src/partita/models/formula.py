@@ -1,4 +1,4 @@
-"""Formulas: the expressions under one roof, with their constants found.
+"""Formulas: the three expressions under one roof, with their constants found.
 
 skeleton    t = compute | launch + exchange + ... as an analytic model of training has it     skeleton.py
 generic     t = ( sum_i a_i x_i^p_i ) * prod_j s_j^q_j + C                                    generic.py
@@ -21,7 +21,7 @@ from partita.models.fitting import Fit, Penalty, evolve, fit
 from partita.models.generic import generic
 from partita.models.model import Prediction, widening
 from partita.models.power_law import power_law
-from partita.models.skeleton import SPREAD, Form, shared_out, skeleton, started
+from partita.models.skeleton import SPREAD, Form, skeleton, started
 from partita.nouns.graph import FloatArray
 
 Kind = Literal["skeleton", "generic", "power law"]
@@ -104,12 +104,9 @@ def fit_formula(
 
 
 def open_forms(kind: Kind, roles: Mapping[str, Role]) -> list[Form]:
-    """The readings that roles leave open, the commonest first: whose samples a batch counts, whether devices share the work
-    where no samples are counted, whether a time is that of a step."""
+    """The readings that roles leave open, the commonest first: whose samples a batch counts, whether a time is that of a step."""
     if kind != "skeleton":
         return [Form()]
-    if shared_out(roles):
-        return [Form(True), Form(False)]
     counted = (
         [False, True]
         if "batch?" in roles.values() and "batch" not in roles.values() and set(SPREAD) & set(roles.values())

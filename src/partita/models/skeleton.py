@@ -10,7 +10,6 @@
         exchange  e0 prod size^e_i * (R-1)/R * R^e_R / (T p)          gradients among R replicas
         across    h0 prod size^h_i * (h-1)/h * h^h_h / (T p)          ... and among h hosts
         update    f0 prod size^f_i / (T p)                      the optimizer
-        serial    f0 prod size^f_i                              instead of it, of a job that is no training: what does not divide
         rest      g0
 
 Every size, rate and kind of a table has an exponent (a kind: a factor a level) in every term where it can matter. The
@@ -48,9 +47,7 @@ GROWTH = 0.3  #: prior sd of the exponent by which an exchange grows beyond a ri
 class Form:
     """What a table leaves open until the data decide."""
 
-    batch_is_global: bool = (
-        True  #: "batch?" counts the samples of all devices together; without any batch: they share the work
-    )
+    batch_is_global: bool = True  #: "batch?" counts the samples of all devices together
     per_epoch: bool = False  #: the target is the time of a fixed number of samples, not of a step
 
 
@@ -88,18 +85,10 @@ def step_of(table: Table, roles: Mapping[str, Role], form: Form) -> Step:
         batch = product("local_batch" if "local_batch" in has else "batch?")
     elif has & {"batch", "batch?"}:
         batch = product("batch" if "batch" in has else "batch?") / replicas
-    elif has & set(BATCHES):
-        batch = product("micro_batch") * product("micro_batches")
     else:
-        batch = 1.0 / replicas if form.batch_is_global else one
+        batch = product("micro_batch") * product("micro_batches")
     samples = np.minimum(product("micro_batch"), batch) if "micro_batch" in has else batch
     return Step(replicas, t, p, n, hosts, samples, np.maximum(batch / samples, 1.0), batch)
-
-
-def shared_out(roles: Mapping[str, Role]) -> bool:
-    """Whether devices, or what speeds them up, are counted and no samples: they may share one piece of work, of which a part
-    does not divide."""
-    return bool({*SPREAD, "rate"} & set(roles.values())) and not set(BATCHES) & set(roles.values())
 
 
 def skeleton(table: Table, roles: Mapping[str, Role], form: Form, scale: Scale, parameters: Parameters) -> Expression:
@@ -121,19 +110,17 @@ def skeleton(table: Table, roles: Mapping[str, Role], form: Form, scale: Scale, 
         entries = [(parameters.add(name, 0.0, 3.0), np.ones(len(table)))]
         # in brackets, so that a column of the same name keeps an exponent of its own
         entries += [(parameters.add(f"{name}^({what})", mean, sd), x) for what, mean, sd, x in powers]
-        work = {n: r for n, r in roles.items() if r != "rate"} if name == "serial" else roles
-        entries += _columns(table, work, scale, parameters, name, column)
+        entries += _columns(table, roles, scale, parameters, name, column)
         return Term(name, phi, np.stack([x for _, x in entries], axis=1), np.array([i for i, _ in entries], np.int64), group, side)  # fmt: skip
 
-    divided = form.batch_is_global and shared_out(roles)
-    batched = [("samples", 1.0, 0.3, samples)] if divided or has & set(BATCHES) else []
+    batched = [("samples", 1.0, 0.3, samples)] if has & set(BATCHES) else []
     sliced = [("slices", -0.9, 0.3, np.log(step.slices))] if "tensor" in has else []
     crowd = [("devices", 0.0, 0.1, np.log(step.devices))] if has & set(SPREAD) else []
     terms = [
         term("compute", slots, COMPUTE, [*batched, *sliced, *crowd], 0),
         term("traffic", slots, ACTIVATIONS, [*batched, *sliced], 0),
         term("launch", slots, LAUNCH, [], 0, side=1),
-        term("serial", once, COMPUTE, [], 1) if divided else term("update", shard, EXCHANGE, [], 1),
+        term("update", shard, EXCHANGE, [], 1),
     ]
     if "tensor" in has:
         terms.append(term("slices", slots * (step.slices - 1) / step.slices, ACTIVATIONS, batched, 0))

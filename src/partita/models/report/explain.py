@@ -36,7 +36,6 @@ SAYS = {
     "exchange": "gradients among the replicas",
     "across": "gradients among the hosts",
     "update": "the optimizer's step",
-    "serial": "the part of the work that does not divide over the devices",
     "rest": "what is always there",
     "product": "a product of powers: the rows do not support more",
     "base": "scaled by the devices, of no column",
