@@ -218,7 +218,8 @@ def campaign(chance: Draw) -> Table:
     return Table({**c, "parameters": parameters, "flops": flops, "activations": kept, "step_s": noisy(chance, t, 0.05)})
 
 
-TABLES: Mapping[str, tuple[Callable[[Draw], Table], str, tuple[tuple[str | None, float | None], ...]]] = {
+Made = tuple[Callable[[Draw], Table], str, tuple[tuple[str | None, float | None], ...]]  #: table, target, splits
+TABLES: Mapping[str, Made] = {
     "ddp networks": (ddp_networks, "step_ms", (("gpus", 2), ("gpus", 4), ("batch_per_gpu", 32), (None, None))),
     "gpt sizes": (gpt_sizes, "iteration_s", (("hidden_size", 1024), ("params_billion", 0.5), ("micro_batch_size", 2), (None, None))),
     "weak scaling": (weak_scaling, "iteration time (s)", (("GPUs", 32), ("GPUs", 64), ("hidden size", 4096), (None, None))),
@@ -238,9 +239,9 @@ TABLES: Mapping[str, tuple[Callable[[Draw], Table], str, tuple[tuple[str | None,
 }  # fmt: skip
 
 
-def asked(question: Question, seed: int) -> dict[str, Any]:
+def asked(question: Question, made: Made, seed: int) -> dict[str, Any]:
     """Errors and coverage of the hybrid and of the plain regressors on one question."""
-    make, target, _ = TABLES[question.table]
+    make, target, _ = made
     began = time.process_time()
     prepared = prepare(make(np.random.default_rng(seed)), target, split_by=question.column, up_to=question.up_to)
     found = study(prepared, models=("hybrid", *OPPONENTS))
@@ -254,17 +255,18 @@ def asked(question: Question, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(sets: Mapping[str, Mapping[str, Made]], about: str | None) -> int:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", default=next(iter(sets)), choices=sets)
     parser.add_argument("--only", default="", metavar="WORD", help="tables whose name holds it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
     with threadpool_limits(1):
-        for name, (_, _, splits) in TABLES.items():
-            for column, up_to in splits if options.only in name else ():
-                rows.append(asked(Question(name, column, up_to), options.seed))
+        for name, made in sets[options.set].items():
+            for column, up_to in made[2] if options.only in name else ():
+                rows.append(asked(Question(name, column, up_to), made, options.seed))
                 print(f"   {rows[-1]['table']}, {rows[-1]['split']}: {rows[-1]['hybrid']:.1%}, best plain x {rows[-1]['ratio']:.2f}, inside {rows[-1]['inside']:.0%}", file=sys.stderr, flush=True)  # fmt: skip
     if options.json:
         print(json.dumps({"seed": options.seed, "rows": rows}, indent=1))
@@ -278,4 +280,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main({"known": TABLES}, __doc__))

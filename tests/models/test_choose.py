@@ -13,6 +13,7 @@ from partita.models import choose as module
 from partita.models.capture.roles import Role
 from partita.models.capture.table import Table
 from partita.models.choose import choose, held_out, settle
+from partita.models.compare import Fitter
 from partita.models.fitting import Penalty
 from partita.models.formula import fit_formula
 from partita.models.rehearse import question
@@ -54,6 +55,19 @@ def test_a_training_step_is_recognised() -> None:
     world = runs(120, noise=0.02)
     settings = settle(world.table, world.times, ROLES, seed=0, split_by="devices")
     assert (settings.main.kind, settings.fallback) == ("skeleton", None)
+
+
+def test_constants_held_at_their_priors_have_a_say_where_rows_lie_beyond_the_others() -> None:
+    """Half of it where they foretold held-out rows as well, less the worse they did, none within the rows."""
+    world = runs(60, noise=0.02)
+    settings = settle(world.table, world.times, ROLES, seed=0, split_by="devices")
+    better, worse = settings.errors[settings.main], settings.errors[module.HELD]
+    weight = min(1.0, (better + module.NOISE) / (worse + module.NOISE)) ** 2
+    assert settings.share == pytest.approx(weight / (1 + weight))
+    (other,) = Fitter(ROLES, "devices").fit("hybrid", world.table, world.times, settings).others  # type: ignore[attr-defined]
+    assert other[0] == settings.share
+    assert other[1].formula.penalty.weight == max(module.WEIGHTS)
+    assert settle(world.table, world.times, ROLES, seed=0).share == 0.0
 
 
 def test_what_is_no_training_step_falls_back_and_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,18 @@ def test_a_hybrid_is_its_formula_times_a_factor_and_closer_to_what_was_measured(
     )
     errors = [np.abs(m.predict(test.table).time / test.truth - 1).mean() for m in (model, model.formula)]
     assert errors[0] < 0.6 * errors[1]
+
+
+def test_where_two_have_a_say_the_middle_is_told_and_the_interval_holds_both() -> None:
+    world = runs(60, noise=0.03)
+    one, other = (hybrid_of(replace(world, times=world.times * f)) for f in (1.0, 2.0))
+    both = replace(one, others=((0.25, other),))
+    a, b, mixed = (m.predict(world.table) for m in (one, other, both))
+    np.testing.assert_allclose(mixed.time, a.time**0.75 * b.time**0.25)
+    np.testing.assert_allclose(both.formula.predict(world.table).time * both.factor(world.table), mixed.time)
+    apart = np.log(b.time / a.time)
+    variance = 0.75 * a.log_sd**2 + 0.25 * b.log_sd**2 + 0.75 * 0.25 * apart**2
+    np.testing.assert_allclose(mixed.log_sd, np.sqrt(variance))
 
 
 def test_the_generic_expression_finds_a_sum_of_powers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def formula(kind: Any) -> Formula:
 
 def model(name: str) -> Model:
     if name == "hybrid":
-        return fit_hybrid(formula("skeleton"), WORLD.table, WORLD.times, seed=0)
+        alone = fit_hybrid(formula("skeleton"), WORLD.table, WORLD.times, seed=0)
+        return replace(alone, others=((0.4, fit_hybrid(formula("power law"), WORLD.table, WORLD.times, seed=0)),))
     return formula(name)
 
 
@@ -67,6 +69,15 @@ def test_a_plain_regressor_is_none_of_ours_to_store(tmp_path: Path) -> None:
 def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(ModelError):
+        read_model(tmp_path / "m.json")
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.7, float("nan"), "much"])
+def test_a_share_that_cannot_be_is_refused(share: float | str, tmp_path: Path) -> None:
+    value = json.loads(write(model("hybrid"), tmp_path / "m.json").read_text())
+    value["correction"]["others"][0]["share"] = share
+    (tmp_path / "m.json").write_text(json.dumps(value))
+    with pytest.raises(ModelError, match="damaged"):
         read_model(tmp_path / "m.json")
 
 

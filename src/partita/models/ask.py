@@ -6,6 +6,7 @@ best with what is named. Where the device count is always the product of replica
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -167,37 +168,40 @@ def advise(
     The best: with a deadline, the fewest device-hours (or the least cost) that keep it; with a price alone, the least cost;
     else the shortest time. Raises Infeasible where no candidate keeps the deadline, with the smallest that would.
     """
-    batch = [n for n, r in roles.items() if r in BATCHES and r != "micro_batch"]
-    devices = [n for n, r in roles.items() if r == "devices"] or [n for n, r in roles.items() if r == "data"]
+    batch = [n for n, r in roles.items() if r in BATCHES and r != "micro_batch"][:1]
+    devices = ([n for n, r in roles.items() if r == "devices"] or [n for n, r in roles.items() if r == "data"])[:1]
+    asked = as_table(_options(table, roles, named, batch, devices), table)
+    step, predicted = step_of(asked, roles, form), model.predict(asked)
+    steps = question.samples * (1.0 if form.per_epoch else 1.0 / (step.batch * step.replicas))
+    seconds = predicted.time * unit_s(target) * steps
+    hours = seconds / 3600 * step.devices
+    names = [*batch, *devices]
+    rows = [
+        _advice({n: float(asked.numbers(n)[i]) for n in names}, *map(float, told), question)
+        for i, told in enumerate(zip(predicted.time, seconds, hours, strict=True))
+    ]
+    best = _best(rows, question)
+    return {"question": _asked(question), "rows": rows, "best": best, "sentence": _sentence(rows[best], names)}
+
+
+def _options(
+    table: Table,
+    roles: Mapping[str, Role],
+    named: Mapping[str, float | str],
+    batch: Sequence[str],
+    devices: Sequence[str],
+) -> list[dict[str, float | str]]:
+    """The rows to choose from. Raises TableError where there are none."""
     rows = []
-    for b in _candidates(table, batch[:1], named):
-        for d in _candidates(table, devices[:1], named):
-            try:
+    for b in _candidates(table, batch, named):
+        for d in _candidates(table, devices, named):
+            with contextlib.suppress(TableError):
                 rows.append(typical(table, roles, {**named, **b, **d}))
-            except TableError:
-                continue
     if not rows:
         raise TableError(
             "no batch size and device count to choose from", hint="a batch or a device column must be among the inputs"
         )
-    asked = as_table(rows, table)
-    step, predicted = step_of(asked, roles, form), model.predict(asked)
-    scale = unit_s(target)
-    steps = question.samples / (step.batch * step.replicas)
-    seconds = predicted.time * scale * (question.samples if form.per_epoch else steps)
-    hours = seconds / 3600 * step.devices
-    table_rows = [
-        _advice(row, float(predicted.time[i]), float(seconds[i]), float(hours[i]), question)
-        for i, row in enumerate(rows)
-    ]
-    best = _best(table_rows, question)
-    names = [*batch[:1], *devices[:1]]
-    return {
-        "question": _asked(question),
-        "rows": [{**r, "inputs": {n: r["inputs"][n] for n in names}} for r in table_rows],
-        "best": best,
-        "sentence": _sentence(table_rows[best], names),
-    }
+    return rows
 
 
 def _candidates(table: Table, names: Sequence[str], named: Mapping[str, float | str]) -> list[dict[str, float | str]]:
@@ -214,14 +218,8 @@ def _advice(
 ) -> dict[str, Any]:
     cost = {} if q.price_per_device_hour is None else {"cost": hours * q.price_per_device_hour}
     fits = q.deadline_s is None or total_s <= q.deadline_s
-    return {
-        "inputs": dict(row),
-        "predicted": predicted,
-        "total_s": total_s,
-        "device_hours": hours,
-        **cost,
-        "fits": fits,
-    }
+    told = {"inputs": dict(row), "predicted": predicted, "total_s": total_s, "device_hours": hours}
+    return {**told, **cost, "fits": fits}
 
 
 def _best(rows: Sequence[Mapping[str, Any]], q: Question) -> int:

@@ -144,8 +144,16 @@ def _hybrid(formula: Formula, value: Mapping[str, Any]) -> Hybrid:
         formula,
         Correction(points, kinds, lengths, weights, float(value["noise"]), weighted, bool(value["smooth"])),
         float(value["widen"]),
-        tuple((float(o["share"]), _hybrid(_formula(o["formula"]), o["correction"])) for o in value.get("others", ())),
+        tuple(_other(o) for o in value.get("others", ())),
     )
+
+
+def _other(value: Mapping[str, Any]) -> tuple[float, Hybrid]:
+    """Another hybrid with its share; that one has no others."""
+    share = float(value["share"])
+    if not 0 < share <= 0.5:
+        raise ValueError(f"a share of {share}")
+    return share, _hybrid(_formula(value["formula"]), {**value["correction"], "others": ()})
 
 
 def _cells(cells: list[Any]) -> Any:
