@@ -52,11 +52,12 @@ def test_what_was_once_counted_twice_or_misread(name: str, column: str, up_to: f
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # about 8 minutes on an idle core
 def test_over_all_tables_split_by_devices_by_size_and_by_batch() -> None:
     rows = [
         errors(name, column, up_to, plain=tuple(OPPONENTS), seed=2)
         for name, (_, _, splits) in TABLES.items()
-        for column, up_to in splits
+        for column, up_to in splits[::2]
         if column is not None
     ]
     ours, plain, inside = np.array(rows).T

@@ -177,8 +177,8 @@ def advise(
     hours = seconds / 3600 * step.devices
     names = [*batch, *devices]
     rows = [
-        _advice({n: float(asked.numbers(n)[i]) for n in names}, *map(float, told), question)
-        for i, told in enumerate(zip(predicted.time, seconds, hours, strict=True))
+        _advice({n: float(asked.numbers(n)[i]) for n in names}, float(t), float(seconds[i]), float(hours[i]), question)
+        for i, t in enumerate(predicted.time)
     ]
     best = _best(rows, question)
     return {"question": _asked(question), "rows": rows, "best": best, "sentence": _sentence(rows[best], names)}
