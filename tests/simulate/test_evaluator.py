@@ -17,7 +17,7 @@ from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
-from partita.nouns.plan import Plan
+from partita.nouns.plan import GraphPlan
 from partita.simulate.evaluator import Evaluator
 from partita.simulate.lower import lower
 from partita.simulate.simulator import durations, times
@@ -101,7 +101,7 @@ def random_placement(random: Random, graph: TaskGraph) -> PlacementPlan:
     )
 
 
-def simulated(problem: PipelineProblem | PlacementProblem, plan: Plan, seconds: np.ndarray) -> float:
+def simulated(problem: PipelineProblem | PlacementProblem, plan: GraphPlan, seconds: np.ndarray) -> float:
     costs = replace(problem.costs, seconds=seconds, low=seconds, high=seconds)
     clips = isinstance(problem, PipelineProblem) and problem.clips
     program = lower(problem.graph, problem.cluster, plan, clips=clips)

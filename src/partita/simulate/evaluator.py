@@ -24,7 +24,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
-from partita.nouns.plan import Plan
+from partita.nouns.plan import GraphPlan
 from partita.simulate.boundaries import gradient_sums
 from partita.simulate.lower import lower
 from partita.simulate.lower_placement import task_order
@@ -58,7 +58,7 @@ class Evaluator:
         tables = [costs.seconds] if certain else [costs.seconds, costs.low, costs.high]
         self._each = [_evaluates(replace(problem, costs=replace(costs, seconds=t))) for t in tables]
 
-    def estimate(self, plan: Plan) -> Estimate:
+    def estimate(self, plan: GraphPlan) -> Estimate:
         """Seconds of a training step, or of one sample through a placement; infinite where a task cannot run.
 
         `low` and `high` are with every task at its low and high: a makespan never falls where a duration grows. Raises
@@ -82,7 +82,7 @@ def _evaluates(problem: PipelineProblem | PlacementProblem) -> _Placements | _Pi
     return _Pipelines(problem.graph, problem.cluster, problem.costs, problem.clips)
 
 
-def _expect(plan: Plan, kind: str, graph: TaskGraph) -> None:
+def _expect(plan: GraphPlan, kind: str, graph: TaskGraph) -> None:
     if plan.kind != kind or plan.graph != graph.fingerprint:
         raise PlanError(
             f"a {plan.kind} plan for graph {plan.graph}; the problem asks for a {kind} of graph {graph.fingerprint}",
@@ -109,7 +109,7 @@ class _Placements:
         links = [*self.problem.cluster.links, self.problem.cluster.default_link]
         return any(k.fair or k.medium for k in links)
 
-    def seconds(self, plan: Plan) -> float:
+    def seconds(self, plan: GraphPlan) -> float:
         graph = self.problem.graph
         _expect(plan, "placement", graph)
         assert isinstance(plan, PlacementPlan)
@@ -165,7 +165,7 @@ class _Pipelines:
         """[tasks] 1 for a backward."""
         return np.array([t.phase == "backward" for t in self.graph.tasks], np.int64)
 
-    def seconds(self, plan: Plan) -> float:
+    def seconds(self, plan: GraphPlan) -> float:
         _expect(plan, "pipeline", self.graph)
         assert isinstance(plan, PipelinePlan)
         at = np.array([plan.stage_of.get(t.id, -1) for t in self.graph.tasks], np.int64)[self._forward_of]
