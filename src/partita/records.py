@@ -4,7 +4,7 @@
     X | None, Any                     null, anything
     tuple[X, ...], frozenset[X]       a list
     tuple[X, Y], a NamedTuple         a list of that length
-    Mapping[str, X], a dataclass      an object; a field that has a default may be missing, `from_` is "from"
+    Mapping[str, X], a dataclass      an object; a field that has a default may be missing or null; `from_` is "from"
 
 Whether the numbers make sense is for the class's own `check` to tell.
 """
@@ -44,19 +44,23 @@ def record(
     return found
 
 
-def lean(item: Any) -> Any:
+def lean(item: Any) -> dict[str, Any]:
     """A dataclass as JSON values, without what is left at its default.
 
     >>> from partita.nouns.cluster import Device
     >>> lean(Device("a", cores=(0, 1)))
     {'name': 'a', 'cores': [0, 1]}
     """
-    if is_dataclass(item):
-        pairs = ((f, getattr(item, f.name)) for f in fields(item))
-        return {f.name.rstrip("_"): lean(value) for f, value in pairs if not f.init or value != _default(f)}
+    pairs = ((f, getattr(item, f.name)) for f in fields(item))
+    return {f.name.rstrip("_"): _plain(value) for f, value in pairs if not f.init or value != _default(f)}
+
+
+def _plain(item: Any) -> Any:
     if isinstance(item, Mapping):
-        return {key: lean(value) for key, value in item.items()}
-    return [lean(x) for x in item] if isinstance(item, tuple | list) else item
+        return {key: _plain(value) for key, value in item.items()}
+    if isinstance(item, tuple | list | frozenset):
+        return [_plain(x) for x in (sorted(item) if isinstance(item, frozenset) else item)]
+    return lean(item) if is_dataclass(item) else item
 
 
 def _default(f: Field[Any]) -> Any:
@@ -110,7 +114,8 @@ class _Reader:
             named = f" (known: {', '.join(known)})"
             self.faults += [_place(at, k) + " is unknown" + named for k in table if k not in known]
         self.faults += [_place(at, k) + " is missing" for k, (_, free) in known.items() if not free and k not in table]
-        values = {k: self.read(hint, table[k], f"{at}.{k}") for k, (hint, _) in known.items() if k in table}
+        given = [k for k, (_, free) in known.items() if k in table and not (free and table[k] is None)]
+        values = {k: self.read(known[k][0], table[k], f"{at}.{k}") for k in given}
         return (
             kind(**{k if k in kind.__dataclass_fields__ else f"{k}_": v for k, v in values.items()})
             if len(self.faults) == before

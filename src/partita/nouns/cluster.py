@@ -202,8 +202,8 @@ class Cluster:
         """A dict of JSON values; what is infinite or left at its default is left out."""
         return {
             "source": self.source,
-            "device": lean(self.devices),
-            "links": lean(self.links),
+            "device": [lean(d) for d in self.devices],
+            "links": [lean(k) for k in self.links],
             "link": lean(self.default_link),
         }
 

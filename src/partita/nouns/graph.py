@@ -246,12 +246,12 @@ class TaskGraph:
             "format": "partita-graph",
             "version": 1,
             "name": self.name,
-            "tasks": lean(self.tasks),
+            "tasks": [lean(t) for t in self.tasks],
             "tensors": [
                 {"from": ids[p], "bytes": float(b), "to": [ids[r] for r in self.readers.row(k)]}
                 for k, (p, b) in enumerate(zip(self.producer, self.size_bytes, strict=True))
             ],
-            "shared": lean(self.shared),
+            "shared": [lean(s) for s in self.shared],
         }
 
     @staticmethod

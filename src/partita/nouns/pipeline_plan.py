@@ -167,7 +167,7 @@ class PipelinePlan:
         return faults
 
     def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = lean(self)
+        value = lean(self)
         for stage, s in zip(value["stages"], self.stages, strict=True):
             stage["replicas"] = s.replicas
         return value
