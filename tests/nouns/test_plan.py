@@ -133,7 +133,7 @@ def test_all_faults_of_a_placement_are_told_at_once() -> None:
         ({"version": 1}, "has version 1"),
         ({"problem": None}, "is damaged: TypeError"),
         ({"stages": [{"tasks": ["f0"]}]}, r"stages\[0\].devices is missing"),
-        ({"objective": "fame"}, "unknown objective 'fame'"),
+        ({"objective": "fame"}, "objective is 'fame', not one of 'throughput'"),
         ({"value_s": -1}, "value_s is -1"),
         ({"micro_batches": 0}, "0 micro-batches"),
         ({"graph": "feed"}, "it was made for graph feed"),
