@@ -171,7 +171,7 @@ def test_a_plan_file_must_be_one(work: list[JobSpec], tmp_path: Path, capsys: py
         ({**good, "format": "partita-offload-plan"}, "partita-plan"),
         ({**good, "version": 1}, "version 1"),
         ({k: v for k, v in good.items() if k != "problem"}, "damaged"),
-        ({**good, "kind": "placement", "placement": {}, "graph": ""}, "for a problem of kind offload"),
+        ({**good, "kind": "placement", "placement": {}, "graph": "", "order": {}}, "for a problem of kind offload"),
         ({**good, "order": [0]}, "it orders 1 jobs"),
     ):
         path.write_text(json.dumps(value))
