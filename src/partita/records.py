@@ -68,6 +68,13 @@ def _default(f: Field[Any]) -> Any:
 
 
 @cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a generic type is of, and its arguments; of a NamedTuple its fields' types."""
+    origin, args = get_origin(hint), get_args(hint)
+    return origin, args or (tuple(get_type_hints(hint).values()) if hasattr(hint, "_fields") else ())
+
+
+@cache
 def _format(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Field -> (its type, whether it has a default)."""
     hints = get_type_hints(kind)
@@ -82,15 +89,15 @@ class _Reader:
     faults: list[str] = field(default_factory=list)
 
     def read(self, hint: Any, value: Any, at: str) -> Any:
-        origin, args = get_origin(hint), get_args(hint)
+        if hint in _SCALARS:
+            return self._scalar(hint, value, at)
+        origin, args = _parts(hint)
         if hint is Any or (value is None and NoneType in args):
             return value
         if NoneType in args:
             return self.read(next(a for a in args if a is not NoneType), value, at)
         if origin is Literal:
             return value if value in args else self._misfit(value, f"one of {', '.join(map(repr, args))}", at)
-        if hint in _SCALARS:
-            return self._scalar(hint, value, at)
         if is_dataclass(hint) or origin is Mapping:
             if not isinstance(value, Mapping):
                 return self._misfit(value, "a table", at)
@@ -101,12 +108,12 @@ class _Reader:
 
     def _row(self, hint: Any, row: Sequence[Any], at: str) -> Any:
         """A tuple, a frozenset or a NamedTuple."""
-        args = get_args(hint) or tuple(get_type_hints(hint).values())
-        each = args[:1] * len(row) if get_origin(hint) is frozenset or args[-1] is ... else args
+        origin, args = _parts(hint)
+        each = args[:1] * len(row) if origin is frozenset or args[-1] is ... else args
         if len(each) != len(row):
             return self._misfit(row, f"a list of {len(each)}", at)
         values = [self.read(h, x, f"{at}[{k}]") for k, (h, x) in enumerate(zip(each, row, strict=True))]
-        return get_origin(hint)(values) if get_origin(hint) else hint(*values)
+        return origin(values) if origin else hint(*values)
 
     def _instance(self, kind: Any, table: Mapping[str, Any], at: str) -> Any:
         before, known = len(self.faults), _format(kind)
