@@ -21,7 +21,6 @@ from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.nouns.timeline import Timeline
 from partita.page.machine import machine_facts
-from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.report.story import Engine, Story
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
@@ -32,6 +31,8 @@ from partita.training.runtime.spec import Spec
 
 def alternatives(profile: Profile, **wishes: Any) -> dict[str, float]:
     """Method -> predicted seconds of a step, of the simple methods that find a plan at all."""
+    from partita.pipeline.plan.planner import plan_pipeline  # its kernels take a second to load: not for every run
+
     found = {}
     for method in ("single", "even", "blocks"):
         try:
