@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
+from partita.nouns.program import Op
 from partita.simulate.segments import stages_of
 from partita.training.job import Batch, TrainingJob, load_job
-from partita.training.runtime import checkpoint
+from partita.training.runtime import checkpoint, interpreter
 from partita.training.runtime.pipeline import Assignment
 from partita.training.runtime.single import SingleProcess
 
@@ -139,6 +141,30 @@ def test_a_run_goes_through_plans_of_every_kind() -> None:
         runs.append((source_of(model), plans(graph), [2, 2, 2, 2, 3, 2, 2, 2, 1, 2, 1]))
     for run, found in zip(runs, on_ranks(together, 3, [(deployed, *run) for run in runs]), strict=True):
         check(run, found)
+
+
+def left_over(rank: int, ranks: int, source: str, plans: list[PipelinePlan]) -> Any:
+    """(losses, gradients that each update finds not yet sent or dropped) of a step by each plan."""
+    held: list[int] = []
+
+    def update(self: interpreter.Interpreter, s: interpreter.Step, line: interpreter.Line) -> None:
+        held.append(len(s.owed) + len(s.made) + sum(map(len, s.returned.values())))
+        interpreter.Interpreter.update(self, s, line)
+
+    handlers = {**interpreter.HANDLERS, (Op.UPDATE, "update"): update}
+    with mock.patch.object(interpreter, "HANDLERS", handlers):
+        losses, _ = deployed(rank, ranks, source, plans, [1] * len(plans))
+    return losses, held
+
+
+def test_messages_come_in_another_order_than_they_are_wanted_and_nothing_stays_behind() -> None:
+    source, graph = source_of("trained:decoder"), captured_job("trained:decoder", SIZE).graph
+    a, b, _ = WORLD
+    chosen = [cut(graph, [[a], [b]] * 3, in_flight=n) for n in (1, 2, 4)]
+    chosen.append(cut(graph, [[b], [a]] * 3, schedule="gpipe"))
+    losses, held = on_ranks(left_over, 2, source, chosen)
+    assert losses == pytest.approx(by_itself(source, 4)[0], rel=1e-5)
+    assert held == [0] * 4
 
 
 def refused(rank: int, ranks: int, source: str, plan: PipelinePlan, wrong: PipelinePlan) -> Any:
