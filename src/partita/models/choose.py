@@ -105,8 +105,9 @@ def settle(
     """Settings for some training rows. O(kinds x penalties x splits) fits to at most ROWS rows each."""
     splits = question(table, roles, split_by)
     choices = {k: choose(k, table, times, roles, splits, seed=seed) for k in dict.fromkeys([*KINDS, *kinds])}
-    errors = {c: corrected(c, choices, table, times, roles, splits[:MOST], seed=seed) for c in (*HYBRIDS, HELD)}
-    main = _best(errors, roles)
+    tried = (*HYBRIDS, HELD) if split_by else HYBRIDS
+    errors = {c: corrected(c, choices, table, times, roles, splits[:MOST], seed=seed) for c in tried}
+    main = _best(errors, roles if split_by else {})  # folds ask what the rows can answer: no meaning is known better
     return Settings(choices, main, _share(errors, main) if split_by else 0.0, errors)
 
 
