@@ -57,6 +57,7 @@ THINNED = 3_000  #: of more states, these give a first value
 MOVE_S, UNIT_S = 3e-7, 2e-5  #: what moving a unit and cutting an order again take on a slow core
 ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exact
 CUT_SHARE = 0.2  #: of the budget for minimum cuts
+ROUGH_SHARE, CLOSING_SHARE = 0.3, 0.6  #: of the budget: for chains over coarser units, and for boxes
 BOXES = "no chain of downsets is below it"
 SHARES = "equal shares of the work"
 
@@ -255,7 +256,6 @@ def _tasks(work: Work, units: IntArray) -> IntArray:
 
 def exact_replicated(problem: PlacementProblem, budget_s: float) -> Found | None:
     """The least bottleneck over all chains of downsets and replicas; over coarser units where they are too many."""
-    began = time.monotonic()
     work = without_idle(Work.of(problem))
     replication = Replication.of(work)
     if not replication.equal:
@@ -279,14 +279,14 @@ def exact_replicated(problem: PlacementProblem, budget_s: float) -> Found | None
     )
     if coarse is not None:
         coarse_work = Work.of(problem, coarse[0])
-        better, _, _ = _over_states(coarse_work, Replication.of(coarse_work), coarse[1], upper, budget_s)
+        better, _, _ = _over_states(coarse_work, Replication.of(coarse_work), coarse[1], upper, ROUGH_SHARE * budget_s)
         if better:
             stages = [_finer_stage(work, coarse[0], s) for s in better]
             method = "antichain-dp over coarser units"
     if not stages:
         return None
     rough = _found_replicated(work, replication, stages, share, SHARES, method)
-    value, best, bound = closed_in(work, replication, stages, rough.value_s, budget_s - (time.monotonic() - began))
+    value, best, bound = closed_in(work, replication, stages, rough.value_s, CLOSING_SHARE * budget_s)
     if value >= rough.value_s:
         best = stages
     else:

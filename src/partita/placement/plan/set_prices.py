@@ -26,6 +26,7 @@ from partita.placement.plan.sweep import Sweep
 
 MOST_STATES = 100_000
 MOST_CLASSES = 4
+MOST_ATOMS, MOST_PAIRS = 3_000, 5_000_000  #: and pairs of atoms that share a net
 LEFT_OUT = 1e-4  #: of the value that has to be beaten: nets that cost no more in total are left out
 BUCKETS = 256  #: of load, while searching
 FINEST, PROOF_CELLS = 4096, 2e7  #: buckets and cells when proving
@@ -57,12 +58,13 @@ class SetPrices:
         """For a bound up to a known value; None where the model is too wide, or not of rule "sum"."""
         if model.rule != "sum" or not model.class_pays.any() or model.work_s.shape[1] > MOST_CLASSES:
             return None
-        whole, model = model, _without_cheap_nets(model, LEFT_OUT * known_s)
+        work, whole, model = model.work_s.min(axis=1), model, _without_cheap_nets(model, LEFT_OUT * known_s)
+        if model.atoms > MOST_ATOMS or not work.sum() > 0 or float((np.diff(model.nets.start) ** 2).sum()) > MOST_PAIRS:
+            return None
         sweep = Sweep.of(model, MOST_STATES)
         if sweep is None:
             return None
         alone = sweep.without_nets()
-        work = model.work_s.min(axis=1)
         beside = np.bincount(model.nets.items, np.repeat(model.cost_s, np.diff(model.nets.start)), model.atoms)
         finest = int(min(FINEST, max(BUCKETS, PROOF_CELLS / sweep.states)))
         sweeps = [sweep if pays else alone for pays in model.class_pays]
@@ -128,7 +130,7 @@ class SetPrices:
         fine = int(min(self.finest, max(BUCKETS, 4.0 / spare)))
         for c, sweep in enumerate(self.sweeps):
             asked = float(z[c]) * (1 + min(spare, 1.0) - ROUNDING)
-            z[c], _ = sweep.best(self.model.work_s[:, c], self.price, limit_s, asked, fine, relaxed=True)
+            z[c], _ = sweep.best(self.model.work_s[:, c], self.price, limit_s * (1 + ROUNDING), asked, fine, relaxed=True)
             self.spent += sweep.states * fine
         return float(size @ z) < total * (1 - ROUNDING / 2)
 

@@ -25,7 +25,7 @@ from partita.placement.plan.load import Bools, LoadModel
 from partita.solve.compiled import compiled
 
 MOST_OPEN = 30  #: nets at a time, two bits of a word each
-STARTS = 64  #: orders tried
+STARTS, MOST_STEPS = 64, 50_000_000  #: orders tried, and atoms looked at for that
 STEPS_OF_MU = 24
 
 
@@ -86,7 +86,8 @@ class Sweep:
         `relaxed`: nothing has more than this value, and the sets mean nothing. Else the sets are real, the best first,
         and there may be better ones. `work_s`, `value` [atoms]. O(states x buckets).
         """
-        args = (self.start, self.inside, self.outside, self.inside_s, self.outside_s, work_s[self.order])
+        work = np.minimum(work_s[self.order], 2 * limit_s)  # inf where an atom cannot run, and no product with it
+        args = (self.start, self.inside, self.outside, self.inside_s, self.outside_s, work)
         worth = value[self.order]
         mu, rest = _dual(*args, worth, limit_s)
         top, rows = _labels(*args, worth, limit_s, asked, buckets, mu, rest, relaxed)
@@ -122,7 +123,7 @@ def _order(start: IntArray, near: IntArray) -> IntArray:
     beside those met that leaves fewest of them with neighbours not met. `start`, `near`: the neighbours of each atom."""
     n = len(start) - 1
     best, least = np.arange(n), np.inf
-    for first in range(0, n, max(1, n // STARTS)):
+    for first in range(0, n, max(1, n // STARTS, n**3 // MOST_STEPS)):
         left = start[1:] - start[:-1]
         met, order = np.zeros(n, np.bool_), np.empty(n, np.int64)
         waiting, states = 0, 0.0
