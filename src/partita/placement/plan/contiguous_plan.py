@@ -28,7 +28,7 @@ from partita.placement.plan.boxes import closed_in
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
 from partita.placement.plan.device_limit import MOST_REPLICATING, expect_at_most, useful
-from partita.placement.plan.device_line import best_line_up, too_many_types
+from partita.placement.plan.device_line import best_line_up, eased_line_ups, too_many_types
 from partita.placement.plan.from_arrays import device_numbers, placement_plan, simulated_s
 from partita.placement.plan.idle import without_idle
 from partita.placement.plan.latency import latency_bound, quickest_chains
@@ -59,6 +59,7 @@ ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exa
 CUT_SHARE = 0.2  #: of the budget for minimum cuts
 ROUGH_SHARE, CLOSING_SHARE = 0.3, 0.6  #: of the budget: for chains over coarser units, and for boxes
 BOXES = "no chain of downsets is below it"
+EASED = "best of few kinds of devices, none slower"
 SHARES = "equal shares of the work"
 
 
@@ -154,9 +155,9 @@ def exact(problem: PlacementProblem, budget_s: float) -> Found | None:
     work = without_idle(Work.of(problem))
     start = _linear(work, budget_s)
     value, parts = (start[0] * (1 + 1e-12), start[1]) if start else (math.inf, [])
-    if too_many_types(work):
-        return _found(work, refined(work, start[1]), *_at_least(work, budget_s), "device line-ups") if start else None
     states = every_downset(work.units, MOST_DOWNSETS)
+    if too_many_types(work):
+        return _over_line_ups(work, start[1], states, budget_s) if start else None
     if states is not None:
         better = exact_chain(work, states, min(value, _all_work(work)))
         best = better[1] if better else parts
@@ -173,12 +174,24 @@ def exact(problem: PlacementProblem, budget_s: float) -> Found | None:
     return _found(work, moved, *_at_least(work, budget_s), method if moved is parts else f"{method}, refined")
 
 
+def _over_line_ups(work: Work, parts: list[Part], states: StateSequence | None, budget_s: float) -> Found:
+    """Better parts than these for devices in a line, and a bound."""
+    moved, at_least, how = refined(work, parts), *_at_least(work, budget_s)
+    if states is not None:
+        _, moved, eased = eased_line_ups(work, moved, states, budget_s)
+        at_least, how = (eased, EASED) if eased > at_least else (at_least, how)
+    return _found(work, moved, at_least, how, "device line-ups")
+
+
 def _at_least(work: Work, budget_s: float) -> tuple[float, str]:
     """A bound on the largest load of any placement, and how it is obtained: shares of the work, or minimum cuts (which
     know the rule "sum" only)."""
     if work.overlap:
         return work.share_bound_s, SHARES
-    share, model = work.share_bound_s, load_model(work.problem).eased()
+    share, model = work.share_bound_s, load_model(work.problem)
+    unit_of = np.zeros(model.atoms, np.int64)
+    unit_of[model.atom_of] = work.units.unit_of
+    model = model.merged(unit_of).eased()
     networks = {c: network(model, c) for c in np.flatnonzero(model.class_pays).tolist()}
     cut = anchors(model, networks, most_arcs=CUT_SHARE * budget_s * ARCS_PER_S).bound_s if networks else 0.0
     return (cut, "minimum cut") if cut > share else (share, SHARES)

@@ -43,7 +43,6 @@ from partita.placement.plan.makespan import plan_makespan
 from partita.placement.plan.min_cut import anchors, network
 from partita.placement.plan.portfolio import Search, anchored, annealed, narrow, parts, priced, provable, proven
 
-
 MOST_TO_PROVE = 200  #: atoms of a narrow graph up to which the constraint program is tried before the prices
 
 

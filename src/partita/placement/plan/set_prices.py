@@ -130,7 +130,9 @@ class SetPrices:
         fine = int(min(self.finest, max(BUCKETS, 4.0 / spare)))
         for c, sweep in enumerate(self.sweeps):
             asked = float(z[c]) * (1 + min(spare, 1.0) - ROUNDING)
-            z[c], _ = sweep.best(self.model.work_s[:, c], self.price, limit_s * (1 + ROUNDING), asked, fine, relaxed=True)
+            z[c], _ = sweep.best(
+                self.model.work_s[:, c], self.price, limit_s * (1 + ROUNDING), asked, fine, relaxed=True
+            )
             self.spent += sweep.states * fine
         return float(size @ z) < total * (1 - ROUNDING / 2)
 
