@@ -28,7 +28,7 @@ from partita.placement.plan.boxes import closed_in
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
 from partita.placement.plan.device_limit import MOST_REPLICATING, expect_at_most, useful
-from partita.placement.plan.device_line import best_line_up, eased_line_ups, too_many_types
+from partita.placement.plan.device_line import best_line_up, eased, eased_line_ups, too_many_types
 from partita.placement.plan.from_arrays import device_numbers, placement_plan, simulated_s
 from partita.placement.plan.idle import without_idle
 from partita.placement.plan.latency import latency_bound, quickest_chains
@@ -178,8 +178,8 @@ def _over_line_ups(work: Work, parts: list[Part], states: StateSequence | None, 
     """Better parts than these for devices in a line, and a bound."""
     moved, at_least, how = refined(work, parts), *_at_least(work, budget_s)
     if states is not None:
-        _, moved, eased = eased_line_ups(work, moved, states, budget_s)
-        at_least, how = (eased, EASED) if eased > at_least else (at_least, how)
+        _, moved, alike = eased_line_ups(work, moved, states, budget_s)
+        at_least, how = (alike, EASED) if alike > at_least else (at_least, how)
     return _found(work, moved, at_least, how, "device line-ups")
 
 
@@ -272,7 +272,7 @@ def exact_replicated(problem: PlacementProblem, budget_s: float) -> Found | None
     work = without_idle(Work.of(problem))
     replication = Replication.of(work)
     if not replication.equal:
-        return _lined_up(work)
+        return _over_unlike(work, budget_s)
     start = _linear_replicated(work, replication)
     share = float(work.least_s.sum()) / len(problem.cluster.devices)
     upper = start[0] * (1 + 1e-12) if start else _all_work(work)
@@ -306,6 +306,14 @@ def exact_replicated(problem: PlacementProblem, budget_s: float) -> Found | None
         method = f"{method}, then cuts that send little"
     how = BOXES if bound > share else SHARES
     return _found_replicated(work, replication, best, bound, how, method)
+
+
+def _over_unlike(work: Work, budget_s: float) -> Found | None:
+    """The best along linear orders, and the bound of devices that are all as fast and as large as the best of them."""
+    found, alike = _lined_up(work), exact_replicated(eased(work.problem), budget_s)
+    if found is None or alike is None or alike.bound_s <= found.bound_s:
+        return found
+    return replace(found, bound_s=alike.bound_s, bound=EASED)
 
 
 def _finer_stage(work: Work, coarse: Units, stage: ReplicatedStage) -> ReplicatedStage:

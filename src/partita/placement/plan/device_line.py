@@ -105,8 +105,12 @@ def eased_line_ups(
         0.0,
         EASED_SHARE * budget_s * PAIRS_PER_S,
     )
+    met: set[tuple[int, ...]] = set()
     for ends in EASED:
-        easy = Work.of(_eased(work.problem, ends), work.units)
+        easy = Work.of(eased(work.problem, ends), work.units)
+        if easy.counts in met:
+            continue
+        met.add(easy.counts)
         left -= math.prod(n + 1 for n in easy.counts) * len(easy.counts) * float(len(states)) ** 2
         if left < 0 or bound >= value * (1 - 1e-9):
             break
@@ -119,7 +123,7 @@ def eased_line_ups(
     return value, best, bound
 
 
-def _eased(problem: PlacementProblem, ends: Sequence[float]) -> PlacementProblem:
+def eased(problem: PlacementProblem, ends: Sequence[float] = ()) -> PlacementProblem:
     """The problem with the devices of a kind in groups, which end at these shares of them: each member the best of them."""
     devices: list[Device] = []
     for kind in sorted({d.kind for d in problem.cluster.devices}):

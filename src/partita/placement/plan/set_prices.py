@@ -34,6 +34,7 @@ HALVINGS = 4  #: of the way from the bound to a limit that could not be excluded
 FIRST_BOX, LEAST_BOX = 0.2, 1e-3
 ENOUGH = 1.002  #: worth of prices, the most that devices hold being 1, with which the proof is tried
 CLOSE = 1e-3  #: share of the value, at which nothing more is tried
+MOST_WORTH = 1e6  #: of prices, where no set is below the limit
 ROUNDING = 1e-6
 MOST_ROWS = 400  #: of a linear program: sets
 LP_CELLS = 300.0  #: cells of the sweep that an entry of the linear program takes as long as
@@ -115,7 +116,8 @@ class SetPrices:
                 z[c], sets = sweep.best(self.model.work_s[:, c], price, limit_s, float(z[c]), buckets)
                 self.spent += sweep.states * buckets
                 self.sets += [(c, s, limit_s) for s in sets]
-            share, buckets = float(price.sum()) / max(float(self.model.class_size @ z), 1e-300), 4 * buckets
+            held = max(float(self.model.class_size @ z), float(price.sum()) / MOST_WORTH)
+            share, buckets = float(price.sum()) / held, 4 * buckets
         return share
 
     def _excludes(self, limit_s: float) -> bool:
