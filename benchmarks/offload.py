@@ -36,6 +36,7 @@ import onnxruntime
 
 from partita import __version__
 from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.nouns.plan import OffloadFile
 from partita.offload.capture.jobs import JobSpec
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
@@ -114,7 +115,7 @@ def measured(asked: Json, models: Mapping[str, OnnxModel], server: str, key: Cli
 def carried_out(asked: Json, models: Mapping[str, OnnxModel], server: str, key: ClientCredentials) -> Json:
     """Run a plan; between getting ready and the clock, wait for a line: quota and rate are set meanwhile."""
     problem = OffloadProblem.from_json(asked["problem"])
-    plan = OffloadPlan.from_json(asked["plan"], problem)
+    plan = OffloadPlan.from_json(asked["plan"])
     of_job = [models[n] for n in asked["models"]]
 
     def begin() -> None:
@@ -222,29 +223,24 @@ def stage(names: Sequence[str]) -> Any:
 # -------------------------------------------------------------------------------------------------- the problems
 
 
-def plans_of(problem: OffloadProblem, methods: Sequence[str], budget_s: float = 1.0) -> dict[str, OffloadPlan]:
-    return {m: plan_offload(problem, m, budget_s=budget_s) for m in methods}
-
-
-def run_of(
-    on: Stage, work: Sequence[str], problem: OffloadProblem, plan: OffloadPlan, share: int, mbit: int, times: int = 1
-) -> Json:
+def run_of(on: Stage, work: Sequence[str], file: OffloadFile, share: int, mbit: int, times: int = 1) -> Json:
     """One method's row: predicted, and measured where it is not too long; of several runs the median."""
-    expected = part_times(problem, plan)[0].sum(axis=0).tolist()
+    verdict = file.verdict
+    expected = part_times(file.problem, file.plan)[0].sum(axis=0).tolist()
     row: Json = {
-        "predicted_s": plan.makespan_s,
-        "bound_s": plan.lower_bound_s,
-        "bound": plan.bound,
-        "found_by": plan.method,
+        "predicted_s": verdict.value_s,
+        "bound_s": verdict.lower_bound_s,
+        "bound": verdict.bound,
+        "found_by": verdict.method,
         "busy_predicted_s": dict(zip(MACHINES, expected, strict=True)),
     }
-    if plan.makespan_s > LONGEST_S:
+    if verdict.value_s > LONGEST_S:
         return row
-    asked = {"do": "run", "problem": problem.to_json(), "plan": plan.to_json(problem), "models": list(work)}
+    asked = {"do": "run", "problem": file.problem.to_json(), "plan": file.plan.to_json(), "models": list(work)}
     runs = [on.run(asked, share, mbit) for _ in range(times)]
     row["runs"] = runs
     row["measured_s"] = statistics.median(r["makespan_s"] for r in runs)
-    row["error"] = plan.makespan_s / row["measured_s"] - 1
+    row["error"] = verdict.value_s / row["measured_s"] - 1
     return row
 
 
@@ -266,8 +262,8 @@ def setting(
     by_name = {j.name.partition(" ")[0]: j for j in one.jobs}
     problem = replace(one, jobs=tuple(replace(by_name[n], name=f"{n} {k}") for k, n in enumerate(names)))
     rows: Json = {}
-    for method, plan in plans_of(problem, methods).items():
-        rows[method] = run_of(on, names, problem, plan, share, mbit, runs)
+    for method in methods:
+        rows[method] = run_of(on, names, plan_offload(problem, method), share, mbit, runs)
         say(share, mbit, method, rows[method])
     link = found["problem"]["link"]
     about = {"device_percent": share, "mbit_per_s": mbit, "link": link, "models": found["models"]}

@@ -20,7 +20,6 @@ from offload.report.sample_offload import make_problem
 from pipeline.report.sample_run import make_plan, make_story
 from small_worlds import VERDICT, given_costs, placed, training_chain
 
-from partita.cli.offload.plan import read_plan, write_plan
 from partita.errors import BadInput
 from partita.files import read_json, read_toml, write_whole
 from partita.models.capture.roles import read_roles
@@ -31,7 +30,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.offload import OffloadProblem
 from partita.nouns.placement_problem import PlacementProblem
-from partita.nouns.plan import PlanFile
+from partita.nouns.plan import OffloadFile, PlanFile
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
@@ -309,13 +308,13 @@ PLACEMENT = {
 
 def _offload_plan(folder: Path) -> bytes:
     problem = make_problem()
-    write_plan(folder / "p", problem, plan_offload(problem, budget_s=0.1))
+    plan_offload(problem, budget_s=0.1).write(folder / "p")
     return (folder / "p").read_bytes()
 
 
 OFFLOAD = {
     "offload costs": Reader(".json", lambda _: _json(make_problem().to_json()), OffloadProblem.read),
-    "offload plan": Reader(".json", _offload_plan, read_plan),
+    "offload plan": Reader(".json", _offload_plan, OffloadFile.read),
 }
 
 _TABLE = "devices,batch,framework,time_s\n" + "".join(f"{d},{b},torch,{b / d}\n" for d in (1, 2, 4) for b in (8, 16))

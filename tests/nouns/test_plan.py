@@ -21,14 +21,14 @@ from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_problem import PlacementProblem
-from partita.nouns.plan import Plan, PlanFile, Verdict, checked_bound, plan_from_json
+from partita.nouns.plan import GraphPlan, PlanFile, Verdict, checked_bound, plan_from_json
 
 CHAIN = training_chain(3)
 PIPELINE = stage_plan(CHAIN, [2, 1, 1], 8, 4, recompute=True)
 CLUSTER = Cluster.uniform(5)
 
 
-def plan_file(plan: Plan = PIPELINE) -> PlanFile:
+def plan_file(plan: GraphPlan = PIPELINE) -> PlanFile:
     if plan.kind == "pipeline":
         return PlanFile(plan, VERDICT, PipelineProblem(CHAIN, CLUSTER, given_costs(CHAIN), "job.py:job", 64, 8))
     held = np.arange(len(CHAIN), dtype=np.float64)
@@ -37,7 +37,7 @@ def plan_file(plan: Plan = PIPELINE) -> PlanFile:
 
 
 @pytest.mark.parametrize("plan", [PIPELINE, placed(CHAIN, ["cpu0", "cpu1", "cpu1", "cpu4", "cpu4", "cpu0"])])
-def test_a_file_gives_back_the_plan_and_its_problem(tmp_path: Path, plan: Plan) -> None:
+def test_a_file_gives_back_the_plan_and_its_problem(tmp_path: Path, plan: GraphPlan) -> None:
     again = PlanFile.read(plan_file(plan).write(tmp_path / "plan.json"))
     assert again.plan == plan
     assert (again.graph.fingerprint, again.cluster) == (CHAIN.fingerprint, CLUSTER)

@@ -18,7 +18,7 @@ from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
 from partita.nouns.pipeline_plan import Schedule
-from partita.nouns.plan import Plan
+from partita.nouns.plan import GraphPlan
 from partita.nouns.program import Builder, Op, Piece, Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.exchange import ring_s
@@ -175,7 +175,9 @@ def test_an_in_order_queue_does_one_thing_at_a_time(made: tuple[Program, Duratio
             np.testing.assert_allclose(end[items] - start[items], d.busy_s[items], atol=1e-9)
 
 
-def run(graph: TaskGraph, cluster: Cluster, plan: Plan, costs: CostTable | None = None) -> tuple[Program, Timeline]:
+def run(
+    graph: TaskGraph, cluster: Cluster, plan: GraphPlan, costs: CostTable | None = None
+) -> tuple[Program, Timeline]:
     program = lower(graph, cluster, plan)
     return program, simulate(program, durations(program, graph, costs or given_costs(graph), cluster))
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from partita.errors import CostError, PlanError, refuse, sentence_of
+from partita.errors import CostError, refuse, sentence_of
 from partita.files import read_json
 
 MOST_JOBS = 100_000
@@ -72,6 +72,7 @@ class OffloadLink:
 class OffloadProblem:
     """Jobs, a link and a server."""
 
+    kind: ClassVar[str] = "offload"
     link: OffloadLink
     jobs: tuple[OffloadJob, ...]
     server_threads: int = 1
@@ -93,8 +94,13 @@ class OffloadProblem:
             faults += [f"job {j.name!r}: {fault}" for fault in _job_faults(j)]
         return faults
 
+    def shown(self) -> dict[str, Any]:
+        """What of it stands beside the plan, for scripts."""
+        return {}
+
     def to_json(self) -> dict[str, Any]:
         return {
+            "kind": self.kind,
             "link": {k: v for k, v in asdict(self.link).items() if v or not k.startswith("send")},
             "server_threads": self.server_threads,
             "jobs": [_job_json(j) for j in self.jobs],
@@ -133,11 +139,7 @@ class OffloadPlan:
 
     order: tuple[int, ...]  #: indices of jobs
     cuts: tuple[frozenset[str], ...]  #: [jobs] ids of the tasks on the device
-    makespan_s: float  #: predicted
-    lower_bound_s: float  #: no cuts and order can be faster
-    bound: str  #: how the bound was obtained
-    method: str
-    seconds_spent: float
+    kind: Literal["offload"] = field(default="offload", init=False)
 
     def check(self, problem: OffloadProblem) -> list[str]:
         """Every fault at once; empty when the plan fits the problem."""
@@ -156,36 +158,14 @@ class OffloadPlan:
             ]
         return faults
 
-    def to_json(self, problem: OffloadProblem) -> dict[str, Any]:
-        return {
-            "makespan_s": self.makespan_s,
-            "lower_bound_s": self.lower_bound_s,
-            "bound": self.bound,
-            "order": list(self.order),
-            "cuts": [[t.id for t in j.tasks if t.id in c] for j, c in zip(problem.jobs, self.cuts, strict=True)],
-            "method": self.method,
-            "seconds_spent": self.seconds_spent,
-        }
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "order": list(self.order), "cuts": [sorted(c) for c in self.cuts]}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any], problem: OffloadProblem, what: str = "plan") -> OffloadPlan:
-        """The plan in a parsed JSON object. Raises PlanError with every fault at once."""
-        try:
-            plan = OffloadPlan(
-                tuple(int(i) for i in value["order"]),
-                tuple(frozenset(str(t) for t in c) for c in value["cuts"]),
-                float(value["makespan_s"]),
-                float(value["lower_bound_s"]),
-                str(value.get("bound", "")),
-                str(value["method"]),
-                float(value["seconds_spent"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise PlanError(f"{what} is damaged: {sentence_of(error)}", hint="plan again") from error
-        given = {what: getattr(plan, what) for what in ("makespan_s", "lower_bound_s", "seconds_spent")}
-        faults = [fault for name, value in given.items() for fault in _number_fault("it", name, value)]
-        refuse(PlanError, faults + plan.check(problem), what, hint="plan again for these jobs")
-        return plan
+    def from_json(value: Mapping[str, Any]) -> OffloadPlan:
+        """Raises KeyError, TypeError or ValueError where it is damaged."""
+        cuts = tuple(frozenset(str(t) for t in c) for c in value["cuts"])
+        return OffloadPlan(tuple(int(i) for i in value["order"]), cuts)
 
 
 def _job(value: Mapping[str, Any]) -> OffloadJob:

@@ -1,29 +1,35 @@
 """PlanFile: a decision, what its planner claims for it, and the problem it answers.
 
-Plans are a family of small types, one for each way of splitting work: `pipeline_plan`, `placement_plan`. A plan can be
-explained, simulated and run from its file alone.
+Plans are a family of small types, one for each way of splitting work: `pipeline_plan`, `placement_plan`, `offload`. A plan
+can be explained, simulated and run from its file alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar, get_args
 
 from partita.errors import InternalError, PlanError, refuse
 from partita.files import dump_json, read_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
+from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
 
-Objective = Literal["throughput", "latency", "step"]
-Plan = PipelinePlan | PlacementPlan
+Objective = Literal["throughput", "latency", "step", "makespan"]
+GraphPlan = PipelinePlan | PlacementPlan
+GraphProblem = PipelineProblem | PlacementProblem
+Plan = GraphPlan | OffloadPlan
+Problem = GraphProblem | OffloadProblem
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +97,31 @@ def checked_bound(value_s: float, bound_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class PlanFile:
+class AnyPlanFile:
     """A plan, its verdict, and the problem it answers; the problem's kind says what was asked."""
 
     plan: Plan
     verdict: Verdict
-    problem: PipelineProblem | PlacementProblem
+    problem: Problem
+
+    def to_json(self) -> dict[str, Any]:
+        head = {"format": "partita-plan", "version": 2}
+        return {**head, **self.shown(), "problem": self.problem.to_json()}
+
+    def shown(self) -> dict[str, Any]:
+        """The plan, what is claimed for it and what was asked, without graph and costs: what scripts read."""
+        return {**self.plan.to_json(), **self.verdict.to_json(), **self.problem.shown()}
+
+    def write(self, path: str | Path) -> Path:
+        return write_whole(path, dump_json(self.to_json()))
+
+
+@dataclass(frozen=True)
+class PlanFile(AnyPlanFile):
+    """A plan file about one task graph."""
+
+    plan: GraphPlan
+    problem: GraphProblem
 
     @property
     def graph(self) -> TaskGraph:
@@ -110,53 +135,82 @@ class PlanFile:
     def costs(self) -> CostTable:
         return self.problem.costs
 
-    def to_json(self) -> dict[str, Any]:
-        head = {"format": "partita-plan", "version": 2}
-        return {**head, **self.shown(), "problem": self.problem.to_json()}
-
-    def shown(self) -> dict[str, Any]:
-        """The plan, what is claimed for it and what was asked, without graph and costs: what scripts read."""
-        return {**self.plan.to_json(), **self.verdict.to_json(), **self.problem.shown()}
-
-    def write(self, path: str | Path) -> Path:
-        return write_whole(path, dump_json(self.to_json()))
-
     @staticmethod
     def read(path: str | Path) -> PlanFile:
-        """The plan in a file. Raises PlanError with every fault at once."""
-        value = read_json(path, PlanError, "partita-plan", version=2)
-        try:
-            plan = plan_from_json(value)
-            verdict = Verdict.from_json(value)
-            problem = problem_from_json(value["problem"], str(path))
-        except PlanError as error:
-            raise PlanError(f"{path}: {error.message}", hint=error.hint) from error
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        """The plan in a file. Raises PlanError with every fault at once, also for a plan of offloading."""
+        file = read_plan(path)
+        if not isinstance(file, PlanFile):
             raise PlanError(
-                f"{path} is damaged: {type(error).__name__}: {error}", hint="make the plan again"
-            ) from error
-        refuse(
-            PlanError,
-            plan.check(problem.graph, problem.cluster),
-            str(path),
-            hint="plan again for this model and cluster",
+                f"{path} is a plan of offloading", hint="use partita offload explain, simulate, run, report"
+            )
+        return file
+
+
+@dataclass(frozen=True)
+class OffloadFile(AnyPlanFile):
+    """A plan file about jobs between a device and a server."""
+
+    plan: OffloadPlan
+    problem: OffloadProblem
+
+    def shown(self) -> dict[str, Any]:
+        return {"makespan_s": self.verdict.value_s, **super().shown()}
+
+    @staticmethod
+    def read(path: str | Path) -> OffloadFile:
+        """The plan in a file. Raises PlanError with every fault at once, also for a plan of another kind."""
+        file = read_plan(path)
+        if not isinstance(file, OffloadFile):
+            raise PlanError(
+                f"{path} is a {file.plan.kind} plan, not one of offloading", hint="use partita explain, simulate, run"
+            )
+        return file
+
+
+def read_plan(path: str | Path) -> PlanFile | OffloadFile:
+    """The plan in a file, of whatever kind. Raises PlanError with every fault at once."""
+    value = read_json(path, PlanError, "partita-plan", version=2)
+    try:
+        plan = plan_from_json(value)
+        verdict = Verdict.from_json(value)
+        problem = problem_from_json(value["problem"], str(path))
+    except PlanError as error:
+        raise PlanError(f"{path}: {error.message}", hint=error.hint) from error
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}", hint="make the plan again") from error
+    if isinstance(plan, OffloadPlan) and isinstance(problem, OffloadProblem):
+        refuse(PlanError, plan.check(problem), str(path), hint="plan again for these jobs")
+        return OffloadFile(plan, verdict, problem)
+    if isinstance(plan, OffloadPlan) or isinstance(problem, OffloadProblem):
+        raise PlanError(
+            f"{path}: a plan of kind {plan.kind} for a problem of kind {problem.kind}", hint="make the plan again"
         )
-        return PlanFile(plan, verdict, problem)
+    refuse(
+        PlanError, plan.check(problem.graph, problem.cluster), str(path), hint="plan again for this model and cluster"
+    )
+    return PlanFile(plan, verdict, problem)
+
+
+_PLANS: Mapping[str, Callable[[Mapping[str, Any]], Plan]] = MappingProxyType(
+    {p.kind: p.from_json for p in (PipelinePlan, PlacementPlan, OffloadPlan)}
+)
+_PROBLEMS: Mapping[str, Callable[[Mapping[str, Any], str], Problem]] = MappingProxyType(
+    {p.kind: p.from_json for p in (PipelineProblem, PlacementProblem, OffloadProblem)}
+)
 
 
 def plan_from_json(value: Mapping[str, Any]) -> Plan:
     """The plan in a parsed JSON object. Raises PlanError for an unknown kind, KeyError or the like for a damaged one."""
-    if value["kind"] == "placement":
-        return PlacementPlan.from_json(value)
-    if value["kind"] == "pipeline":
-        return PipelinePlan.from_json(value)
-    raise PlanError(f"unknown kind of plan {value['kind']!r}", hint="known: pipeline, placement")
+    return _of_kind(value, _PLANS, "plan")(value)
 
 
-def problem_from_json(value: Mapping[str, Any], what: str) -> PipelineProblem | PlacementProblem:
+def problem_from_json(value: Mapping[str, Any], what: str) -> Problem:
     """The problem in a parsed JSON object. Raises PlanError for an unknown kind."""
-    if value["kind"] == "pipeline":
-        return PipelineProblem.from_json(value, what)
-    if value["kind"] == "placement":
-        return PlacementProblem.from_json(value, what)
-    raise PlanError(f"{what}: unknown kind of problem {value['kind']!r}", hint="known: pipeline, placement")
+    return _of_kind(value, _PROBLEMS, "problem")(value, what)
+
+
+def _of_kind(value: Mapping[str, Any], readers: Mapping[str, T], what: str) -> T:
+    found = readers.get(str(value["kind"]))
+    if found is None:
+        raise PlanError(f"unknown kind of {what} {value['kind']!r}", hint=f"known: {', '.join(readers)}")
+    return found

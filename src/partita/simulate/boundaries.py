@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+import numpy as np
+
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan
+from partita.simulate.readings import crossings, forward_readings
 
 
 @dataclass(frozen=True)
@@ -21,20 +24,17 @@ class Boundary:
 
 def boundaries(graph: TaskGraph, plan: PipelinePlan) -> tuple[Boundary, ...]:
     """Every pair of stages that exchange tensors, in (source, target) order."""
-    at = [plan.stage_of.get(t.id, -1) for t in graph.tasks]
-    backward = {t.of: i for i, t in enumerate(graph.tasks) if t.phase == "backward" and t.of is not None}
-    back_edges = {(int(u), int(v)) for u, v in graph.edges}
-    cross: dict[tuple[int, int], dict[int, bool]] = defaultdict(dict)
-    for k, u in enumerate(graph.producer.tolist()):
-        for v in graph.readers.row(k).tolist():
-            if 0 <= at[u] < at[v]:
-                ub, vb = backward.get(graph.tasks[u].id), backward.get(graph.tasks[v].id)
-                returns = ub is not None and vb is not None and (vb, ub) in back_edges
-                cross[at[u], at[v]][k] = cross[at[u], at[v]].get(k, False) or returns
-    return tuple(
-        Boundary(i, j, tuple(sorted(ts)), tuple(sorted(k for k, g in ts.items() if g)))
-        for (i, j), ts in sorted(cross.items())
-    )
+    read = forward_readings(graph)
+    at = np.array([plan.stage_of.get(t.id, -1) for t in graph.tasks])
+    cross: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for i, j, k, back in zip(
+        *(column.tolist() for column in crossings(read.tensor, at[read.producer], at[read.reader], read.back)),
+        strict=True,
+    ):
+        tensors, gradients = cross[i, j]
+        tensors.append(k)
+        gradients += [k] * back
+    return tuple(Boundary(i, j, tuple(ts), tuple(gs)) for (i, j), (ts, gs) in cross.items())
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Slot
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.plan import Plan, PlanFile
+from partita.nouns.plan import GraphPlan, PlanFile
 from partita.nouns.program import Builder, Op, Piece, PieceKind, Program
 from partita.simulate.boundaries import Boundary, boundaries, gradient_sums
 from partita.simulate.exchange import ring_share
@@ -35,7 +35,7 @@ MOST_INSTRUCTIONS = 4_000_000  #: of a program; making one takes 0.5 kB and 6 µ
 NORM_BYTES = 8.0  #: what is summed to know the norm of all gradients: one number
 
 
-def lower(graph: TaskGraph, cluster: Cluster, plan: Plan, *, clips: bool = False) -> Program:
+def lower(graph: TaskGraph, cluster: Cluster, plan: GraphPlan, *, clips: bool = False) -> Program:
     """The program of a plan. Raises PlanError where the plan does not fit the graph or the cluster.
 
     `clips`: the norm of all gradients is clipped, and so summed over all devices before the update.

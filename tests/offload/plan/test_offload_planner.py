@@ -15,7 +15,8 @@ from offload.plan.offload_brute import (
 )
 
 from partita.errors import BadInput
-from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.nouns.offload import OffloadProblem
+from partita.nouns.plan import Verdict
 from partita.offload.plan.baselines import BASELINES
 from partita.offload.plan.lower import simulate_offload
 from partita.offload.plan.online import POLICIES, poisson, stream
@@ -25,14 +26,14 @@ NEAR = 1e-9
 FAST, ALL = 40, 500
 
 
-def judged(problem: Json, method: str = "auto") -> tuple[OffloadPlan, float]:
-    """A plan and its makespan by the independent evaluator; both must agree, and with the generic simulator."""
+def judged(problem: Json, method: str = "auto") -> tuple[Verdict, float]:
+    """A plan's verdict and its makespan by the independent evaluator; both must agree, and with the generic simulator."""
     read = OffloadProblem.from_json(problem)
-    plan = plan_offload(read, method, budget_s=0.5)
-    value = of_plan(problem, plan.order, plan.to_json(read)["cuts"])
-    assert plan.makespan_s == pytest.approx(value, rel=NEAR, abs=1e-12)
-    assert simulate_offload(read, plan).duration_s == pytest.approx(value, rel=NEAR, abs=1e-12)
-    return plan, value
+    file = plan_offload(read, method, budget_s=0.5)
+    value = of_plan(problem, file.plan.order, file.plan.to_json()["cuts"])
+    assert file.verdict.value_s == pytest.approx(value, rel=NEAR, abs=1e-12)
+    assert simulate_offload(read, file.plan).duration_s == pytest.approx(value, rel=NEAR, abs=1e-12)
+    return file.verdict, value
 
 
 def gaps(shape: str, seeds: range, *, equal: bool = False) -> list[float]:
@@ -80,15 +81,16 @@ def assert_late_plans_are_honest(shape: str, seeds: range, budget_s: float = 0.5
     for seed in seeds:
         problem = timed(shape, seed)
         read = OffloadProblem.from_json(problem)
-        plan = plan_offload(read, budget_s=budget_s)
-        late, end = value_of_plan(problem, plan.order, plan.to_json(read)["cuts"])
+        file = plan_offload(read, budget_s=budget_s)
+        plan, claimed = file.plan, file.verdict
+        late, end = value_of_plan(problem, plan.order, plan.to_json()["cuts"])
         (least_late, then_least), least = best_values(problem)
         where = (shape, seed)
-        assert plan.makespan_s == pytest.approx(end, rel=NEAR, abs=1e-12), where
-        assert plan.lower_bound_s <= least * (1 + NEAR), where
-        if plan.bound == "exact":
+        assert claimed.value_s == pytest.approx(end, rel=NEAR, abs=1e-12), where
+        assert claimed.lower_bound_s <= least * (1 + NEAR), where
+        if claimed.bound == "exact":
             assert end == pytest.approx(least, rel=NEAR), where
-        if plan.method == "exact" or budget_s >= 0.5:
+        if claimed.method == "exact" or budget_s >= 0.5:
             assert late == pytest.approx(least_late, rel=NEAR, abs=1e-9), where
             assert end == pytest.approx(then_least, rel=NEAR), where
 
@@ -127,14 +129,14 @@ def test_every_method_answers_equal_chains() -> None:
 def test_the_same_seed_gives_the_same_plan() -> None:
     problem = OffloadProblem.from_json(instance("dag", 3))
     one, other = (plan_offload(problem, "local-search", seed=5) for _ in range(2))
-    assert (one.order, one.cuts, one.makespan_s) == (other.order, other.cuts, other.makespan_s)
+    assert (one.plan, one.verdict.value_s) == (other.plan, other.verdict.value_s)
 
 
 def test_release_times_are_kept_and_a_deadline_that_can_be_kept_is_kept() -> None:
     problem = instance("chain", 11)
     problem["jobs"] = [{**j, "release_s": 3.0 * k} for k, j in enumerate(problem["jobs"])]
     read = OffloadProblem.from_json(problem)
-    timeline = simulate_offload(read, plan_offload(read))
+    timeline = simulate_offload(read, plan_offload(read).plan)
     for k, job in enumerate(read.jobs):
         spans = [
             timeline[i]
@@ -144,10 +146,10 @@ def test_release_times_are_kept_and_a_deadline_that_can_be_kept_is_kept() -> Non
         assert min(s.start_s for s in spans) >= job.release_s - 1e-12
     last = len(read.jobs) - 1
     alone = OffloadProblem(read.link, (read.jobs[last],), read.server_threads)
-    wanted = plan_offload(alone).makespan_s
+    wanted = plan_offload(alone).verdict.value_s
     problem["jobs"][last]["deadline_s"] = wanted * (1 + 1e-9)
     hurried = OffloadProblem.from_json(problem)
-    timeline = simulate_offload(hurried, plan_offload(hurried))
+    timeline = simulate_offload(hurried, plan_offload(hurried).plan)
     assert timeline.end_s[timeline.micro_batch == last].max() <= wanted * (1 + 1e-8)
 
 

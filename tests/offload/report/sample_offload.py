@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from partita.cli.offload.plan import write_plan
 from partita.nouns.offload import OffloadJob, OffloadLink, OffloadPlan, OffloadProblem, OffloadTask
 from partita.offload.plan.lower import lower_offload
 from partita.offload.plan.planner import plan_offload
@@ -43,8 +42,8 @@ def executed(problem: OffloadProblem, plan: OffloadPlan) -> OffloadPlan:
 
 def make_offload_story(threads: int = 1, name: str = "camera") -> OffloadStory:
     problem = make_problem(threads, name)
-    plan = plan_offload(problem, budget_s=0.1)
-    done = executed(problem, plan)
+    file = plan_offload(problem, budget_s=0.1)
+    done = executed(problem, file.plan)
     program, durations = lower_offload(problem, done)
     longer = durations.busy_s * np.random.default_rng(0).uniform(1.0, 1.1, len(program))
     facts = {
@@ -58,15 +57,15 @@ def make_offload_story(threads: int = 1, name: str = "camera") -> OffloadStory:
         "up_bytes_per_s": 0.8e6,
     }
     timeline = replace(simulate(program, Durations(longer, durations.lag_s)), source="measured", facts=facts)  # fmt: skip
-    return OffloadStory("a run", problem, plan, timeline, done)
+    return OffloadStory("a run", file, timeline, done)
 
 
 def write(story: OffloadStory, folder: Path) -> Path:
     """The files that `partita offload run -o` writes and the report reads."""
     folder.mkdir()
-    write_plan(folder / "plan.json", story.problem, story.plan)
+    story.file.write(folder / "plan.json")
     if story.measured_timeline is not None:
         story.measured_timeline.write(folder / "timeline.json")
     if story.executed is not None:
-        write_plan(folder / "executed.json", story.problem, story.executed)
+        replace(story.file, plan=story.executed).write(folder / "executed.json")
     return folder

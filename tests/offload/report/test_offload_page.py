@@ -19,6 +19,7 @@ from offload.report.sample_offload import make_offload_story, make_problem
 
 from partita.errors import BadInput
 from partita.nouns.offload import OffloadPlan
+from partita.nouns.plan import OffloadFile, Verdict
 from partita.offload.plan.lower import part_times, simulate_offload
 from partita.offload.plan.planner import baselines, plan_offload
 from partita.offload.report.charts import colour, is_deep
@@ -81,19 +82,19 @@ def test_the_headline_has_both_makespans_and_the_best_single_cut(story: OffloadS
     result, compared = headline(story)
     assert story.measured_timeline is not None
     assert result == f"5 jobs in {seconds(float(story.measured_timeline.end_s.max()))}."
-    assert f"Predicted {seconds(story.plan.makespan_s)}" in compared
+    assert f"Predicted {seconds(story.file.verdict.value_s)}" in compared
     assert seconds(baselines(story.problem)["single-cut"]) in compared
-    assert "optimal" in bound_sentence(story) or seconds(story.plan.lower_bound_s) in bound_sentence(story)
+    assert "optimal" in bound_sentence(story) or seconds(story.file.verdict.lower_bound_s) in bound_sentence(story)
 
 
 def test_busy_times_are_those_of_the_model(story: OffloadStory) -> None:
     played = Played.of(simulate_offload(story.problem, story.plan), 5)
     assert played.busy_s == pytest.approx(part_times(story.problem, story.plan)[0])
-    assert played.makespan_s == pytest.approx(story.plan.makespan_s)
+    assert played.makespan_s == pytest.approx(story.file.verdict.value_s)
     two = make_problem(threads=2)
-    plan = plan_offload(two, "server-only")
-    share = Played.of(simulate_offload(two, plan), 5).share(2)
-    assert share[2] == pytest.approx(part_times(two, plan)[0][:, 2].sum() / 2 / plan.makespan_s)
+    file = plan_offload(two, "server-only")
+    share = Played.of(simulate_offload(two, file.plan), 5).share(2)
+    assert share[2] == pytest.approx(part_times(two, file.plan)[0][:, 2].sum() / 2 / file.verdict.value_s)
 
 
 def test_every_job_is_a_row_with_its_cut_bytes_and_times(story: OffloadStory) -> None:
@@ -118,7 +119,7 @@ def test_every_job_is_a_row_with_its_cut_bytes_and_times(story: OffloadStory) ->
 def test_bytes_up_are_what_the_uplink_is_paid_for() -> None:
     problem = make_problem()
     for method in ("device-only", "server-only", "single-cut", "exact"):
-        plan = plan_offload(problem, method, budget_s=0.1)
+        plan = plan_offload(problem, method, budget_s=0.1).plan
         sent = [bytes_up(j, c) for j, c in zip(problem.jobs, plan.cuts, strict=True)]
         assert np.array(sent) / problem.link.up_bytes_per_s == pytest.approx(part_times(problem, plan)[0][:, 1])
 
@@ -164,7 +165,7 @@ def test_what_happened_is_told_once_and_only_where_it_did(story: OffloadStory) -
 
 
 def test_a_plan_alone_leaves_no_holes(story: OffloadStory) -> None:
-    alone = OffloadStory("plan", story.problem, story.plan, missing=("Not measured.",))
+    alone = OffloadStory("plan", story.file, missing=("Not measured.",))
     read = Reader(page(alone))
     text = " ".join(read.words)
     assert "predicted" in headline(alone)[0]
@@ -182,9 +183,12 @@ def test_the_cuts_of_a_run_without_an_executed_plan_are_told_by_its_timeline(sto
 
 def test_a_device_that_was_alone_has_no_prediction(story: OffloadStory) -> None:
     whole = tuple(frozenset(j.index) for j in story.problem.jobs)
-    unknown = OffloadPlan(tuple(range(5)), whole, 0.0, 0.0, "nothing to decide", "device-only", 0.0)
-    line = simulate_offload(story.problem, replace(unknown))
-    alone = OffloadStory("alone", story.problem, unknown, line, unknown)
+    plan, nothing = (
+        OffloadPlan(tuple(range(5)), whole),
+        Verdict(0.0, 0.0, "nothing to decide", "device-only", 0.0, "makespan"),
+    )
+    line = simulate_offload(story.problem, plan)
+    alone = OffloadStory("alone", OffloadFile(plan, nothing, story.problem), line, plan)
     read = Reader(page(alone))
     assert headline(alone) == (f"5 jobs in {seconds(line.duration_s)}.", "")
     assert read.heads == ["Four machines", "How busy each machine is", "The jobs"]
@@ -198,7 +202,7 @@ def test_arrivals_and_deadlines_have_columns_where_there_are_any(story: OffloadS
         for k, j in enumerate(story.problem.jobs)
     )
     problem = replace(story.problem, jobs=jobs)
-    timed = OffloadStory("timed", problem, plan_offload(problem, budget_s=0.1))
+    timed = OffloadStory("timed", plan_offload(problem, budget_s=0.1))
     rows = Reader(page(timed)).rows
     head = next(r for r in rows if r[:2] == ["#", "job"])
     assert head[5] == "comes"
@@ -223,9 +227,9 @@ def test_names_from_files_are_escaped() -> None:
 
 def test_a_timeline_of_other_jobs_is_refused(story: OffloadStory) -> None:
     problem = replace(story.problem, jobs=story.problem.jobs[:3])
-    plan = plan_offload(problem, budget_s=0.1)
+    file = plan_offload(problem, budget_s=0.1)
     with pytest.raises(BadInput, match="of 5 jobs, the plan of 3"):
-        page(OffloadStory("x", problem, plan, story.measured_timeline))
+        page(OffloadStory("x", file, story.measured_timeline))
 
 
 WATCH = """<script>window.faults = [];

@@ -74,7 +74,7 @@ def plan_of(problem: OffloadProblem, kept: Sequence[int], order: Sequence[int] |
         frozenset(t.id for t in job.tasks[: k if k >= 0 else len(job.tasks)])
         for job, k in zip(problem.jobs, kept, strict=True)
     )
-    return OffloadPlan(tuple(order or range(len(kept))), cuts, 1.0, 0.0, "none", "given", 0.0)
+    return OffloadPlan(tuple(order or range(len(kept))), cuts)
 
 
 @contextmanager

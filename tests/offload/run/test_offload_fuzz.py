@@ -13,10 +13,10 @@ import pytest
 from offload.plan.offload_brute import instance, timed
 from offload.run.small_nets import net
 
-from partita.cli.offload.plan import read_plan, write_plan
 from partita.errors import CostError, PartitaError
 from partita.files import read_json
 from partita.nouns.offload import OffloadProblem
+from partita.nouns.plan import OffloadFile
 from partita.offload.capture import jobs as offload_jobs
 from partita.offload.capture.jobs import read_jobs
 from partita.offload.capture.onnx_model import OnnxModel
@@ -136,13 +136,13 @@ def test_json_files(what: str, tmp_path: Path) -> None:
     problem = OffloadProblem.from_json(timed("dag", 3))
     read: Callable[[], Any] = {
         "costs": lambda: plan_offload(OffloadProblem.read(path), "single-cut"),
-        "plan": lambda: read_plan(path),
+        "plan": lambda: OffloadFile.read(path),
         "measurement": lambda: InferenceTimes.from_json(read_json(path, CostError)),
     }[what]
     if what == "costs":
         good = instance("tree", 5)
     elif what == "plan":
-        write_plan(path, problem, plan_offload(problem, "single-cut"))
+        plan_offload(problem, "single-cut").write(path)
         good = json.loads(path.read_text())
     else:
         row = {"seconds": 1.0, "low": 0.5, "high": 2.0}

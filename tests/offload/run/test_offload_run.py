@@ -293,6 +293,6 @@ def test_a_plan_for_other_jobs_is_refused() -> None:
     from partita.errors import PlanError
 
     models, inputs, problem = jobs(2)
-    wrong = OffloadPlan((0,), (frozenset(),), 1.0, 0.0, "", "given", 0.0)
+    wrong = OffloadPlan((0,), (frozenset(),))
     with pytest.raises(PlanError, match="problem has 2"):
         execute(problem, wrong, models, inputs, None)

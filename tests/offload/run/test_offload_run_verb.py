@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offload.run.small_nets import image, net, plan_of, problem_of, served
+from offload.run.small_nets import image, net, problem_of, served
 from safetensors.numpy import load_file
 
 from partita.cli import main
@@ -17,6 +17,7 @@ from partita.nouns.timeline import Timeline
 from partita.offload.capture import jobs as offload_jobs
 from partita.offload.capture.jobs import JobSpec
 from partita.offload.onnx_session import Session
+from partita.offload.plan.planner import plan_offload
 from partita.offload.run.problem import come_at_random, stream_plan
 
 ONE, TWO = net(), net("two", 1, outputs=2)
@@ -119,9 +120,9 @@ def test_arrivals_are_the_same_for_the_same_seed(work: list[JobSpec]) -> None:
     one, same, other = (come_at_random(work, 2.0, seed) for seed in (1, 1, 2))
     assert [w.release_s for w in one] == [w.release_s for w in same] != [w.release_s for w in other]
     problem = problem_of([w.model for w in one])
-    plan = stream_plan(problem)
-    assert plan.check(problem) == []
-    assert plan.makespan_s > 0
+    file = stream_plan(problem)
+    assert file.plan.check(problem) == []
+    assert file.verdict.value_s > 0
 
 
 def test_text_shows_the_figures(server: str, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,12 +165,14 @@ def test_costs_of_other_jobs_are_refused(
 
 def test_a_plan_file_must_be_one(work: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problem = problem_of([w.model for w in work])
-    plan = plan_of(problem, [0] * 5).to_json(problem)
+    good = plan_offload(problem).to_json()
     path = tmp_path / "plan.json"
     for value, sentence in (
-        (plan, "partita-offload-plan"),
-        ({"format": "partita-offload-plan", "version": 2, **plan}, "version 2"),
-        ({"format": "partita-offload-plan", "version": 1, **plan}, "does not hold the problem"),
+        ({**good, "format": "partita-offload-plan"}, "partita-plan"),
+        ({**good, "version": 1}, "version 1"),
+        ({k: v for k, v in good.items() if k != "problem"}, "damaged"),
+        ({**good, "kind": "placement", "placement": {}, "graph": "", "order": {}}, "for a problem of kind offload"),
+        ({**good, "order": [0]}, "it orders 1 jobs"),
     ):
         path.write_text(json.dumps(value))
         _, err = call(capsys, ["--plan", str(path)], 2)

@@ -40,7 +40,8 @@ from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.line_starts import depth_first, starts
 from partita.placement.plan.load import load_model
 from partita.placement.plan.min_cut import anchors, apart_s, merge, network
-from partita.placement.plan.whole import facts_of, listed, value_of
+from partita.placement.plan.whole import listed, value_of
+from partita.simulate.makespan import facts_of
 from partita.simulate.segments import segments
 
 
@@ -392,7 +393,7 @@ def test_the_fast_makespan_is_the_simulators(problem: PlacementProblem, seed: in
     if any("cannot run" in f for f in faults(problem, placement)):
         return
     model = load_model(problem)
-    facts = facts_of(problem, model, "latency")
+    facts = facts_of(problem, "latency")
     for order in (problem.graph.order, listed(facts, where)):
         plan = placement_plan(problem, where[model.atom_of], order)
         assert value_of(facts, where, order) == pytest.approx(simulated_s(problem, plan), rel=1e-12, abs=1e-15)

@@ -6,9 +6,10 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from partita.cli.offload.plan import cut_table, document, read_plan
+from partita.cli.offload.plan import cut_table, document
 from partita.cli.talk import Talk
 from partita.nouns.offload import OffloadProblem
+from partita.nouns.plan import OffloadFile
 from partita.offload.plan.lower import DOWNLINK, UPLINK, part_times
 from partita.offload.plan.planner import baselines, plan_offload
 from partita.page.text import facts, percent, seconds, table
@@ -21,16 +22,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read the plan, compare, ask again with one thing changed at a time. Raises PlanError where the file is damaged."""
-    problem, plan = read_plan(options.plan)
-    shown = document(plan, problem, options.plan)
-    d, u, s, w = part_times(problem, plan)[0].sum(axis=0).tolist()
+    file = OffloadFile.read(options.plan)
+    problem, shown = file.problem, document(file, options.plan)
+    d, u, s, w = part_times(problem, file.plan)[0].sum(axis=0).tolist()
     busy = {"device": d, UPLINK: u, "server": s / problem.server_threads, DOWNLINK: w}
-    value = plan.makespan_s
+    value = file.verdict.value_s
     talk.step("planning again with a faster link, a faster device, one more thread")
     rows = []
     for change, other in changes(problem).items():
-        found = plan_offload(other, budget_s=options.budget_s)
-        rows.append({"change": change, "makespan_s": found.makespan_s, "gain": _gain(value, found.makespan_s)})
+        found = plan_offload(other, budget_s=options.budget_s).verdict.value_s
+        rows.append({"change": change, "makespan_s": found, "gain": _gain(value, found)})
     return {
         **shown,
         "busy_s": busy,

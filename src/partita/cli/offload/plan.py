@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.errors import BadInput, PlanError
-from partita.files import dump_json, read_json, write_whole
+from partita.errors import BadInput
 from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.nouns.plan import OffloadFile
 from partita.offload.plan.lower import lateness, part_times
 from partita.offload.plan.planner import METHODS, plan_offload
 from partita.offload.report.text import cut_words
 from partita.page.text import Kind, facts, percent, seconds, table
-
-FORMAT = "partita-offload-plan"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,33 +32,29 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         raise BadInput(f"a budget of {options.budget_s} seconds", hint="give --budget-s a positive number")
     problem = OffloadProblem.read(options.costs)
     talk.step(f"planning {len(problem.jobs)} jobs")
-    plan = plan_offload(problem, options.method, budget_s=options.budget_s, seed=options.seed)
+    file = plan_offload(problem, options.method, budget_s=options.budget_s, seed=options.seed)
     if options.out:
-        write_plan(options.out, problem, plan)
+        file.write(options.out)
         talk.say(f"   plan written to {options.out}")
-    return document(plan, problem, options.out)
+    return document(file, options.out)
 
 
-def write_plan(path: str | Path, problem: OffloadProblem, plan: OffloadPlan) -> None:
-    """A file that holds a plan and the problem it answers. Raises BadInput where it cannot be written."""
-    head = {"format": FORMAT, "version": 1}
-    write_whole(path, dump_json({**head, **plan.to_json(problem), "problem": problem.to_json()}))
-
-
-def read_plan(path: str | Path) -> tuple[OffloadProblem, OffloadPlan]:
-    """The problem and the plan of a file. Raises PlanError, CostError where it is damaged."""
-    value = read_json(path, PlanError, FORMAT)
-    if not isinstance(value.get("problem"), Mapping):
-        raise PlanError(f"{path} does not hold the problem it answers", hint="plan again with -o")
-    problem = OffloadProblem.from_json(value["problem"], str(path))
-    return problem, OffloadPlan.from_json(value, problem, str(path))
-
-
-def document(plan: OffloadPlan, problem: OffloadProblem, out: str | None = None) -> dict[str, Any]:
+def document(file: OffloadFile, out: str | None = None) -> dict[str, Any]:
     """What is printed: the plan, how far from the bound it is at most, cuts by model, jobs that are late."""
-    gap = 1 - plan.lower_bound_s / plan.makespan_s if plan.makespan_s > 0 else 0.0
-    late = lateness(problem, plan)
-    return {**plan.to_json(problem), "gap": gap, "late": late, "cuts_by_model": in_words(problem, plan), "plan": out}
+    plan, verdict, problem = file.plan, file.verdict, file.problem
+    return {
+        "makespan_s": verdict.value_s,
+        "lower_bound_s": verdict.lower_bound_s,
+        "bound": verdict.bound,
+        "order": list(plan.order),
+        "cuts": [[t.id for t in j.tasks if t.id in c] for j, c in zip(problem.jobs, plan.cuts, strict=True)],
+        "method": verdict.method,
+        "seconds_spent": verdict.seconds_spent,
+        "gap": 1 - verdict.lower_bound_s / verdict.value_s if verdict.value_s > 0 else 0.0,
+        "late": lateness(problem, plan),
+        "cuts_by_model": in_words(problem, plan),
+        "plan": out,
+    }
 
 
 def in_words(problem: OffloadProblem, plan: OffloadPlan) -> list[dict[str, Any]]:

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from partita.cli.offload.plan import read_plan
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
+from partita.nouns.plan import OffloadFile
 from partita.nouns.timeline import Timeline
 from partita.offload.report.page import headline, page
 from partita.offload.report.story import OffloadStory
@@ -41,13 +41,13 @@ def read_story(path: Path) -> OffloadStory:
     plan_file = path if folder is None else folder / "plan.json"
     if not plan_file.exists():
         raise BadInput(f"{plan_file} does not exist", hint="give a folder that partita offload run -o wrote, or a plan")
-    problem, plan = read_plan(plan_file)
+    file = OffloadFile.read(plan_file)
     title = path.resolve().name
     measured, executed = (folder / n if folder else None for n in ("timeline.json", "executed.json"))
     if measured is None or not measured.exists():
-        return OffloadStory(title, problem, plan, missing=("Not measured: partita offload run -o DIR runs the jobs.",))
-    done = read_plan(executed)[1] if executed is not None and executed.exists() else None
-    return OffloadStory(title, problem, plan, Timeline.read(measured), done)
+        return OffloadStory(title, file, missing=("Not measured: partita offload run -o DIR runs the jobs.",))
+    done = OffloadFile.read(executed).plan if executed is not None and executed.exists() else None
+    return OffloadStory(title, file, Timeline.read(measured), done)
 
 
 def text(document: dict[str, Any]) -> str:

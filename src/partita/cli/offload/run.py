@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.offload.plan import read_plan, write_plan
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
 from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.nouns.plan import OffloadFile, Verdict
 from partita.offload.plan.lower import part_times, simulate_offload
 from partita.offload.plan.online import Policy
 from partita.offload.plan.planner import METHODS, plan_offload
@@ -80,21 +80,21 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     _check(options)
     work = _arrivals(options, list(read_jobs(options.jobs)))
     connect = _connect(options)
-    problem, plan = _decided(options, work, connect, talk)
-    if plan.makespan_s == 0:  # nothing was measured, so there is nothing to decide by
+    file = _decided(options, work, connect, talk)
+    if file.verdict.value_s == 0:  # nothing was measured, so there is nothing to decide by
         connect = None
     talk.step(f"running {len(work)} jobs; sessions are built and warmed before the clock starts")
     settings = RunSettings(
         codec=options.transfer,
         replan=None
         if options.keep_plan
-        else lambda rest: plan_offload(rest, options.method, budget_s=options.budget_s, seed=options.seed),
-        decide=Policy.of(problem).decide if options.arrivals and connect else None,
+        else lambda rest: plan_offload(rest, options.method, budget_s=options.budget_s, seed=options.seed).plan,
+        decide=Policy.of(file.problem).decide if options.arrivals and connect else None,
         patience_s=options.patience_s,
         say=lambda line: talk.say(f"   {line}"),
     )
-    done = execute(problem, plan, [w.model for w in work], [w.input for w in work], connect, settings)
-    return _document(options, problem, plan, work, done)
+    done = execute(file.problem, file.plan, [w.model for w in work], [w.input for w in work], connect, settings)
+    return _document(options, file, work, done)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -142,14 +142,14 @@ def _connect(options: argparse.Namespace) -> Callable[[], Client] | None:
 
 def _decided(
     options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
-) -> tuple[OffloadProblem, OffloadPlan]:
+) -> OffloadFile:
     """Problem and plan: from files, or measured and planned now; the device alone where there is no server to measure."""
     from partita.offload.run.problem import check_fits, stream_plan
 
     if options.plan:
-        problem, plan = read_plan(options.plan)
-        check_fits(problem, work, options.plan)
-        return problem, plan
+        file = OffloadFile.read(options.plan)
+        check_fits(file.problem, work, options.plan)
+        return file
     if options.costs:
         problem = OffloadProblem.read(options.costs)
         check_fits(problem, work, options.costs)
@@ -163,9 +163,9 @@ def _decided(
         seen = replace(
             seen, jobs=tuple(replace(j, release_s=w.release_s) for j, w in zip(seen.jobs, work, strict=True))
         )
-        return seen, stream_plan(seen)
+        return stream_plan(seen)
     talk.step(f"planning {len(work)} jobs")
-    return seen, plan_offload(seen, options.method, budget_s=options.budget_s, seed=options.seed)
+    return plan_offload(seen, options.method, budget_s=options.budget_s, seed=options.seed)
 
 
 def _measured(
@@ -185,12 +185,13 @@ def _measured(
         return None
 
 
-def _alone(work: Sequence[JobSpec]) -> tuple[OffloadProblem, OffloadPlan]:
+def _alone(work: Sequence[JobSpec]) -> OffloadFile:
     from partita.offload.run.problem import device_problem
 
     problem = device_problem(work)
     cuts = tuple(frozenset(j.index) for j in problem.jobs)
-    return problem, OffloadPlan(tuple(range(len(work))), cuts, 0.0, 0.0, "nothing to decide", "device-only", 0.0)
+    verdict = Verdict(0.0, 0.0, "nothing to decide", "device-only", 0.0, "makespan")
+    return OffloadFile(OffloadPlan(tuple(range(len(work))), cuts), verdict, problem)
 
 
 def _as_planned(problem: OffloadProblem, transfer: Codec, work: Sequence[JobSpec]) -> OffloadProblem:
@@ -202,19 +203,19 @@ def _as_planned(problem: OffloadProblem, transfer: Codec, work: Sequence[JobSpec
 
 
 def _document(
-    options: argparse.Namespace, problem: OffloadProblem, plan: OffloadPlan, work: Sequence[JobSpec], done: OffloadRun
+    options: argparse.Namespace, file: OffloadFile, work: Sequence[JobSpec], done: OffloadRun
 ) -> dict[str, Any]:
     from partita.offload.run.execute import facts_of
     from partita.offload.run.problem import largest_difference
     from partita.offload.run.record import MACHINES, busy_s
 
-    expected = dict(zip(MACHINES, part_times(problem, plan)[0].sum(axis=0).tolist(), strict=True))
-    predicted = plan.makespan_s or None
+    expected = dict(zip(MACHINES, part_times(file.problem, file.plan)[0].sum(axis=0).tolist(), strict=True))
+    predicted = file.verdict.value_s or None
     document = {
         **facts_of(done),
         "predicted_s": predicted,
         "error": done.makespan_s / predicted - 1 if predicted else None,
-        "method": plan.method,
+        "method": file.verdict.method,
         "transfer": options.transfer,
         "machines": [
             {"machine": m, "predicted_s": p if predicted else None, "measured_s": busy_s(done.times)[m]}
@@ -227,7 +228,7 @@ def _document(
         "drawing": draw(done.timeline, 100),
     }
     if options.out:
-        _write(Path(options.out), problem, plan, done, simulate_offload(problem, plan))
+        _write(Path(options.out), file, done)
     return document
 
 
@@ -241,7 +242,7 @@ def _job(name: str, times: Any, latency_s: float) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, problem: OffloadProblem, plan: OffloadPlan, done: OffloadRun, predicted: Any) -> None:
+def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
     from safetensors.numpy import save
 
     try:
@@ -249,9 +250,9 @@ def _write(folder: Path, problem: OffloadProblem, plan: OffloadPlan, done: Offlo
     except OSError as error:
         raise BadInput(f"{folder} cannot be made: {error.strerror}", hint="name another folder") from error
     done.timeline.write(folder / "timeline.json")
-    predicted.write(folder / "predicted.json")
-    write_plan(folder / "plan.json", problem, plan)
-    write_plan(folder / "executed.json", problem, done.plan)
+    simulate_offload(file.problem, file.plan).write(folder / "predicted.json")
+    file.write(folder / "plan.json")
+    replace(file, plan=done.plan).write(folder / "executed.json")
     for j, outputs in enumerate(done.outputs):
         write_whole(folder / "outputs" / f"{j:04d}.safetensors", save(dict(outputs)))
 

@@ -6,9 +6,9 @@ import argparse
 import shutil
 from typing import Any
 
-from partita.cli.offload.plan import read_plan
 from partita.cli.talk import Talk
 from partita.errors import BadInput
+from partita.nouns.plan import OffloadFile
 from partita.offload.plan.lower import DOWNLINK, UPLINK, part_times, simulate_offload
 from partita.offload.plan.online import POLICIES, poisson, stream
 from partita.page.text import Kind, draw, facts, percent, seconds, table
@@ -31,7 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Lower the plan, simulate the program. Raises PlanError where the file is damaged."""
-    problem, plan = read_plan(options.plan)
+    file = OffloadFile.read(options.plan)
+    problem, plan = file.problem, file.plan
     if options.arrivals:
         return _streamed(options, problem)
     timeline = simulate_offload(problem, plan)
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     total = timeline.duration_s or 1.0
     return {
         "makespan_s": timeline.duration_s,
-        "planned_s": plan.makespan_s,
+        "planned_s": file.verdict.value_s,
         "busy_share": {m: x / total for m, x in busy.items()},
         "bottleneck": max(busy, key=lambda m: busy[m]),
         "timeline": options.out,

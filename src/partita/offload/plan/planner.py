@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from partita.errors import BadInput
 from partita.nouns.offload import OffloadPlan, OffloadProblem
-from partita.nouns.plan import checked_bound
+from partita.nouns.plan import OffloadFile, Verdict, checked_bound
 from partita.offload.plan.baselines import BASELINES, orders
 from partita.offload.plan.bounds import Bound, bound_of
 from partita.offload.plan.exact import solve
@@ -28,8 +28,8 @@ MOST_BUDGET_S = 86_400.0  #: a longer one is cut to it
 CLOSE = 1e-9  #: a gap this small is none
 
 
-def plan_offload(problem: OffloadProblem, method: str = "auto", *, budget_s: float = 1.0, seed: int = 0) -> OffloadPlan:
-    """The plan. Raises BadInput for an unknown method, and for one that is not for such jobs."""
+def plan_offload(problem: OffloadProblem, method: str = "auto", *, budget_s: float = 1.0, seed: int = 0) -> OffloadFile:
+    """The plan, its bound, and the problem. Raises BadInput for an unknown method, and for one that is not for such jobs."""
     began = time.monotonic()
     budget_s = min(budget_s, MOST_BUDGET_S)
     if method not in METHODS:
@@ -41,15 +41,9 @@ def plan_offload(problem: OffloadProblem, method: str = "auto", *, budget_s: flo
         best = _by_name(floor, shop, method)
     else:
         shop, best, bound = _searched(floor, method, budget_s, seed)
-    return OffloadPlan(
-        tuple(best.order.tolist()),
-        floor.ids(shop, best.choice),
-        best.makespan_s,
-        checked_bound(best.makespan_s, bound.value_s),
-        bound.name,
-        best.method,
-        time.monotonic() - began,
-    )
+    plan = OffloadPlan(tuple(best.order.tolist()), floor.ids(shop, best.choice))
+    proved, spent = checked_bound(best.makespan_s, bound.value_s), time.monotonic() - began
+    return OffloadFile(plan, Verdict(best.makespan_s, proved, bound.name, best.method, spent, "makespan"), problem)
 
 
 def _floor(problem: OffloadProblem) -> Floor:

@@ -109,14 +109,14 @@ def _place(model: int, models: int) -> tuple[tuple[str, ...], float]:
 
 def makespans(story: OffloadStory) -> str:
     """The plan, what was measured, and every baseline; the bound as a tick on each bar."""
-    plan, measured = story.plan, story.measured
-    values = [(tag("b", "this plan"), plan.makespan_s, True)] if story.predicted else []
+    verdict, measured = story.file.verdict, story.measured
+    values = [(tag("b", "this plan"), verdict.value_s, True)] if story.predicted else []
     values += [(tag("b", "this plan, measured"), measured.makespan_s, True)] if measured and values else []
     values += [(_baseline(n), v, False) for n, v in sorted(story.baselines.items(), key=lambda kv: kv[1])]
     if len(values) < 2:
         return ""
-    longest = min(max(v for _, v, _ in values), LONGEST * plan.makespan_s)
-    bound = plan.lower_bound_s / longest if plan.lower_bound_s > 0 else None
+    longest = min(max(v for _, v, _ in values), LONGEST * verdict.value_s)
+    bound = verdict.lower_bound_s / longest if verdict.lower_bound_s > 0 else None
     classes = ["", "wide", "n", "n"]
     rows = [
         cells(
@@ -124,7 +124,7 @@ def makespans(story: OffloadStory) -> str:
                 name,
                 tag("div", bar(v / longest, tick=bound, main=mine), class_="beyond" if v > longest else None),
                 tag("b", seconds(v)) if mine else seconds(v),
-                "" if v == plan.makespan_s and mine else minus(percent(v / plan.makespan_s - 1, signed=True)),
+                "" if v == verdict.value_s and mine else minus(percent(v / verdict.value_s - 1, signed=True)),
             ],
             classes,
         )

@@ -72,12 +72,12 @@ def _compared(story: OffloadStory) -> Iterable[str]:
 
 def bound_sentence(story: OffloadStory) -> str:
     """How good the plan is at worst; "" where no bound is known."""
-    plan = story.plan
-    if not (plan.lower_bound_s > 0 and plan.makespan_s > 0):
+    plan = story.file.verdict
+    if not (plan.lower_bound_s > 0 and plan.value_s > 0):
         return ""
-    gap = 1 - plan.lower_bound_s / plan.makespan_s
+    gap = 1 - plan.lower_bound_s / plan.value_s
     if gap < 5e-10:
-        return f"No cuts and order take less than the {seconds(plan.makespan_s)} of the plan: it is optimal."
+        return f"No cuts and order take less than the {seconds(plan.value_s)} of the plan: it is optimal."
     return (
         f"No cuts and order take less than {seconds(plan.lower_bound_s)} ({plan.bound}): "
         f"the plan is at most {percent(gap)} from the best."
@@ -146,7 +146,7 @@ def _shares(story: OffloadStory) -> list[tuple[str, float | None, float | None]]
 def _baselines_note(story: OffloadStory) -> str:
     if not story.baselines:
         return ""
-    plan = story.plan
+    plan = story.file.verdict
     found = f"Found by {plan.method} in {seconds(plan.seconds_spent)}."
     return words(f"Makespans that the same times and the same link predict. {found}")
 
@@ -240,7 +240,7 @@ def _pair(story: OffloadStory, value: Callable[[Played], float]) -> str:
 
 
 def _facts(story: OffloadStory) -> Iterable[tuple[str, str]]:
-    problem, plan = story.problem, story.plan
+    problem, plan = story.problem, story.file.verdict
     yield "method", plan.method
     if story.predicted is not None:
         yield "planned in", seconds(plan.seconds_spent)

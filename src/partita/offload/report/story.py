@@ -11,6 +11,7 @@ import numpy as np
 from partita.errors import BadInput
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.nouns.plan import OffloadFile
 from partita.nouns.timeline import Timeline
 from partita.offload.plan.lower import ANSWERS, ARRIVALS, DEVICE, DOWNLINK, UPLINK, simulate_offload
 from partita.offload.plan.planner import baselines
@@ -67,16 +68,23 @@ class OffloadStory:
     """All that the page shows."""
 
     title: str
-    problem: OffloadProblem
-    plan: OffloadPlan
+    file: OffloadFile
     measured_timeline: Timeline | None = None
     executed: OffloadPlan | None = None  #: cuts and order as they came to be
     missing: tuple[str, ...] = field(default=())  #: sentences: what is not there, and what makes it
 
+    @property
+    def problem(self) -> OffloadProblem:
+        return self.file.problem
+
+    @property
+    def plan(self) -> OffloadPlan:
+        return self.file.plan
+
     @cached_property
     def predicted(self) -> Played | None:
         """None where nothing was known of times: a device that was alone from the start."""
-        if not self.plan.makespan_s > 0:
+        if not self.file.verdict.value_s > 0:
             return None
         return Played.of(simulate_offload(self.problem, self.plan), len(self.problem.jobs))
 

@@ -49,7 +49,7 @@ def _cpu_s(connect: Callable[[], Client], floats: int, jobs: int) -> np.ndarray[
     job = model.offload_job({task: 1.0}, {task: 0.0})
     rows = tuple(replace(job, name=str(k), release_s=k * APART_S) for k in range(jobs))
     problem = OffloadProblem(OffloadLink(1e9, 1e9), rows)
-    plan = OffloadPlan(tuple(range(jobs)), (frozenset(),) * jobs, 0.0, 0.0, "none", "server-only", 0.0)
+    plan = OffloadPlan(tuple(range(jobs)), (frozenset(),) * jobs)
     feed = {"x": np.ones(floats, np.float32)}
     before: list[float] = []
     with connect() as client:

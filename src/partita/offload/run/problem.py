@@ -10,6 +10,7 @@ import numpy as np
 
 from partita.errors import CostError, refuse
 from partita.nouns.offload import OffloadLink, OffloadPlan, OffloadProblem
+from partita.nouns.plan import OffloadFile, Verdict
 from partita.offload.capture.jobs import JobSpec
 from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.plan.lower import simulate_offload
@@ -51,15 +52,16 @@ def come_at_random(jobs: Sequence[JobSpec], rate_per_s: float, seed: int) -> lis
     return [replace(w, release_s=at) for w, at in zip(jobs, moments, strict=True)]
 
 
-def stream_plan(problem: OffloadProblem) -> OffloadPlan:
+def stream_plan(problem: OffloadProblem) -> OffloadFile:
     """What an online policy would do if all went as foreseen: where sessions are wanted before the clock starts."""
     arrivals = [Waiting(j, job.release_s) for j, job in enumerate(problem.jobs)]
     begun = time.monotonic()
     decisions = stream(problem, arrivals, "ahead", len(arrivals)).decisions
     cuts = {j: d.cut for j, d in decisions}
     order, ordered = tuple(j for j, _ in decisions), tuple(cuts[j] for j in range(len(arrivals)))
-    plan = OffloadPlan(order, ordered, 0.0, 0.0, "none: jobs come one by one", "online", time.monotonic() - begun)
-    return replace(plan, makespan_s=simulate_offload(problem, plan).duration_s)
+    plan, spent = OffloadPlan(order, ordered), time.monotonic() - begun
+    value = simulate_offload(problem, plan).duration_s
+    return OffloadFile(plan, Verdict(value, 0.0, "none: jobs come one by one", "online", spent, "makespan"), problem)
 
 
 def check_fits(problem: OffloadProblem, jobs: Sequence[JobSpec], what: str) -> None:

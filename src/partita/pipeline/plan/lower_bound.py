@@ -33,7 +33,8 @@ import numpy as np
 
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.profile import Sample
-from partita.pipeline.plan.stage_costs import Bools, StageCosts, Wire, forward_readings, tensor_s
+from partita.pipeline.plan.stage_costs import Bools, StageCosts, Wire, tensor_s
+from partita.simulate.readings import forward_readings
 from partita.solve.compiled import compiled
 from partita.solve.units import Words
 
@@ -54,8 +55,8 @@ def waits(costs: StageCosts, sample: Sample, best: Wire, unit_s: FloatArray) -> 
     """Head and tail of every state. `unit_s` [units, 2]: least forward and backward of a unit over the devices.
 
     O(readers + states x units)."""
-    graph, units, read = costs.graph, costs.units, forward_readings(costs.graph)
-    source, target = read.units(graph, units)
+    units, read = costs.units, forward_readings(costs.graph)
+    source, target = units.unit_of[read.producer], units.unit_of[read.reader]
     message = tensor_s(sample, best.rate)[read.tensor] + best.latency_s
     ahead = source != target
     back = ahead & read.back

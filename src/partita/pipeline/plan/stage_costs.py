@@ -17,9 +17,10 @@ import numpy.typing as npt
 from partita.errors import CostError
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
-from partita.nouns.graph import FloatArray, IntArray, TaskGraph
+from partita.nouns.graph import FloatArray, TaskGraph
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.stage_memory import bytes_per_parameter_byte
+from partita.simulate.readings import forward_readings
 from partita.solve.compiled import compiled
 from partita.solve.device_types import DeviceType
 from partita.solve.downsets import StateSequence, spans
@@ -104,7 +105,7 @@ class StageCosts:
         place = np.full(len(graph.producer), -1, np.int64)
         place[tensor] = np.arange(len(tensor))
         readers = np.zeros((len(self.units), len(tensor)))
-        np.add.at(readers, (self.units.unit_of[graph.readers.items[read.at]], place[read.tensor]), 1.0)
+        np.add.at(readers, (self.units.unit_of[read.reader], place[read.tensor]), 1.0)
         made = np.zeros((len(self.units), len(tensor)))
         made[self.units.unit_of[graph.producer[tensor]], np.arange(len(tensor))] = 1.0
         return np.asarray(_inputs(self.states.totals(made), self.states.totals(readers), graph.size_bytes[tensor]))
@@ -172,34 +173,6 @@ def class_times(costs: CostTable, types: Sequence[DeviceType]) -> FloatArray:
     """[tasks, types] seconds of one micro-batch. Raises CostError for a kind without costs."""
     columns = [costs.column(t.kind) for t in types]
     return np.asarray(costs.seconds[:, columns] / np.array([t.speed for t in types]))
-
-
-@dataclass(frozen=True, eq=False)
-class Readings:
-    """Who reads a tensor between forward tasks: one entry a reader."""
-
-    at: IntArray  #: [readings] position in graph.readers.items
-    tensor: IntArray  #: [readings]
-    back: Bools  #: [readings] whether the reader's backward feeds the producer's backward
-
-    def units(self, graph: TaskGraph, units: Units) -> tuple[IntArray, IntArray]:
-        """([readings] producing unit, [readings] reading unit)."""
-        return units.unit_of[graph.producer[self.tensor]], units.unit_of[graph.readers.items[self.at]]
-
-
-def forward_readings(graph: TaskGraph) -> Readings:
-    """The readings between forward tasks of a graph. O(tasks + readers)."""
-    forward = np.array([t.phase not in ("backward", "update") for t in graph.tasks], np.bool_)
-    tensor = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
-    at = np.flatnonzero(forward[graph.producer[tensor]] & forward[graph.readers.items])
-    n = len(graph)
-    backward = np.full(n, -1, np.int64)
-    for i, t in enumerate(graph.tasks):
-        if t.phase == "backward" and t.of is not None:
-            backward[graph.index[t.of]] = i
-    source, target = backward[graph.readers.items[at]], backward[graph.producer[tensor[at]]]
-    keys = graph.edges.reshape(-1, 2) @ np.array([n, 1])
-    return Readings(at, tensor[at], (source >= 0) & (target >= 0) & np.isin(source * n + target, keys))
 
 
 def sent_s(costs: StageCosts, message_s: FloatArray) -> FloatArray:

@@ -46,7 +46,8 @@ from partita.placement.plan.replicated import (
 )
 from partita.placement.plan.throughput import Part, Work, fits, load_of, no_contiguous_plan
 from partita.placement.plan.unequal_links import contiguous_over_unequal_links
-from partita.placement.plan.whole import facts_of, listed
+from partita.placement.plan.whole import listed
+from partita.simulate.makespan import facts_of
 from partita.solve.downsets import StateSequence, every_downset, thinned
 from partita.solve.units import Units
 
@@ -391,7 +392,7 @@ def _torn(work: Work, stages: list[ReplicatedStage]) -> list[float]:
 def _latency_plan(problem: PlacementProblem, budget_s: float, began: float) -> PlanFile:
     """The quickest of a few chains and orders by simulation."""
     work, model = Work.of(problem), load_model(problem)
-    facts, value = facts_of(problem, model, "latency"), math.inf
+    facts, value = facts_of(problem, "latency"), math.inf
     best: tuple[str, IntArray, IntArray] | None = None
     for found in _chains(work, budget_s):
         device_of = device_numbers(problem, _plan(problem, found, pipeline=False))

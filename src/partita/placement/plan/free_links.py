@@ -15,7 +15,7 @@ from partita.placement.plan.from_arrays import device_numbers
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import CLOSED, compile_kernels, ordered, searched
 from partita.placement.plan.unequal_links import at_one_rate, dealt_out, judged
-from partita.placement.plan.whole import facts_of
+from partita.simulate.makespan import facts_of
 
 
 class Planner(Protocol):
@@ -27,7 +27,7 @@ class Planner(Protocol):
 def free_over_unequal_links(problem: PlacementProblem, plan: Planner, budget_s: float, seed: int) -> PlanFile:
     """The best placement found, and the bound of best links. Deterministic and with errors as the planner."""
     model, cluster = load_model(problem), problem.cluster
-    facts = facts_of(problem, model, "throughput")
+    facts = facts_of(problem, "throughput")
     compile_kernels(facts, model)
     began = time.monotonic()
     rates = {cluster.best_rate_bytes_per_s: 0.4, cluster.worst_rate_bytes_per_s: 0.2}

@@ -7,7 +7,7 @@ import numpy as np
 from partita.nouns.graph import IntArray
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
-from partita.nouns.plan import Plan
+from partita.nouns.plan import GraphPlan
 from partita.simulate.lower import lower
 from partita.simulate.simulator import durations, times
 
@@ -22,7 +22,7 @@ def placement_plan(problem: PlacementProblem, device_of: IntArray, order: IntArr
     return PlacementPlan(problem.graph.fingerprint, placement, {d: tuple(ids) for d, ids in queues.items()})
 
 
-def device_numbers(problem: PlacementProblem, plan: Plan) -> IntArray:
+def device_numbers(problem: PlacementProblem, plan: GraphPlan) -> IntArray:
     """[tasks] the number of each task's device in a placement."""
     assert isinstance(plan, PlacementPlan)
     number = {d.name: i for i, d in enumerate(problem.cluster.devices)}

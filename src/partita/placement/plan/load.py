@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from partita.nouns.graph import Csr, FloatArray, IntArray
 from partita.nouns.placement_problem import PlacementProblem, Rule
+from partita.solve.device_types import device_types
 
 Bools = npt.NDArray[np.bool_]
 
@@ -138,11 +139,9 @@ def load_model(problem: PlacementProblem) -> LoadModel:
     """The load model of a problem. O(tasks x classes + pins)."""
     cluster, costs, atom = problem.cluster, problem.costs, problem.graph.atom
     n = int(atom.max()) + 1
-    classes: dict[tuple[str, float, float], int] = {}
-    class_of = [classes.setdefault((d.kind, d.speed, d.memory_bytes), len(classes)) for d in cluster.devices]
-    work = np.stack(
-        [summed(atom, costs.seconds[:, costs.column(kind)] / speed, n) for kind, speed, _ in classes], axis=1
-    )
+    types = device_types(cluster)
+    number = {name: c for c, t in enumerate(types) for name in t.names}
+    work = np.stack([summed(atom, costs.seconds[:, costs.column(t.kind)] / t.speed, n) for t in types], axis=1)
     start, items = problem.graph.readers.start.tolist(), atom[problem.graph.readers.items].tolist()
     makers = atom[problem.graph.producer].tolist()
     rows = [[u, *items[start[k] : start[k + 1]]] for k, u in enumerate(makers)]
@@ -154,7 +153,7 @@ def load_model(problem: PlacementProblem) -> LoadModel:
         summed(atom, problem.memory_bytes, n),
         nets,
         cost,
-        np.array(class_of, np.int64),
+        np.array([number[d.name] for d in cluster.devices], np.int64),
         np.array([d.kind in problem.pays for d in cluster.devices], np.bool_),
         np.array([d.memory_bytes for d in cluster.devices], np.float64),
     )

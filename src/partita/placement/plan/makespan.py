@@ -24,7 +24,8 @@ from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound
 from partita.placement.plan.line_starts import line
 from partita.placement.plan.load import LoadModel, load_model
-from partita.placement.plan.whole import MAKESPAN, Facts, annealed, earliest_finish, facts_of, listed, value_of
+from partita.placement.plan.whole import annealed, earliest_finish, listed, value_of
+from partita.simulate.makespan import MAKESPAN, Facts, facts_of
 
 UNITS_PER_S = 1e8  # tasks and tensors looked at in a second, on the machine of anneal.UNITS_PER_S
 CLOSED = 1e-9  # a gap, as a share, at which there is nothing left to find
@@ -57,7 +58,7 @@ def plan_makespan(
         raise BadInput(f"unknown method {method!r} for latency", hint=f"known: {', '.join(METHODS)}")
     problem.expect_fit()
     model = load_model(problem)
-    facts = facts_of(problem, model, "latency")
+    facts = facts_of(problem, "latency")
     compile_kernels(facts, model)
     began = time.monotonic()
     met = [m for w, name in _starts(problem, model, facts, start) if model.fits(w) for m in ordered(facts, w, name)]

@@ -16,7 +16,7 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
-from partita.nouns.plan import Plan, PlanFile, Verdict, checked_bound
+from partita.nouns.plan import GraphPlan, PlanFile, Verdict, checked_bound
 from partita.placement.plan.from_arrays import device_numbers, placement_plan
 from partita.solve.device_types import device_types
 
@@ -50,7 +50,7 @@ def judged(said: Verdict, value_s: float, bound_s: float, how: str, spent_s: flo
     return replace(said, value_s=value_s, lower_bound_s=bound_s, bound=f"{how}, best links", seconds_spent=spent_s)
 
 
-def dealt_out(problem: PlacementProblem, plan: Plan) -> IntArray:
+def dealt_out(problem: PlacementProblem, plan: GraphPlan) -> IntArray:
     """[tasks] device numbers of a plan, after devices of one type have changed places as long as that lowers the largest
     load, or one of two equal largest."""
     device_of = device_numbers(problem, plan)

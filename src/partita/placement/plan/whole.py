@@ -1,92 +1,26 @@
 """A placement and an order of the tasks, evaluated as a whole, for objectives that one moved task changes everywhere.
 
-Two of them: the makespan of one sample, and the largest load where links differ. The makespan is the simulator's for the
-program that the placement is lowered to (see `lower_placement`): every device runs its tasks in the order, a tensor is
-sent when it is made, once to each device that reads it, a link serves its transfers in order. `Facts` and `value` say the
-same in one pass over the tasks, some hundred times faster than lowering. (Where a link is shared, fairly or by several
-devices, the pass is an estimate; what a plan claims is always the simulator's.)
+Two of them: the makespan of one sample (`simulate.makespan`), and the largest load where links differ. What a plan claims
+is always the simulator's.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from partita.nouns.graph import FloatArray, IntArray
-from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.plan.alarm import FlagArray
-from partita.placement.plan.load import Bools, LoadModel
+from partita.placement.plan.load import Bools
+from partita.simulate.makespan import MAKESPAN, SUM, Facts, Scratch, makespan, scratch, send, transfer_s
 from partita.solve.compiled import compiled
 from partita.solve.random import Words, between, seeded, uniform
 
-MAKESPAN, SUM, OVERLAP = 0, 1, 2  #: objectives
 MOST_LISTED = 20_000  #: tasks up to which they are listed by rank
-
-
-class Facts(NamedTuple):
-    """All that the objective of a placement depends on."""
-
-    objective: int
-    topological: IntArray  #: [tasks]
-    atom_of: IntArray  #: [tasks]
-    incoming_start: IntArray  #: [tasks + 1]
-    incoming: IntArray  #: tensors a task reads, ascending
-    made_start: IntArray  #: [tasks + 1]
-    made: IntArray  #: tensors a task makes
-    reader_start: IntArray  #: [tensors + 1]
-    reader: IntArray  #: tasks that read a tensor
-    producer: IntArray  #: [tensors]
-    seconds: FloatArray  #: [tasks, classes]
-    class_of: IntArray  #: [devices]
-    pays: Bools  #: [devices]
-    given: FloatArray  #: [tensors] seconds a transfer takes, nan where the link decides
-    size: FloatArray  #: [tensors] bytes
-    rate: FloatArray  #: [devices, devices]
-    latency: FloatArray  #: [devices, devices]
-    message: FloatArray  #: [devices, devices] seconds of the receiving device
-    queue: IntArray  #: [devices, devices] what transfers wait for
-    queues: int
-    held: FloatArray  #: [atoms] bytes
-    room: FloatArray  #: [devices] bytes
-
-
-class Scratch(NamedTuple):
-    """Where a pass keeps its notes; `arrives` is -1 everywhere before and after."""
-
-    arrives: FloatArray  #: [tensors, devices]
-    done: FloatArray  #: [tasks]
-    place: IntArray  #: [tasks] position in the order
-
-
-def facts_of(problem: PlacementProblem, model: LoadModel, objective: str) -> Facts:
-    """The facts of a problem for "latency" or "throughput". O(tasks + readers + devices^2)."""
-    graph, cluster = problem.graph, problem.cluster
-    n = len(cluster.devices)
-    tensor = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
-    by_reader = np.lexsort((tensor, graph.readers.items))
-    incoming_start = np.zeros(len(graph) + 1, np.int64)
-    incoming_start[1:] = np.cumsum(np.bincount(graph.readers.items, minlength=len(graph)))
-    links = [[cluster.link(a.name, b.name) for b in cluster.devices] for a in cluster.devices]
-    queues: dict[str, int] = {}
-    per_class = [cluster.devices[int(np.flatnonzero(model.class_of == c)[0])] for c in range(model.work_s.shape[1])]
-    seconds = np.stack([problem.costs.seconds[:, problem.costs.column(d.kind)] / d.speed for d in per_class], axis=1)
-    return Facts(
-        MAKESPAN if objective == "latency" else SUM if problem.rule == "sum" else OVERLAP,
-        graph.order, model.atom_of, incoming_start, tensor[by_reader].astype(np.int64),
-        graph.tensors_of.start, graph.tensors_of.items, graph.readers.start, graph.readers.items, graph.producer,
-        seconds, model.class_of, model.pays, problem.costs.transfer_s, graph.size_bytes,
-        np.array([[k.rate_bytes_per_s for k in row] for row in links]),
-        np.array([[k.latency_s for k in row] for row in links]),
-        np.array([[k.message_s for k in row] for row in links]),
-        np.array([[queues.setdefault(k.queue, len(queues)) for k in row] for row in links], np.int64).reshape(n, n),
-        len(queues), model.memory_bytes, np.where(np.isfinite(model.room_bytes), model.room_bytes, 1e300),
-    )  # fmt: skip
 
 
 def value_of(facts: Facts, where: IntArray, order: IntArray) -> float:
     """The objective in seconds; `where` is [atoms], `order` [tasks] a topological order. O(tasks + readers)."""
-    return float(_value(facts, where, order, _scratch(facts)))
+    return float(_value(facts, where, order, scratch(facts)))
 
 
 def listed(facts: Facts, where: IntArray) -> IntArray:
@@ -116,20 +50,9 @@ def annealed(
     return _anneal(facts, where, order, by_place, int(units), seed & 0x7FFFFFFF, hot, stop)
 
 
-def _scratch(facts: Facts) -> Scratch:
-    tensors, tasks = len(facts.producer), len(facts.topological)
-    return Scratch(np.full((tensors, len(facts.class_of)), -1.0), np.zeros(tasks), np.zeros(tasks, np.int64))
-
-
 @compiled
 def _value(f: Facts, where: IntArray, order: IntArray, s: Scratch) -> float:
-    return _makespan(f, where, order, s) if f.objective == 0 else _largest_load(f, where)
-
-
-@compiled
-def _transfer(f: Facts, k: int, p: int, d: int) -> float:
-    """Seconds that tensor k occupies the link from device p to device d."""
-    return float(f.size[k] / f.rate[p, d]) if np.isnan(f.given[k]) else float(f.given[k])
+    return makespan(f, where, order, s) if f.objective == MAKESPAN else _largest_load(f, where)
 
 
 @compiled
@@ -147,7 +70,7 @@ def _largest_load(f: Facts, where: IntArray) -> float:
             d = where[f.atom_of[f.reader[e]]]
             if d != p and met[d] != k:
                 met[d] = k
-                busy = _transfer(f, k, p, d)
+                busy = transfer_s(f, k, p, d)
                 inward[d] += busy
                 slowest = max(slowest, busy)
         outward[p] += slowest
@@ -155,53 +78,9 @@ def _largest_load(f: Facts, where: IntArray) -> float:
     for d in range(devices):
         load = compute[d]
         if f.pays[d]:
-            load = load + inward[d] + outward[d] if f.objective == 1 else max(load, inward[d], outward[d])
+            load = load + inward[d] + outward[d] if f.objective == SUM else max(load, inward[d], outward[d])
         worst = max(worst, load)
     return worst
-
-
-@compiled
-def _makespan(f: Facts, where: IntArray, order: IntArray, s: Scratch) -> float:
-    free, link_free = np.zeros(len(f.class_of)), np.zeros(f.queues)
-    for x in range(len(order)):
-        s.place[order[x]] = x
-    last = 0.0
-    for i in order:
-        d = where[f.atom_of[i]]
-        at = free[d]
-        for e in range(f.incoming_start[i], f.incoming_start[i + 1]):
-            k = f.incoming[e]
-            if s.arrives[k, d] >= 0.0:  # the first of the device's tasks that reads it
-                at = max(at, s.arrives[k, d]) + f.message[where[f.atom_of[f.producer[k]]], d]
-                s.arrives[k, d] = -1.0
-        free[d] = at + f.seconds[i, f.class_of[d]]
-        s.done[i] = free[d]
-        last = max(last, free[d])
-        _send(f, where, i, d, s, link_free, s.place)
-    return last
-
-
-@compiled
-def _send(f: Facts, where: IntArray, i: int, p: int, s: Scratch, link_free: FloatArray, place: IntArray) -> None:
-    """Task i has ended on device p: what it made goes to the devices that read it, first read first."""
-    while True:  # a task sends few messages: the next one is looked for each time
-        best_k, best_d, best_place = -1, -1, len(place)
-        for m in range(f.made_start[i], f.made_start[i + 1]):
-            k = f.made[m]
-            for e in range(f.reader_start[k], f.reader_start[k + 1]):
-                v = f.reader[e]
-                d = where[f.atom_of[v]]
-                if (
-                    d != p
-                    and s.arrives[k, d] < 0.0
-                    and (place[v] < best_place or (place[v] == best_place and k < best_k))
-                ):
-                    best_k, best_d, best_place = k, d, place[v]
-        if best_k < 0:
-            return
-        q = f.queue[p, best_d]
-        link_free[q] = max(link_free[q], s.done[i]) + _transfer(f, best_k, p, best_d)
-        s.arrives[best_k, best_d] = link_free[q] + f.latency[p, best_d]
 
 
 @compiled
@@ -216,7 +95,7 @@ def _ranks(f: Facts, where: IntArray) -> FloatArray:
             for e in range(f.reader_start[k], f.reader_start[k + 1]):
                 v = f.reader[e]
                 d = where[f.atom_of[v]]
-                sent = 0.0 if d == p else _transfer(f, k, p, d) + f.latency[p, d] + f.message[p, d]
+                sent = 0.0 if d == p else transfer_s(f, k, p, d) + f.latency[p, d] + f.message[p, d]
                 way = max(way, sent + rank[v])
         rank[i] = f.seconds[i, f.class_of[p]] + way
     return rank
@@ -255,7 +134,7 @@ def _listed(f: Facts, where: IntArray) -> IntArray:
         p = where[f.atom_of[i]]
         free[p] = start + f.seconds[i, f.class_of[p]]
         s.done[i] = free[p]
-        _send(f, where, i, p, s, link_free, place)
+        send(f, where, i, p, s, link_free, place)
         for m in range(f.made_start[i], f.made_start[i + 1]):
             k = f.made[m]
             for e in range(f.reader_start[k], f.reader_start[k + 1]):
@@ -316,7 +195,7 @@ def _earliest_finish(f: Facts, order: IntArray) -> IntArray:
                 p = where[f.atom_of[u]]
                 came = done[u]
                 if p != d:
-                    came += _transfer(f, k, p, d) + f.latency[p, d] + f.message[p, d]
+                    came += transfer_s(f, k, p, d) + f.latency[p, d] + f.message[p, d]
                 at = max(at, came)
             end[d] = at + f.seconds[i, f.class_of[d]]
         if best < 0:
@@ -418,7 +297,7 @@ def _anneal(
         heat = hot * 1e-3**share if share < 1.0 else 0.0
         spent += 20
         x, y, k, p, q, need = 0, 0, 0, 0, 0, 0.0
-        if f.objective == 0 and uniform(random) < 0.5:
+        if f.objective == MAKESPAN and uniform(random) < 0.5:
             x, y = _reordered(f, where, order, s.place, random)
             if x == y:
                 continue

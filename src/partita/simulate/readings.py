@@ -1,0 +1,75 @@
+"""Readings: which forward task reads which tensor of another, and what of them crosses from stage to stage."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.nouns.graph import FloatArray, IntArray, TaskGraph
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Readings(NamedTuple):
+    """Who reads a tensor between forward tasks: one entry a reader."""
+
+    tensor: IntArray  #: [readings]
+    producer: IntArray  #: [readings] the task that makes it
+    reader: IntArray  #: [readings] the task that reads it
+    back: Bools  #: [readings] whether the reader's backward feeds the producer's backward
+
+
+class Crossings(NamedTuple):
+    """Tensors that one stage makes and a later one reads: one entry a tensor and pair of stages, in ascending order."""
+
+    source: IntArray  #: stage
+    target: IntArray  #: stage
+    tensor: IntArray
+    back: Bools  #: whether a gradient comes back
+
+
+def forward_readings(graph: TaskGraph) -> Readings:
+    """The readings between forward tasks of a graph. O(tasks + readers)."""
+    forward = np.array([t.phase not in ("backward", "update") for t in graph.tasks], np.bool_)
+    tensor = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
+    at = np.flatnonzero(forward[graph.producer[tensor]] & forward[graph.readers.items])
+    n = len(graph)
+    backward = np.full(n, -1, np.int64)
+    for i, t in enumerate(graph.tasks):
+        if t.phase == "backward" and t.of is not None:
+            backward[graph.index[t.of]] = i
+    producer, reader = graph.producer[tensor[at]], graph.readers.items[at]
+    source, target = backward[reader], backward[producer]
+    keys = graph.edges.reshape(-1, 2) @ np.array([n, 1])
+    return Readings(tensor[at], producer, reader, (source >= 0) & (target >= 0) & np.isin(source * n + target, keys))
+
+
+def crossings(tensor: IntArray, source: IntArray, target: IntArray, back: Bools) -> Crossings:
+    """What crosses where reading i is of tensor[i], made in stage source[i] and read in target[i]; -1: in no stage.
+
+    O(readings log readings).
+    """
+    far = np.flatnonzero((source < target) & (source >= 0))
+    stages, tensors = int(target.max(initial=0)) + 1, int(tensor.max(initial=0)) + 1
+    key, at = np.unique((source[far] * stages + target[far]) * tensors + tensor[far], return_inverse=True)
+    returns = np.zeros(len(key), np.bool_)
+    returns[at.reshape(-1)[back[far]]] = True
+    pair = key // tensors
+    return Crossings(pair // stages, pair % stages, key % tensors, returns)
+
+
+def messages(
+    crossing: Crossings, transfer_s: FloatArray, size_bytes: FloatArray
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """(stage from, stage to), there and back: seconds given for the tensors of a message, and bytes of the others."""
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    given, size = transfer_s[crossing.tensor].tolist(), size_bytes[crossing.tensor].tolist()
+    rows = zip(crossing.source.tolist(), crossing.target.tolist(), crossing.back.tolist(), given, size, strict=True)
+    for i, j, back, seconds, n in rows:
+        more = (0.0, n) if seconds != seconds else (seconds, 0.0)  # nan: the link decides
+        for way in ((i, j), (j, i)) if back else ((i, j),):
+            before = found.get(way, (0.0, 0.0))
+            found[way] = before[0] + more[0], before[1] + more[1]
+    return found
