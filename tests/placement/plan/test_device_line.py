@@ -20,6 +20,8 @@ from partita.nouns.plan import PipelinePlan, PlacementPlan
 from partita.page.plan_rows import load_rows
 from partita.placement.plan import device_line
 from partita.placement.plan.contiguous_plan import EASED, plan_contiguous
+from partita.placement.plan.refine import refined
+from partita.placement.plan.throughput import Part, Work
 
 SOME = settings(
     max_examples=150, deadline=None, database=None, derandomize=True,
@@ -161,6 +163,13 @@ def test_line_ups_give_plans_and_bounds_that_hold(problem):
     assert isinstance(lined.plan, PlacementPlan)
     assert lined.verdict.value_s >= exact.verdict.value_s * (1 - 1e-9)
     assert lined.verdict.lower_bound_s <= exact.verdict.value_s * (1 + 1e-9) + 1e-12
+
+
+def test_parts_that_take_no_time_are_left_as_they_are():
+    problem = chain(6, 3, "sum")
+    work = Work.of(dataclasses.replace(problem, costs=CostTable.given(("acc",), np.zeros((6, 1)), np.zeros(5))))
+    parts = [Part(0, np.arange(3)), Part(1, np.arange(3, 6))]
+    assert refined(work, parts) == parts
 
 
 def test_the_bound_knows_how_many_fast_devices_there_are():
