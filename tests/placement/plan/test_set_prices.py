@@ -43,12 +43,12 @@ def test_the_sweep_finds_the_most_valuable_set(problem: PlacementProblem, data: 
         sets = [np.array(s) for s in itertools.product([False, True], repeat=model.atoms)]
         most = max(float(value[s].sum()) for s in sets if load_alone(model, s, c) <= limit)
         own = sweep if pays else sweep.without_nets()
-        found, chosen = own.best(model.work_s[:, c], value, limit, 0.0, 4096)
+        found, chosen, _ = own.best(model.work_s[:, c], value, limit, 0.0, 4096)
         assert found <= most + 1e-9
         assert all(load_alone(model, s, c) <= limit * (1 + 1e-9) for s in chosen)
         assert not len(chosen) or value[chosen[0]].sum() == pytest.approx(found)
         for buckets in (2, 16, 4096):
-            bound, _ = own.best(model.work_s[:, c], value, limit, 0.0, buckets, relaxed=True)
+            bound, _, _ = own.best(model.work_s[:, c], value, limit, 0.0, buckets, relaxed=True)
             assert bound >= most - 1e-9
 
 

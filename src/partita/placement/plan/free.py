@@ -11,9 +11,9 @@ For throughput, a portfolio in rounds; in each, two threads work side by side an
                                                        placements made of them; annealing
     finish      annealing from the best                the same again, from the best now known       20 %
 
-Graphs of many parallel branches are too wide for the prices: a few devices at a time are re-optimised with the constraint
-program instead, and the proof is tried again at the end. Large narrow graphs begin with the prices. It ends early when the bound meets the value. Without OR-tools both threads anneal, and the bound is the best of work,
-pigeonhole and minimum cut.
+Large narrow graphs begin with the prices. Graphs of many parallel branches are too wide for them: a few devices at a time are
+re-optimised with the constraint program instead, and the proof is tried again at the end. It ends early when the bound meets
+the value. Without OR-tools both threads anneal where there would be a constraint program.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def proven(search: Search, share: float) -> Job:
 
 def narrow(search: Search) -> bool:
     """Whether the graph is narrow enough for prices, and there is a gap left for them to close."""
-    if search.best is None or search.value_s <= search.bound_s * (1 + set_prices.CLOSE):
+    if search.best is None or search.value_s <= search.bound_s * (1 + set_prices.WIDE):
         return False
     if search.prices is None:
         search.prices = SetPrices.of(search.model, search.value_s)
@@ -212,8 +212,7 @@ def priced(search: Search, share: float) -> Job:
     def job() -> Finding:
         assert prices is not None
         found = prices.raised(bound, value, 0.75 * share * search.budget_s * CELLS_PER_S, search.stop)
-        tries = int(0.15 * share * search.budget_s * CELLS_PER_S / prices.fill_cells)
-        where = prices.filled(best, (found + value) / 2, tries, seed)
+        where = prices.filled(best, (found + value) / 2, 0.15 * share * search.budget_s * CELLS_PER_S, seed)
         units = 0.1 * share * search.budget_s * UNITS_PER_S
         return Finding(
             anneal(search.model, where, units=units, seed=seed, hot=1e-2, stop=search.stop), "priced sets", found

@@ -28,17 +28,18 @@ MOST_STATES = 100_000
 MOST_CLASSES = 4
 MOST_ATOMS, MOST_PAIRS = 3_000, 5_000_000  #: and pairs of atoms that share a net
 LEFT_OUT = 1e-4  #: of the value that has to be beaten: nets that cost no more in total are left out
-BUCKETS = 256  #: of load, while searching
-FINEST, PROOF_CELLS = 4096, 2e7  #: buckets and cells when proving
+BUCKETS = 128  #: of load, at first
+FINEST, PROOF_CELLS = 2048, 2e7  #: buckets and cells when proving
 HALVINGS = 4  #: of the way from the bound to a limit that could not be excluded
 FIRST_BOX, LEAST_BOX = 0.2, 1e-3
 ENOUGH = 1.002  #: worth of prices, the most that devices hold being 1, with which the proof is tried
+WIDE = 1e-2  #: a gap, as a share, from which prices close more than other searches
 CLOSE = 1e-3  #: share of the value, at which nothing more is tried
 MOST_WORTH = 1e6  #: of prices, where no set is below the limit
 ROUNDING = 1e-6
 MOST_ROWS = 400  #: of a linear program: sets
-LP_CELLS = 300.0  #: cells of the sweep that an entry of the linear program takes as long as
-CELLS_PER_S = 1.5e8
+LP_CELLS = 1800.0  #: cells of the sweep that an entry of the linear program takes as long as
+CELLS_PER_S = 8e8  #: cautiously: 1.1e9 on one of 2 Xeon cores with others at work, 2026-11-21
 
 
 @dataclass(eq=False)
@@ -77,7 +78,7 @@ class SetPrices:
         end, step = self.spent + most, 0.5
         while self.spent < end and not stop[0] and step * (value_s - bound_s) > CLOSE * value_s:
             limit = bound_s + step * (value_s - bound_s)
-            worth = self._improve(limit, min(end, self.spent + most / 4), stop)
+            worth = self._improve(limit, min(end, self.spent + most / 3), stop)
             if worth > 1 + ROUNDING and self._excludes(limit):
                 bound_s = limit
                 continue
@@ -95,7 +96,7 @@ class SetPrices:
         price, best, box = self.price, 0.0, FIRST_BOX
         asked = np.zeros(len(self.sweeps))
         while self.spent < end and not stop[0] and box > LEAST_BOX:
-            share = self._share(price, limit_s, asked, 1.0)
+            share = self._share(price, limit_s, asked, best)
             if share > best * (1 + 1e-5):
                 best, box, self.price = share, box * 1.2, price * (share / float(price.sum()))
                 if share > ENOUGH:
@@ -113,8 +114,8 @@ class SetPrices:
         z, buckets, share = asked.copy(), BUCKETS, np.inf
         while share > enough and buckets <= self.finest:
             for c, sweep in enumerate(self.sweeps):
-                z[c], sets = sweep.best(self.model.work_s[:, c], price, limit_s, float(z[c]), buckets)
-                self.spent += sweep.states * buckets
+                z[c], sets, cells = sweep.best(self.model.work_s[:, c], price, limit_s, float(z[c]), buckets)
+                self.spent += cells
                 self.sets += [(c, s, limit_s) for s in sets]
             held = max(float(self.model.class_size @ z), float(price.sum()) / MOST_WORTH)
             share, buckets = float(price.sum()) / held, 4 * buckets
@@ -129,32 +130,27 @@ class SetPrices:
         spare = total / max(float(size @ z), 1e-300) - 1.0
         if spare <= 2 * ROUNDING:
             return False
-        fine = int(min(self.finest, max(BUCKETS, 4.0 / spare)))
         for c, sweep in enumerate(self.sweeps):
             asked = float(z[c]) * (1 + min(spare, 1.0) - ROUNDING)
-            z[c], _ = sweep.best(
-                self.model.work_s[:, c], self.price, limit_s * (1 + ROUNDING), asked, fine, relaxed=True
-            )
-            self.spent += sweep.states * fine
+            above, work = limit_s * (1 + ROUNDING), self.model.work_s[:, c]
+            z[c], _, cells = sweep.best(work, self.price, above, asked, self.finest, relaxed=True)
+            self.spent += cells
         return float(size @ z) < total * (1 - ROUNDING / 2)
 
-    @property
-    def fill_cells(self) -> float:
-        """The work of filling all devices once."""
-        return float(sum(self.sweeps[c].states for c in self.model.class_of.tolist()) * BUCKETS // 2)
-
-    def filled(self, where: IntArray, limit_s: float, tries: int, seed: int) -> IntArray:
+    def filled(self, where: IntArray, limit_s: float, most: float, seed: int) -> IntArray:
         """[atoms] the best placement met by filling one device after another with what is worth most; at least as good as
-        the given one. Prices, limit and the order of the devices are shaken."""
+        the given one. Prices, limit and the order of the devices are shaken. `most`: the work in cells."""
         random, model, best = np.random.default_rng(seed), self.model, where
-        for _ in range(tries):
+        end = most
+        while end > 0:
             price = np.maximum(self.price, 0.0) * random.lognormal(0.0, 0.1, model.atoms)
             limit, line = limit_s * random.uniform(0.985, 1.015), random.permutation(model.devices)
             found, left = np.full(model.atoms, line[-1]), np.ones(model.atoms, np.bool_)
             for d in line[:-1].tolist():
                 c = int(model.class_of[d])
                 work = np.where(left, model.work_s[:, c], np.inf)
-                _, sets = self.sweeps[c].best(work, price, limit, 0.0, BUCKETS // 2)
+                _, sets, cells = self.sweeps[c].best(work, price, limit, 0.0, 2 * BUCKETS)
+                end -= cells
                 if len(sets):
                     found[sets[0]], left = d, left & ~sets[0]
             best = min(best, found, key=self.whole.value)

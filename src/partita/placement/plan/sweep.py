@@ -9,8 +9,8 @@ In each state live labels (load, value). A label is dropped where another has le
 
     value + the most that can be added from here, a second of load being priced at mu, + mu (limit - load)
 
-does not reach the value asked for (Lagrange). Loads are kept in buckets: in one, either the label of most value less mu x load is kept
-(then what is found is a set), or one of least load and most value of all (then nothing is better than what is found).
+does not reach the value asked for, for some mu (Lagrange). Loads are kept in buckets: in one, either the label of most
+value less mu x load is kept (then what is found is a set), or one of least load and most value of all (then nothing is better than what is found).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from partita.solve.compiled import compiled
 MOST_OPEN = 30  #: nets at a time, two bits of a word each
 STARTS, MOST_STEPS = 64, 50_000_000  #: orders tried, and atoms looked at for that
 STEPS_OF_MU = 24
+LABEL = 40.0  #: cells that a label takes as long as
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,20 +81,21 @@ class Sweep:
 
     def best(
         self, work_s: FloatArray, value: FloatArray, limit_s: float, asked: float, buckets: int, relaxed: bool = False
-    ) -> tuple[float, Bools]:
-        """(the most value of a set of load up to limit_s, [sets, atoms] sets); `asked` where none has more.
+    ) -> tuple[float, Bools, float]:
+        """(the most value of a set of load up to limit_s, [sets, atoms] sets, work done); `asked` where none has more.
 
         `relaxed`: nothing has more than this value, and the sets mean nothing. Else the sets are real, the best first,
-        and there may be better ones. `work_s`, `value` [atoms]. O(states x buckets).
+        and there may be better ones. Work is in cells. `work_s`, `value` [atoms]. O(states x buckets).
         """
         work = np.minimum(work_s[self.order], 2 * limit_s)  # inf where an atom cannot run, and no product with it
         args = (self.start, self.inside, self.outside, self.inside_s, self.outside_s, work)
         worth = value[self.order]
         mu, rest = _dual(*args, worth, limit_s)
-        top, rows = _labels(*args, worth, limit_s, asked, buckets, mu, rest, relaxed)
+        top, rows, looked = _labels(*args, worth, limit_s, asked, buckets, mu, rest, relaxed)
         sets = np.zeros((len(rows), len(self.order)), np.bool_)
         sets[:, self.order] = rows
-        return top, sets
+        scanned = self.states * (2.0 * buckets + 4.0 * (2 * STEPS_OF_MU + len(mu)))
+        return top, sets, scanned + LABEL * looked
 
 
 def _neighbours(model: LoadModel) -> tuple[IntArray, IntArray]:
@@ -194,8 +196,8 @@ def _dual(
 def _labels(
     start: IntArray, inside: IntArray, outside: IntArray, inside_s: FloatArray, outside_s: FloatArray, work: FloatArray,
     worth: FloatArray, limit: float, asked: float, buckets: int, mu: FloatArray, rest: FloatArray, relaxed: bool,
-) -> tuple[float, Bools]:  # fmt: skip
-    """(most value, sets in the sweep's order)."""
+) -> tuple[float, Bools, int]:  # fmt: skip
+    """(most value, sets in the sweep's order, how many labels there were)."""
     n, widest = len(work), 1
     for k in range(n):
         widest = max(widest, start[k + 1] - start[k])
@@ -203,7 +205,7 @@ def _labels(
     next_load, next_value = load.copy(), value.copy()
     came, next_came = np.full((widest, buckets + 1), -1), np.full((widest, buckets + 1), -1)
     parent, layer_of = np.empty(1024, np.int64), np.empty(1024, np.int64)  # of labels with their atom inside
-    kept = 0
+    kept, looked = 0, 0
     load[0, 0], value[0, 0] = 0.0, 0.0
     grain = buckets / limit
     for k in range(n):
@@ -216,6 +218,7 @@ def _labels(
                 if v <= top:
                     continue
                 spent = load[here, b]
+                looked += 1
                 top = v
                 pruned = False
                 for i in range(len(mu)):
@@ -262,4 +265,4 @@ def _labels(
             sets[i, layer_of[at]] = True
             at = parent[at]
         count += 1
-    return best, sets[:count]
+    return best, sets[:count], looked
