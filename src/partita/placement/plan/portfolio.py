@@ -211,8 +211,8 @@ def priced(search: Search, share: float) -> Job:
 
     def job() -> Finding:
         assert prices is not None
-        found = prices.raised(bound, value, 0.75 * share * search.budget_s * CELLS_PER_S, search.stop)
-        where = prices.filled(best, (found + value) / 2, 0.15 * share * search.budget_s * CELLS_PER_S, seed)
+        found = prices.raised(bound, value, 0.72 * share * search.budget_s * CELLS_PER_S, search.stop)
+        where = prices.filled(best, found, value, 0.2 * share * search.budget_s * CELLS_PER_S, seed)
         units = 0.1 * share * search.budget_s * UNITS_PER_S
         return Finding(
             anneal(search.model, where, units=units, seed=seed, hot=1e-2, stop=search.stop), "priced sets", found

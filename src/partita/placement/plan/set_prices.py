@@ -28,11 +28,16 @@ MOST_STATES = 100_000
 MOST_CLASSES = 4
 MOST_ATOMS, MOST_PAIRS = 3_000, 5_000_000  #: and pairs of atoms that share a net
 LEFT_OUT = 1e-4  #: of the value that has to be beaten: nets that cost no more in total are left out
-BUCKETS = 128  #: of load, at first
-FINEST, PROOF_CELLS = 2048, 2e7  #: buckets and cells when proving
-HALVINGS = 4  #: of the way from the bound to a limit that could not be excluded
-FIRST_BOX, LEAST_BOX = 0.2, 1e-3
-ENOUGH = 1.002  #: worth of prices, the most that devices hold being 1, with which the proof is tried
+BUCKETS = (
+    128,
+    512,
+    2048,
+)  #: of load: at first, where prices look good, and when proving; more for sweeps of few states
+ROUGH = 48  #: when filling devices
+FINEST, CELLS = 16_384, 1e6  #: buckets; cells of the first kind that are not too many
+HALVINGS = 2  #: of the way from the bound to a limit that could not be excluded
+FIRST_BOX, LEAST_BOX = 0.03, 2e-4
+ENOUGH = 1.0 + 2e-5  #: worth of prices, the most that devices hold being 1, with which the proof is tried
 WIDE = 1e-2  #: a gap, as a share, from which prices close more than other searches
 CLOSE = 1e-3  #: share of the value, at which nothing more is tried
 MOST_WORTH = 1e6  #: of prices, where no set is below the limit
@@ -51,8 +56,8 @@ class SetPrices:
     sweeps: list[Sweep]  #: [classes]
     price: FloatArray  #: [atoms] the best known, worth 1 in total
     reach: FloatArray  #: [atoms] how far a price may move in a box of 1
-    finest: int  #: buckets when proving
     sets: list[tuple[int, Bools, float]] = field(default_factory=list)  #: (class, [atoms], the limit it was met under)
+    box: float = FIRST_BOX
     spent: float = 0.0  #: cells of the sweep, and the linear programs in the same unit
 
     @staticmethod
@@ -68,9 +73,8 @@ class SetPrices:
             return None
         alone = sweep.without_nets()
         beside = np.bincount(model.nets.items, np.repeat(model.cost_s, np.diff(model.nets.start)), model.atoms)
-        finest = int(min(FINEST, max(BUCKETS, PROOF_CELLS / sweep.states)))
         sweeps = [sweep if pays else alone for pays in model.class_pays]
-        return SetPrices(whole, model, sweeps, work / work.sum(), (work + beside / 3) / work.sum(), finest)
+        return SetPrices(whole, model, sweeps, work / work.sum(), (work + beside / 3) / work.sum())
 
     def raised(self, bound_s: float, value_s: float, most: float, stop: FlagArray) -> float:
         """A bound, at least the given one: no placement has a smaller largest load. `value_s` is one that some placement has,
@@ -78,79 +82,99 @@ class SetPrices:
         end, step = self.spent + most, 0.5
         while self.spent < end and not stop[0] and step * (value_s - bound_s) > CLOSE * value_s:
             limit = bound_s + step * (value_s - bound_s)
-            worth = self._improve(limit, min(end, self.spent + most / 3), stop)
-            if worth > 1 + ROUNDING and self._excludes(limit):
+            if self._excluded(limit, min(end, self.spent + most / 3), stop):
                 bound_s = limit
                 continue
             step /= 2
             low, high = bound_s, limit  # how far these prices go
             for _ in range(HALVINGS):
                 middle = (low + high) / 2
-                low, high = (middle, high) if self._excludes(middle) else (low, middle)
+                low, high = (middle, high) if self._certainly(middle) > 1 else (low, middle)
             bound_s = low
         return bound_s
 
-    def _improve(self, limit_s: float, end: float, stop: FlagArray) -> float:
-        """Better prices for this limit, until they seem to exclude it; what they are worth, the most that devices hold
-        being 1."""
-        price, best, box = self.price, 0.0, FIRST_BOX
-        asked = np.zeros(len(self.sweeps))
-        while self.spent < end and not stop[0] and box > LEAST_BOX:
+    def _excluded(self, limit_s: float, end: float, stop: FlagArray) -> bool:
+        """Whether prices were found that exclude this limit."""
+        price, best, asked = self.price, 0.0, self._known(limit_s)
+        self.box = min(FIRST_BOX, max(self.box, 2 * LEAST_BOX) * 2)
+        while self.spent < end and not stop[0] and self.box > LEAST_BOX:
             share = self._share(price, limit_s, asked, best)
             if share > best * (1 + 1e-5):
-                best, box, self.price = share, box * 1.2, price * (share / float(price.sum()))
+                best, self.box, self.price = share, self.box * 1.2, price * (share / float(price.sum()))
                 if share > ENOUGH:
-                    break
+                    best = self._certainly(limit_s)
+                    if best > 1:
+                        return True
             else:
-                box *= 0.85
-            price, asked = self._duals(limit_s, self.price, box * self.reach)
+                self.box *= 0.75
+            price, asked = self._duals(limit_s, self.price, self.box * self.reach)
             if price.sum() < min(1.0, best * (1 + 1e-4)):
                 break
-        return best
+        return False
 
     def _share(self, price: FloatArray, limit_s: float, asked: FloatArray, enough: float) -> float:
         """What prices are worth, the most that all devices hold being 1: at most that, by the sets met. More sets are met;
         the closer they look, the more it seems to be worth."""
-        z, buckets, share = asked.copy(), BUCKETS, np.inf
-        while share > enough and buckets <= self.finest:
+        z, fineness, share = asked.copy(), 0, np.inf
+        while share > enough and fineness < len(BUCKETS) - 1:
             for c, sweep in enumerate(self.sweeps):
-                z[c], sets, cells = sweep.best(self.model.work_s[:, c], price, limit_s, float(z[c]), buckets)
+                z[c], sets, cells = sweep.best(
+                    self.model.work_s[:, c], price, limit_s, float(z[c]), _buckets(sweep, fineness)
+                )
                 self.spent += cells
                 self.sets += [(c, s, limit_s) for s in sets]
             held = max(float(self.model.class_size @ z), float(price.sum()) / MOST_WORTH)
-            share, buckets = float(price.sum()) / held, 4 * buckets
+            share, fineness = float(price.sum()) / held, fineness + 1
         return share
 
-    def _excludes(self, limit_s: float) -> bool:
-        """Whether the prices are worth more than all sets of load up to the limit."""
+    def _certainly(self, limit_s: float) -> float:
+        """What the prices are worth at least, the most that all devices hold below the limit being 1."""
         total, size = float(self.price.sum()), self.model.class_size
-        z = np.zeros(len(self.sweeps))
-        for c, inside, load in self.sets:
-            z[c] = max(z[c], float(self.price[inside].sum()) if load <= limit_s else 0.0)
+        z = self._known(limit_s)
         spare = total / max(float(size @ z), 1e-300) - 1.0
         if spare <= 2 * ROUNDING:
-            return False
+            return 0.0
         for c, sweep in enumerate(self.sweeps):
             asked = float(z[c]) * (1 + min(spare, 1.0) - ROUNDING)
             above, work = limit_s * (1 + ROUNDING), self.model.work_s[:, c]
-            z[c], _, cells = sweep.best(work, self.price, above, asked, self.finest, relaxed=True)
+            z[c], sets, cells = sweep.best(work, self.price, above, asked, _buckets(sweep, 2), relaxed=True)
+            self.sets += [(c, s, limit_s) for s in sets if self._load_s(s, c) <= limit_s]
             self.spent += cells
-        return float(size @ z) < total * (1 - ROUNDING / 2)
+        return total * (1 - ROUNDING / 2) / max(float(size @ z), 1e-300)
 
-    def filled(self, where: IntArray, limit_s: float, most: float, seed: int) -> IntArray:
+    def _known(self, limit_s: float) -> FloatArray:
+        """[classes] the most that a set met so far is worth."""
+        z = np.zeros(len(self.sweeps))
+        for c, inside, load in self.sets:
+            z[c] = max(z[c], float(self.price[inside].sum()) if load <= limit_s else 0.0)
+        return z
+
+    def _load_s(self, inside: Bools, c: int) -> float:
+        """The load of a device of class c that holds these atoms."""
+        nets = self.model.nets
+        held = (
+            np.add.reduceat(inside[nets.items], nets.start[:-1], dtype=np.int64)
+            if len(self.model.cost_s)
+            else np.zeros(0)
+        )
+        torn = (held > 0) & (held < np.diff(nets.start))
+        sent = float(self.model.cost_s[torn].sum()) if self.model.class_pays[c] else 0.0
+        return float(self.model.work_s[inside, c].sum()) + sent
+
+    def filled(self, where: IntArray, bound_s: float, value_s: float, most: float, seed: int) -> IntArray:
         """[atoms] the best placement met by filling one device after another with what is worth most; at least as good as
-        the given one. Prices, limit and the order of the devices are shaken. `most`: the work in cells."""
+        the given one. Prices, the limit (between a bound and a value known) and the order of the devices are random. `most`:
+        the work in cells."""
         random, model, best = np.random.default_rng(seed), self.model, where
-        end = most
-        while end > 0:
+        while most > 0:
             price = np.maximum(self.price, 0.0) * random.lognormal(0.0, 0.1, model.atoms)
-            limit, line = limit_s * random.uniform(0.985, 1.015), random.permutation(model.devices)
+            limit, line = random.uniform(bound_s, value_s), random.permutation(model.devices)
             found, left = np.full(model.atoms, line[-1]), np.ones(model.atoms, np.bool_)
             for d in line[:-1].tolist():
                 c = int(model.class_of[d])
                 work = np.where(left, model.work_s[:, c], np.inf)
-                _, sets, cells = self.sweeps[c].best(work, price, limit, 0.0, 2 * BUCKETS)
-                end -= cells
+                _, sets, cells = self.sweeps[c].best(work, price, limit, 0.0, ROUGH)
+                most -= cells
                 if len(sets):
                     found[sets[0]], left = d, left & ~sets[0]
             best = min(best, found, key=self.whole.value)
@@ -179,6 +203,12 @@ class SetPrices:
         if answer.status != 0:
             return centre, np.zeros(types)
         return np.asarray(answer.x[:n], np.float64), np.asarray(answer.x[n:], np.float64)
+
+
+def _buckets(sweep: Sweep, fineness: int) -> int:
+    """How many buckets of load."""
+    scale = BUCKETS[fineness] / BUCKETS[0]
+    return int(min(FINEST, max(BUCKETS[0], CELLS / sweep.states) * scale))
 
 
 def _without_cheap_nets(model: LoadModel, total_s: float) -> LoadModel:

@@ -10,7 +10,8 @@ In each state live labels (load, value). A label is dropped where another has le
     value + the most that can be added from here, a second of load being priced at mu, + mu (limit - load)
 
 does not reach the value asked for, for some mu (Lagrange). Loads are kept in buckets: in one, either the label of most
-value less mu x load is kept (then what is found is a set), or one of least load and most value of all (then nothing is better than what is found).
+value less mu x load is kept (then what is found is a set), or one of least load and most value of all (then nothing is better
+than what is found).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from partita.placement.plan.load import Bools, LoadModel
 from partita.solve.compiled import compiled
 
 MOST_OPEN = 30  #: nets at a time, two bits of a word each
+MOST_SETS = 10  #: handed back
 STARTS, MOST_STEPS = 64, 50_000_000  #: orders tried, and atoms looked at for that
 STEPS_OF_MU = 24
 LABEL = 40.0  #: cells that a label takes as long as
@@ -84,8 +86,8 @@ class Sweep:
     ) -> tuple[float, Bools, float]:
         """(the most value of a set of load up to limit_s, [sets, atoms] sets, work done); `asked` where none has more.
 
-        `relaxed`: nothing has more than this value, and the sets mean nothing. Else the sets are real, the best first,
-        and there may be better ones. Work is in cells. `work_s`, `value` [atoms]. O(states x buckets).
+        `relaxed`: nothing has more than this value, and the sets may be too much for the limit. Else they are not, the best
+        comes first, and there may be better ones. Work is in cells. `work_s`, `value` [atoms]. O(states x buckets).
         """
         work = np.minimum(work_s[self.order], 2 * limit_s)  # inf where an atom cannot run, and no product with it
         args = (self.start, self.inside, self.outside, self.inside_s, self.outside_s, work)
@@ -235,11 +237,14 @@ def _labels(
                     if x > limit:
                         continue
                     c = int(x * grain)
-                    if relaxed:
-                        next_value[to, c] = max(next_value[to, c], w)
-                        next_load[to, c] = min(next_load[to, c], x)
-                    elif next_value[to, c] == -np.inf or w - mu[0] * x > next_value[to, c] - mu[0] * next_load[to, c]:
-                        next_value[to, c], next_load[to, c] = w, x
+                    first = next_value[to, c] == -np.inf
+                    if (
+                        first
+                        or (relaxed and w > next_value[to, c])
+                        or (not relaxed and w - mu[0] * x > next_value[to, c] - mu[0] * next_load[to, c])
+                    ):
+                        next_value[to, c] = w
+                        next_load[to, c] = min(x, next_load[to, c]) if relaxed else x
                         next_came[to, c] = came[here, b]
                         if taken:
                             if kept == len(parent):
@@ -248,12 +253,14 @@ def _labels(
                             parent[kept], layer_of[kept] = came[here, b], k
                             next_came[to, c] = kept
                             kept += 1
+                    elif relaxed:
+                        next_load[to, c] = min(x, next_load[to, c])
         load, next_load = next_load, load
         value, next_value = next_value, value
         came, next_came = next_came, came
     final = value[0].copy()
     best = max(asked, final.max())
-    sets = np.zeros((0 if relaxed else 10, n), np.bool_)
+    sets = np.zeros((MOST_SETS, n), np.bool_)
     count = 0
     for i in range(len(sets)):
         b = int(final.argmax())
