@@ -6,11 +6,14 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
+
+import partita
 
 #: Calls that only look at their first argument, or copy it: they are done with whoever makes what they look at.
 VIEWS = frozenset(("view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "select", "slice", "alias", "detach", "flatten", "unflatten", "getitem", "split", "split_with_sizes", "chunk", "unbind", "contiguous", "as_strided", "movedim", "swapaxes", "narrow", "unsafe_split", "unsafe_chunk", "view_as", "expand_as", "reshape_as", "numpy_T", "mT", "diagonal", "tensor_split", "hsplit", "vsplit", "dsplit"))  # fmt: skip
@@ -136,10 +139,10 @@ def module_path(node: fx.Node) -> str:
 
 def users_line(node: fx.Node) -> str:
     """' at FILE:LINE (code)' of the line of the user's model that made a node; empty where it is unknown."""
-    own = torch.__path__[0]
+    own = (torch.__path__[0], str(Path(partita.__file__).parent))
     lines = [s.strip() for s in str(node.meta.get("stack_trace", "")).splitlines()]
     for at in range(len(lines) - 1, -1, -1):
-        if lines[at].startswith('File "') and own not in lines[at] and "partita/capture" not in lines[at]:
+        if lines[at].startswith('File "') and not any(folder in lines[at] for folder in own):
             file, _, rest = lines[at].removeprefix('File "').partition('", line ')
             code = lines[at + 1] if at + 1 < len(lines) and not lines[at + 1].startswith("File ") else ""
             return f" at {file}:{rest.partition(',')[0]}" + (f" ({code})" if code else "")
