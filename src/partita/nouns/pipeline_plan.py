@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 from partita.nouns.cluster import Cluster
@@ -55,7 +55,8 @@ class Stage:
         return self.devices[turn[micro_batch % len(turn)]]
 
 
-def dealt(shares: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=256)
+def dealt(shares: tuple[int, ...]) -> tuple[int, ...]:
     """[sum of shares] who comes next: smooth weighted round robin. O(sum x shares).
 
     >>> dealt((2, 2, 1))
@@ -144,6 +145,9 @@ class PipelinePlan:
         """Slots that a given order misses, holds twice, or holds without need. Whether it ends, simulating tells."""
         if not self.orders:
             return []
+        told_of = sum(len(slots) for slots in self.orders.values())
+        if self.micro_batches > told_of:  # before anything is counted by micro-batches: a file may ask for 1e308 of them
+            return [f"the orders hold {told_of} slots, fewer than the {self.micro_batches} micro-batches"]
         backward = {t.of for t in graph.tasks if t.phase == "backward"}
         trains = [not backward.isdisjoint(s.tasks) for s in self.stages]
         faults: list[str] = []

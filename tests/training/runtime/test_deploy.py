@@ -83,11 +83,11 @@ def stream(job: TrainingJob) -> Iterator[Batch]:
     return (batch for epoch in itertools.count() for batch in job.batches(epoch))
 
 
-def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int]) -> Any:
+def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int], size: int) -> Any:
     """(losses, weights at the end) of a run that goes from plan to plan."""
     job = load_job(source, {})
     cluster = Cluster.uniform(ranks, rate_bytes_per_s=1e9)
-    engine = pipeline(job, Assignment(chosen[0], cluster, SIZE, rank, WORLD[:ranks]))
+    engine = pipeline(job, Assignment(chosen[0], cluster, size, rank, WORLD[:ranks]))
     losses, step = [], 0
     batches = stream(job)
     for plan, n in zip(chosen, steps, strict=True):
@@ -102,18 +102,18 @@ def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], ste
     return losses, {n: t.numpy() for n, t in checkpoint.gather_tensors(dict(engine.parameters), rank, ranks).items()}
 
 
-def by_itself(source: str, steps: int) -> tuple[list[float], dict[str, Tensor]]:
+def by_itself(source: str, steps: int, size: int) -> tuple[list[float], dict[str, Tensor]]:
     torch.set_num_threads(1)  # as the ranks: other kernels round differently
     job = load_job(source, {})
-    engine = SingleProcess(job, SIZE, torch.device("cpu"))
+    engine = SingleProcess(job, size, torch.device("cpu"))
     batches = stream(job)
     losses = [engine.step(next(batches), k).loss for k in range(steps)]
     return losses, {n: p.detach() for n, p in engine.model.named_parameters()}
 
 
-def compare(source: str, chosen: list[PipelinePlan], steps: list[int], ranks: int = 3) -> None:
-    losses, weights = on_ranks(deployed, ranks, source, chosen, steps)
-    wanted, reference = by_itself(source, sum(steps))
+def compare(source: str, chosen: list[PipelinePlan], steps: list[int], ranks: int = 3, size: int = SIZE) -> None:
+    losses, weights = on_ranks(deployed, ranks, source, chosen, steps, size)
+    wanted, reference = by_itself(source, sum(steps), size)
     assert losses == pytest.approx(wanted, rel=1e-5)
     for name, p in reference.items():
         scale = max(float(p.abs().max()), ROUNDING)
@@ -125,6 +125,17 @@ def test_a_run_goes_through_plans_of_every_kind(model: str) -> None:
     pytest.importorskip("transformers")
     graph = captured_job(model, SIZE).graph
     compare(source_of(model), plans(graph), [2, 3, 3, 3, 3, 2, 1, 2, 1])
+
+
+def test_messages_may_be_wanted_in_another_order_than_they_are_sent() -> None:
+    """More of them than are received ahead."""
+    graph = captured_job("failing:good", 1).graph
+    a, b = WORLD[:2]
+    one = [Slot("F", 0, m) for m in range(8)] + [Slot("B", 0, m) for m in (3, 0, 1, 2, 4, 5, 6, 7)]
+    two = [Slot(part, 1, m) for m in reversed(range(8)) for part in ("F", "B")]
+    plan = cut(graph, [[a], [b]], schedule="given", orders={a: tuple(one), b: tuple(two)})
+    plan = dataclasses.replace(plan, micro_batches=8, in_flight=1)
+    compare(source_of("failing:good"), [plan], [2], ranks=2, size=1)
 
 
 @pytest.mark.parametrize("kind", ["groups", "clipped", "bfloat16"])

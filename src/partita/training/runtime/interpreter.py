@@ -174,6 +174,13 @@ class Interpreter:
             for j, (name, meta) in enumerate(_values(s, line))
         ]
 
+    def _posted(self, s: Step, line: Line) -> list[tuple[str, Pending]]:
+        """The messages of a receive; where it is wanted long before its turn in the order of sending, those before it
+        are posted too."""
+        while line.number not in s.posted:
+            self._post(s, line.piece.route[0])
+        return s.posted.pop(line.number)
+
     def _ranks(self, piece: Piece) -> tuple[int, int]:
         return self._place.ranks[piece.route[0]], self._place.ranks[piece.route[1]]
 
@@ -182,12 +189,12 @@ class Interpreter:
     def receive_values(self, s: Step, line: Line) -> None:
         arrived = s.arrived[line.piece.target, line.micro_batch]
         meta = s.bounds[line.micro_batch].captured.meta
-        for name, pending in s.posted.pop(line.number):
+        for name, pending in self._posted(s, line):
             arrived[name] = pending.wait().requires_grad_(meta[name].requires_grad)
         self._post(s, line.piece.route[0])
 
     def receive_gradients(self, s: Step, line: Line) -> None:
-        found = {name: pending.wait() for name, pending in s.posted.pop(line.number)}
+        found = {name: pending.wait() for name, pending in self._posted(s, line)}
         _add(s.returned[line.piece.target, line.micro_batch], found)
         self._post(s, line.piece.route[0])
 
