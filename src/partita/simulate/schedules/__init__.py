@@ -47,6 +47,27 @@ def in_flight_of(
     raise PlanError(f"unknown schedule {schedule!r}", hint="known: 1f1b, gpipe")
 
 
+def held_of(plan: PipelinePlan) -> tuple[int, ...]:
+    """[stages] the largest number of micro-batches whose activations a device of the stage keeps at once.
+
+    O(stages), and O(slots) for given orders.
+    """
+    if not plan.orders:
+        replicas = [s.replicas for s in plan.stages]
+        flown = in_flight_of(plan.schedule, replicas, plan.micro_batches, plan.in_flight)
+        return tuple(-(-n // m) for n, m in zip(flown, replicas, strict=True))
+    most = [1] * len(plan.stages)
+    for slots in plan.orders.values():
+        known, now = set(slots), [0] * len(plan.stages)
+        for part, k, m in slots:
+            if part == "F":
+                now[k] += Slot("B", k, m) in known
+                most[k] = max(most[k], now[k])
+            elif part == "W" or Slot("W", k, m) not in known:
+                now[k] -= 1
+    return tuple(most)
+
+
 def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
     """Device -> its work in order: the plan's own orders where it has any, else those of its schedule.
 
