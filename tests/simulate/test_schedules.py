@@ -16,7 +16,15 @@ from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot, Stage
 from partita.nouns.program import Op
 from partita.simulate.lower import lower
-from partita.simulate.schedules import device_orders, gpipe, held_of, in_flight_of, one_forward_one_backward, slots, unit_ends
+from partita.simulate.schedules import (
+    device_orders,
+    gpipe,
+    held_of,
+    in_flight_of,
+    one_forward_one_backward,
+    slots,
+    unit_ends,
+)
 from partita.simulate.simulator import durations, simulate
 
 schedules = st.sampled_from(["1f1b", "gpipe"])
