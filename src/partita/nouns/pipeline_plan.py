@@ -146,9 +146,7 @@ class PipelinePlan:
         if not self.orders:
             return []
         told_of = sum(len(slots) for slots in self.orders.values())
-        if (
-            self.micro_batches > told_of
-        ):  # before anything is counted by micro-batches: a file may ask for 1e308 of them
+        if self.micro_batches > told_of:  # a file may ask for 1e308: nothing is counted by micro-batch before
             return [f"the orders hold {told_of} slots, fewer than the {self.micro_batches} micro-batches"]
         backward = {t.of for t in graph.tasks if t.phase == "backward"}
         trains = [not backward.isdisjoint(s.tasks) for s in self.stages]
