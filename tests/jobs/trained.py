@@ -46,6 +46,17 @@ def groups() -> TrainingJob:
     return TrainingJob(_model, F.cross_entropy, _batches, _grouped, _warmed_up)
 
 
+def unread() -> TrainingJob:
+    """A parameter that nothing reads."""
+
+    def model() -> nn.Module:
+        built = _model()
+        built.register_parameter("unread", nn.Parameter(torch.ones(3)))
+        return built
+
+    return TrainingJob(model, F.cross_entropy, _batches, _grouped, _warmed_up)
+
+
 def clipped() -> TrainingJob:
     return TrainingJob(_model, F.cross_entropy, _batches, _grouped, clip_norm=0.05)
 

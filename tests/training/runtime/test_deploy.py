@@ -147,6 +147,12 @@ def test_groups_schedules_clipping_and_casts_move_along(kind: str) -> None:
     compare(source, chosen, [2, 2, 2])
 
 
+def test_an_idle_rank_that_keeps_what_nothing_reads_keeps_up() -> None:
+    source, graph = source_of("trained:unread"), captured_job("trained:unread", SIZE).graph
+    a, b, c = WORLD
+    compare(source, [cut(graph, [[b], [c]]), cut(graph, [[c], [a]])], [3, 2])
+
+
 def refused(rank: int, ranks: int, source: str, plan: PipelinePlan, wrong: PipelinePlan) -> Any:
     job = load_job(source, {})
     engine = pipeline(job, Assignment(plan, Cluster.uniform(2), SIZE, rank, WORLD[:2]))

@@ -93,6 +93,8 @@ class Pipeline:
         self._square = None
         self.last = self._interpreter(batch)
         result = self.last.step(batch, self.deployment.micro_batch_size, step, self._job.seed)
+        if not self.deployment.stages:  # an idle rank may keep what no stage reads, and its schedule goes on
+            self.update()
         return replace(result, loss=self._whole_loss(result.loss))
 
     def deploy(self, plan: PipelinePlan) -> None:
