@@ -25,7 +25,7 @@ from partita.files import read_json, read_toml, write_whole
 from partita.models.capture.roles import read_roles
 from partita.models.capture.table import Table
 from partita.models.measure.file import Campaign
-from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.offload import OffloadProblem
@@ -174,9 +174,30 @@ def _json(value: Any) -> bytes:
 
 
 def _cluster(_: Path) -> bytes:
-    devices = (Device("cpu0", memory_bytes=8e9, cores=(0,)), Device("gpu0", "gpu", speed=2.0))
-    link = Link("cpu0", "gpu0", 1e8, 1e-3, "bus", True)
-    return Cluster(devices, (link,), Link("", "", 1e9, 6e-5)).to_toml().encode()
+    return b"""source = "given"
+
+[[device]]
+name = "cpu0"
+memory_bytes = 8e9
+cores = [0]
+
+[[device]]
+name = "gpu0"
+kind = "gpu"
+speed = 2.0
+
+[link]
+rate_bytes_per_s = 1e9
+latency_s = 6e-5
+
+[[links]]
+source = "cpu0"
+target = "gpu0"
+rate_bytes_per_s = 1e8
+latency_s = 1e-3
+medium = "bus"
+fair = true
+"""
 
 
 def _read_graph(path: Path) -> object:
@@ -186,7 +207,7 @@ def _read_graph(path: Path) -> object:
 
 def _read_cluster(path: Path) -> object:
     cluster = Cluster.read(path)
-    return cluster.to_toml(), [cluster.link(a.name, b.name) for a in cluster.devices[:9] for b in cluster.devices[:9]]
+    return cluster.to_json(), [cluster.link(a.name, b.name) for a in cluster.devices[:9] for b in cluster.devices[:9]]
 
 
 def _profile(_: Path) -> bytes:

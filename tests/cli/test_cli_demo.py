@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from partita.cli import main
 from partita.cli.demo import text
 from partita.nouns.timeline import Timeline
+from partita.training.measure import job
 
 pytest.importorskip("sklearn")
 
@@ -32,7 +34,10 @@ def demonstrated(folder: Path, capfd: pytest.CaptureFixture[str], *words: str) -
     return json.loads(out)  # type: ignore[no-any-return]
 
 
-def test_the_main_job_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_main_job_end_to_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "measure_job", partial(job.measure_job, budget_s=3.0))
     told = demonstrated(tmp_path / "demo", capfd, "--rounds", "4", "--epochs", "1", "--devices", "2")
     assert set(CONTRACT) <= told.keys()
     assert all(told[k] > 0 for k in CONTRACT if k.endswith("_s"))

@@ -148,7 +148,7 @@ def test_a_profile_is_planned_for_the_step(tmp_path, capsys):
 )
 def test_bad_input(tmp_path, capsys, words, code, fact):
     (tmp_path / "tight").mkdir()
-    (tmp_path / "cluster.toml").write_text(Cluster.uniform(2, kind="tpu").to_toml())
+    (tmp_path / "cluster.toml").write_text("[[device]]\nname = 'a'\nkind = 'tpu'\n")
     places = {
         "profile": profile(tmp_path), "tight": profile(tmp_path / "tight", 20.0), "chain": chain(tmp_path),
         "missing": tmp_path / "no such file", "cluster": tmp_path / "cluster.toml",

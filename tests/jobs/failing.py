@@ -180,18 +180,12 @@ class Counting(nn.Module):
         return (y - self.mean) * self.scale * torch.tanh(self.warmth)
 
 
-def counting() -> TrainingJob:
-    return replace(
-        good(), model=Counting, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-    )
-
-
 def by_adam() -> TrainingJob:
     return replace(good(), optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
 
 
 def grouped() -> TrainingJob:
-    """AdamW that decays matrices only, each group with a learning rate of its own, under schedulers in schedulers."""
+    """AdamW that decays matrices only, each group with a learning rate of its own, under schedulers in schedulers; a model with buffers."""
     from torch.optim import lr_scheduler as lrs
 
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -203,7 +197,7 @@ def grouped() -> TrainingJob:
         warm, later = lrs.LinearLR(o, 0.2, total_iters=3), lrs.MultiStepLR(o, [2, 3], 0.5)
         return lrs.SequentialLR(o, [warm, later], [3])
 
-    return replace(good(), optimizer=optimizer, scheduler=scheduler)
+    return replace(good(), model=Counting, optimizer=optimizer, scheduler=scheduler)
 
 
 class UnkeepableSgd(torch.optim.SGD):

@@ -19,6 +19,9 @@ def _model() -> nn.Module:
         layers += [nn.Linear(12, 12), nn.LayerNorm(12), nn.GELU()]
     model = nn.Sequential(*layers, nn.Linear(12, 5))
     model[3].requires_grad_(False)
+    model.register_parameter(
+        "spare", nn.Parameter(torch.ones(3))
+    )  # no stage reads it: rank 0 keeps it, be it idle or not
     return model
 
 
@@ -42,19 +45,37 @@ def _warmed_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRS
     return schedule.SequentialLR(optimizer, [first, schedule.ExponentialLR(optimizer, 0.9)], [3])
 
 
+class _Decoder(nn.Module):
+    """Every later layer reads the first one's output, as a decoder's read their encoder's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        encoded = h = torch.relu(self.layers[0](x))
+        for layer in list(self.layers)[1:]:
+            h = torch.tanh(layer(h + encoded))
+        return h
+
+
+def decoder() -> TrainingJob:
+    return TrainingJob(_Decoder, F.cross_entropy, _batches, _grouped)
+
+
+def remainders() -> TrainingJob:
+    """The last batch of an epoch is smaller."""
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        for x, y in list(_batches(epoch))[:3]:
+            yield x, y
+        yield x[:3], y[:3]
+
+    return TrainingJob(_model, F.cross_entropy, batches, _grouped)
+
+
 def groups() -> TrainingJob:
     return TrainingJob(_model, F.cross_entropy, _batches, _grouped, _warmed_up)
-
-
-def unread() -> TrainingJob:
-    """A parameter that nothing reads."""
-
-    def model() -> nn.Module:
-        built = _model()
-        built.register_parameter("unread", nn.Parameter(torch.ones(3)))
-        return built
-
-    return TrainingJob(model, F.cross_entropy, _batches, _grouped, _warmed_up)
 
 
 def clipped() -> TrainingJob:

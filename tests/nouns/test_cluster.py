@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ PAIR = Cluster(
 
 
 @given(clusters())
-def test_toml_and_json_give_the_same_cluster(cluster: Cluster) -> None:
-    assert Cluster.from_json(tomllib.loads(cluster.to_toml())) == cluster
+def test_json_gives_the_same_cluster(cluster: Cluster) -> None:
     assert Cluster.from_json(json.loads(json.dumps(cluster.to_json(), allow_nan=False))) == cluster
 
 
@@ -80,17 +78,17 @@ def test_all_faults_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("colour = 1", "unknown key 'colour'.* hint: known: device, link, links, source"),
-        ("[[device]]\nkind = 'cpu'", "device 0 has no name"),
-        ("[[device]]\nname = 'a'\nspeed = 'fast'", "device 0 has speed = 'fast', which is not a float"),
-        ("[[device]]\nname = 'a'\nsped = 1", r"unknown key 'sped' \(known: name, kind"),
-        ("[[device]]\nname = 'a'\ncores = ['0']", "which is not a tuple"),
-        ("[[device]]\nname = 'a'\n[link]\nfair = 1", "link has fair = 1, which is not a bool"),
-        ("[device]\nname = 'a'", "'device' is not a list of tables"),
-        ("device = [1]", "device 0 is not a table"),
-        ("link = 3\n[[device]]\nname = 'a'", "'link' is not a table"),
+        ("colour = 1", r"colour is unknown \(known: device, links, link, source\)"),
+        ("[[device]]\nkind = 'cpu'", r"device\[0\].name is missing"),
+        ("[[device]]\nname = 'a'\nspeed = 'fast'", r"device\[0\].speed is 'fast', not a number"),
+        ("[[device]]\nname = 'a'\nsped = 1", r"device\[0\].sped is unknown \(known: name, kind"),
+        ("[[device]]\nname = 'a'\ncores = ['0']", r"cores\[0\] is '0', not a whole number"),
+        ("[[device]]\nname = 'a'\n[link]\nfair = 1", "link.fair is 1, not true or false"),
+        ("[device]\nname = 'a'", "device is {'name': 'a'}, not a list"),
+        ("device = [1]", r"device\[0\] is 1, not a table"),
+        ("link = 3\n[[device]]\nname = 'a'", "link is 3, not a table"),
         ("", "it has no devices"),
-        ("[[device]]\nname = 'a'\n[[links]]\nsource = 'a'", "links 0 has no target"),
+        ("[[device]]\nname = 'a'\n[[links]]\nsource = 'a'", "link a-> names the unknown device ''"),
         ("[[device]]\nname = ", "is not TOML: Invalid value"),
     ],
 )

@@ -43,18 +43,9 @@ def test_json_gives_the_same_table(made: tuple[TaskGraph, CostTable]) -> None:
         np.testing.assert_array_equal(getattr(again, name), getattr(table, name))
 
 
-@given(tables())
-def test_an_estimate_is_what_was_put_in(made: tuple[TaskGraph, CostTable]) -> None:
-    graph, table = made
-    for i in range(len(graph)):
-        e = table.estimate(i, "gpu")
-        assert (e.seconds, e.low, e.high) == (table.seconds[i, 1], table.low[i, 1], table.high[i, 1])
-    assert table.estimate(0, "gpu") == Estimate(math.inf, math.inf, math.inf, "given")
-
-
 def test_an_unknown_kind_is_told_with_those_known() -> None:
     with pytest.raises(CostError, match=r"of kind 'tpu'; there are costs for cpu, gpu\. hint: measure on that device"):
-        given_costs(CHAIN, kinds=("cpu", "gpu")).estimate(0, "tpu")
+        given_costs(CHAIN, kinds=("cpu", "gpu")).column("tpu")
 
 
 def test_scaling_changes_computing_alone() -> None:

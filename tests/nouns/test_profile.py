@@ -55,7 +55,7 @@ def test_a_sample_is_found_by_its_size() -> None:
         ({"samples": 3}, CostError, "is damaged: TypeError"),
         ({"batch_size": "many"}, CostError, "is damaged: ValueError"),
         ({"batch_size": math.inf}, CostError, "is damaged: OverflowError"),
-        ({"cluster": 3}, BadInput, "cluster is a int, not a table"),
+        ({"cluster": 3}, BadInput, "cluster: it is 3, not a table"),
     ],
 )
 def test_a_damaged_file_is_told(change: dict[str, Any], kind: type[BadInput], says: str) -> None:

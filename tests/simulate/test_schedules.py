@@ -13,6 +13,7 @@ from small_worlds import given_costs, stage_plan, training_chain
 
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot, Stage
 from partita.nouns.program import Op
 from partita.simulate.lower import lower
@@ -201,3 +202,19 @@ def test_what_given_orders_hold_is_counted() -> None:
     plan = PipelinePlan("", (Stage(("a",), ("x",)), Stage(("b",), ("y",))), 3, 1, "given", {"x": a, "y": b})
     assert held_of(plan) == (3, 1)
     assert held_of(PipelinePlan("", (Stage(("a",), ("x", "y")), Stage(("b",), ("z",))), 8, 3, "1f1b")) == (2, 1)
+
+
+def test_over_a_shared_medium_a_stage_that_trains_nothing_leaves_no_hole_in_the_order_of_messages() -> None:
+    tasks = [Task(t) for t in "abc"] + [Task(f"{t}'", phase="backward", of=t) for t in "ca"]
+    tensors = [("a", 1.0, ["b", "c", "a'"]), ("b", 1.0, ["c"]), ("c", 1.0, ["c'"]), ("c'", 1.0, ["a'"])]
+    graph = TaskGraph.build("hole", tasks, tensors)
+    cluster = Cluster(tuple(Device(f"d{i}") for i in range(3)), (), Link("", "", 1.0, medium="bus"))
+    stages = tuple(Stage((t,), (f"d{i}",)) for i, t in enumerate("abc"))
+    orders = device_orders(PipelinePlan(graph.fingerprint, stages, 2, 1, "1f1b"))
+    own = {d: tuple(s for s in order if s.stage != 1 or s.part == "F") for d, order in orders.items()}
+    for plan in (
+        PipelinePlan(graph.fingerprint, stages, 2, 1, "1f1b"),
+        PipelinePlan(graph.fingerprint, stages, 2, 1, "given", own),
+    ):
+        program = lower(graph, cluster, plan)
+        assert simulate(program, durations(program, graph, given_costs(graph), cluster)).duration_s > 0

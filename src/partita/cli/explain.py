@@ -61,7 +61,7 @@ def _bottleneck(file: PlanFile) -> dict[str, Any]:
             "critical_path": None,
             "drawing": bars(shown["table"], width),
         }
-    program = program_of(file)
+    program = program_of(file.problem, file.plan)
     times = durations(program, file.graph, file.costs, file.cluster)
     timeline = simulate(program, times)
     busy = timeline.busy_share()

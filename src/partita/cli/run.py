@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from partita.cli.settings import add_settings, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError, PlanError
+from partita.simulate.predicted import predicted
 
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile
@@ -71,15 +72,15 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         read_metrics(Path(options.out) / "metrics.jsonl")  # and so is a damaged record that would be continued
     check_folder(options.out)
     file = _plan(options, settings, talk)
-    predicted = loop.predict(file).duration_s
+    step_s = predicted(file.problem, file.plan).duration_s
     workers = len(getattr(file.plan, "devices", ()))
-    talk.step(f"training on {workers} worker{'s' * (workers != 1)}, predicted {seconds(predicted)} a step")
+    talk.step(f"training on {workers} worker{'s' * (workers != 1)}, predicted {seconds(step_s)} a step")
     ended = loop.train(
         file, options.job, settings, options.out, engine=options.engine, steps=options.steps, epochs=options.epochs,
         checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads,
         timeout_s=options.timeout_s, watch=_watch(talk, options.steps or 0),
     )  # fmt: skip
-    document = _outcome(Path(options.out), predicted, ended.wall_s, options.engine)
+    document = _outcome(Path(options.out), step_s, ended.wall_s, options.engine)
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
@@ -175,7 +176,11 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     except PartitaError as error:
         talk.error(str(error))
         os._exit(error.exit_code)  # a broken process group may block in its destructor
-    return _outcome(folder, loop.predict(file).duration_s, 0.0, options.engine) if rank == 0 else {"rank": rank}
+    return (
+        _outcome(folder, predicted(file.problem, file.plan).duration_s, 0.0, options.engine)
+        if rank == 0
+        else {"rank": rank}
+    )
 
 
 def _place() -> tuple[int, int]:

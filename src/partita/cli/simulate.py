@@ -9,8 +9,7 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.nouns.plan import PlanFile
 from partita.page.text import draw, facts, percent, seconds, table
-from partita.simulate.lower import program_of
-from partita.simulate.simulator import durations, simulate
+from partita.simulate.predicted import predicted
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Lower the plan, simulate the program. Raises PlanError where the file is damaged or the plan does not fit."""
     file = PlanFile.read(options.plan)
-    program = program_of(file)
-    timeline = simulate(program, durations(program, file.graph, file.costs, file.cluster))
+    timeline = predicted(file.problem, file.plan)
     if options.out:
         timeline.write(options.out)
         talk.say(f"   timeline written to {options.out}")

@@ -21,17 +21,17 @@ fair = true                     # transfers share the rate; false: they are serv
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from partita.errors import ClusterError, refuse
 from partita.files import read_toml
+from partita.records import lean, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Device:
 class Link:
     """One direction between two devices."""
 
-    source: str
-    target: str
+    source: str = ""  #: "" of the link that serves every pair that no other one does
+    target: str = ""
     rate_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     medium: str = ""  #: links that name one medium share it; empty: this direction has its own
@@ -75,16 +75,13 @@ class Link:
         return 1 / per_byte if per_byte > 0 else math.inf
 
 
-T = TypeVar("T", Device, Link)
-
-
 @dataclass(frozen=True)
 class Cluster:
     """Devices and links. `default_link` serves every pair that `links` does not name."""
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
-    default_link: Link = Link("", "")
+    default_link: Link = Link()
     source: str = "given"  #: "given", or "measured" with machine and date
 
     @cached_property
@@ -179,19 +176,17 @@ class Cluster:
                 if not v > 0 or (w == "speed" and math.isinf(v))
             ]
         for k in (*self.links, self.default_link):
-            where = f"link {k.source}->{k.target}" if k.source else "the default link"
-            faults += [f"{where} names the unknown device {n!r}" for n in (k.source, k.target) if n and n not in names]
+            default = k is self.default_link
+            where = "the default link" if default else f"link {k.source}->{k.target}"
+            faults += [
+                f"{where} names the unknown device {n!r}"
+                for n in (k.source, k.target)
+                if n not in names and (n or not default)
+            ]
             if not k.rate_bytes_per_s > 0:
                 faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
-            faults += [
-                f"{where} has {w} = {v}"
-                for w, v in (
-                    ("latency_s", k.latency_s),
-                    ("message_s", k.message_s),
-                    ("sum_s_per_byte", k.sum_s_per_byte),
-                )
-                if not (v >= 0 and math.isfinite(v))
-            ]
+            seconds = {w: getattr(k, w) for w in ("latency_s", "message_s", "sum_s_per_byte")}
+            faults += [f"{where} has {w} = {v}" for w, v in seconds.items() if not (v >= 0 and math.isfinite(v))]
             if k.medium in names:
                 faults.append(f"{where} shares the medium {k.medium!r}, which is the name of a device")
         pairs = Counter((k.source, k.target) for k in self.links)
@@ -207,47 +202,16 @@ class Cluster:
         """A dict of JSON values; what is infinite or left at its default is left out."""
         return {
             "source": self.source,
-            "device": [_lean(d) for d in self.devices],
-            "links": [_lean(k) for k in self.links],
-            "link": {k: v for k, v in _lean(self.default_link).items() if k not in ("source", "target")},
+            "device": [lean(d) for d in self.devices],
+            "links": [lean(k) for k in self.links],
+            "link": lean(self.default_link),
         }
-
-    def to_toml(self) -> str:
-        value = self.to_json()
-        tables = (
-            [("[[device]]", t) for t in value["device"]]
-            + [("[link]", value["link"])]
-            + [("[[links]]", t) for t in value["links"]]
-        )
-        body = "\n".join(
-            head + "\n" + "".join(f"{k} = {_toml(v)}\n" for k, v in table.items()) for head, table in tables
-        )
-        return f"source = {_toml(self.source)}\n\n{body}"
 
     @staticmethod
     def from_json(value: Mapping[str, Any], what: str = "cluster") -> Cluster:
         """The cluster in a parsed TOML or JSON table. Raises ClusterError with every fault at once."""
-        if not isinstance(value, Mapping):
-            raise ClusterError(f"{what} is a {type(value).__name__}, not a table")
-        known = {"device", "link", "links", "source"}
-        refuse(
-            ClusterError,
-            [f"unknown key {k!r}" for k in value if k not in known],
-            what,
-            hint=f"known: {', '.join(sorted(known))}",
-        )
-        faults: list[str] = []
-        tables = {k: value.get(k, []) for k in ("device", "links")}
-        faults += [f"{k!r} is not a list of tables" for k, t in tables.items() if not isinstance(t, list)]
-        default_table = value.get("link", {})
-        if not isinstance(default_table, Mapping):
-            faults.append("'link' is not a table")
-        refuse(ClusterError, faults, what)
-        devices = tuple(_read(Device, t, f"device {i}", faults) for i, t in enumerate(tables["device"]))
-        links = tuple(_read(Link, t, f"links {i}", faults) for i, t in enumerate(tables["links"]))
-        default = _read(Link, {"source": "", "target": "", **default_table}, "link", faults)
-        refuse(ClusterError, faults, what)
-        cluster = Cluster(devices, links, default, str(value.get("source", "given")))
+        tables = record(_Tables, value, ClusterError, what, known_only=True)
+        cluster = Cluster(tables.device, tables.links, tables.link, tables.source)
         refuse(ClusterError, cluster.check(), what)
         return cluster
 
@@ -257,50 +221,11 @@ class Cluster:
         return Cluster.from_json(read_toml(path, ClusterError), str(path))
 
 
-def _lean(item: Device | Link) -> dict[str, Any]:
-    default = {f.name: f.default for f in fields(item)}
-    return {
-        k: list(v) if isinstance(v, tuple) else v
-        for k, v in asdict(item).items()
-        if v != default[k] or default[k] is MISSING
-    }
+@dataclass(frozen=True)
+class _Tables:
+    """A cluster's file."""
 
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return repr(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 1000)
-
-
-def _read(kind: type[T], table: Any, what: str, faults: list[str]) -> T:
-    """One table as a Device or Link; its faults are added to the list."""
-    types = {f.name: f.type for f in fields(kind)}
-    values: dict[str, Any] = {}
-    if not isinstance(table, Mapping):
-        faults.append(f"{what} is not a table")
-        table = {}
-    for key, value in table.items():
-        wanted = str(types.get(key, ""))
-        if not wanted:
-            faults.append(f"{what} has the unknown key {key!r} (known: {', '.join(types)})")
-        elif wanted == "float" and _is_number(value):
-            values[key] = float(value)
-        elif (wanted == "bool" and isinstance(value, bool)) or (wanted == "str" and isinstance(value, str)):
-            values[key] = value
-        elif wanted.startswith("tuple") and isinstance(value, list) and all(isinstance(v, int) for v in value):
-            values[key] = tuple(value)
-        else:
-            faults.append(f"{what} has {key} = {value!r}, which is not a {wanted}")
-    for name in ("name",) if kind is Device else ("source", "target"):
-        if name not in values:
-            faults.append(f"{what} has no {name}")
-            values[name] = ""
-    return kind(**values)
+    device: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    link: Link = Link()
+    source: str = "given"

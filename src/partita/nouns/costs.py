@@ -71,12 +71,6 @@ class CostTable:
             np.full(tensors, math.nan),
         )
 
-    def estimate(self, task: int, kind: str) -> Estimate:
-        """The estimate of one task on one kind. Raises CostError for a kind that has no column."""
-        k = self.column(kind)
-        code = get_args(Source)[int(self.source[task, k])]
-        return Estimate(float(self.seconds[task, k]), float(self.low[task, k]), float(self.high[task, k]), code)
-
     def column(self, kind: str) -> int:
         """The column of a kind. Raises CostError where there is none."""
         if kind not in self.kinds:

@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import GraphError, refuse
-from partita.files import damaged, expect_format
+from partita.files import expect_format
+from partita.records import lean, record
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -241,38 +242,49 @@ class TaskGraph:
 
     def to_json(self) -> dict[str, Any]:
         ids = [t.id for t in self.tasks]
-        default = {f.name: f.default for f in fields(Task)}
         return {
             "format": "partita-graph",
             "version": 1,
             "name": self.name,
-            "tasks": [{k: v for k, v in asdict(t).items() if k == "id" or v != default[k]} for t in self.tasks],
+            "tasks": [lean(t) for t in self.tasks],
             "tensors": [
                 {"from": ids[p], "bytes": float(b), "to": [ids[r] for r in self.readers.row(k)]}
                 for k, (p, b) in enumerate(zip(self.producer, self.size_bytes, strict=True))
             ],
-            "shared": [{"name": s.name, "size_bytes": s.size_bytes, "tasks": list(s.tasks)} for s in self.shared],
+            "shared": [lean(s) for s in self.shared],
         }
 
     @staticmethod
     def from_json(value: Mapping[str, Any], what: str = "graph") -> TaskGraph:
         """The graph in a parsed JSON object. Raises GraphError with every fault at once."""
         expect_format(value, "partita-graph", GraphError, what)
-        known = {f.name for f in fields(Task)}
-        with damaged(GraphError, what, hint="see docs/reference/files.md"):
-            rows = list(value["tasks"])
-            unknown = [f"task {r.get('id')!r} has the unknown field {k!r}" for r in rows for k in r if k not in known]
-            refuse(GraphError, unknown, what)
-            tasks = [Task(**{**r, "id": str(r["id"])}) for r in rows]
-            tensors = [(str(t["from"]), float(t["bytes"]), [str(r) for r in t["to"]]) for t in value["tensors"]]
-            shared = [
-                SharedParameter(str(s["name"]), float(s["size_bytes"]), tuple(str(t) for t in s["tasks"]))
-                for s in value.get("shared", ())
-            ]
-            try:
-                return TaskGraph.build(str(value.get("name", what)), tasks, tensors, shared)
-            except GraphError as error:
-                raise GraphError(f"{what}: {error.message}", hint=error.hint) from error
+        hint = "see docs/reference/files.md"
+        own = {f.name: value[f.name] for f in fields(_Tables) if f.name in value}
+        tables = record(_Tables, own, GraphError, what, hint=hint, known_only=True)
+        tensors = [(t.from_, t.bytes, t.to) for t in tables.tensors]
+        try:
+            return TaskGraph.build(tables.name or what, tables.tasks, tensors, tables.shared)
+        except GraphError as error:
+            raise GraphError(f"{what}: {error.message}", hint=error.hint) from error
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor in a file."""
+
+    from_: str
+    bytes: float
+    to: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """A graph's file."""
+
+    tasks: tuple[Task, ...]
+    tensors: tuple[_Tensor, ...]
+    name: str = ""
+    shared: tuple[SharedParameter, ...] = ()
 
 
 def csr(rows: Sequence[Sequence[int]]) -> Csr:

@@ -17,13 +17,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from partita.errors import CostError, refuse, sentence_of
+from partita.errors import CostError, PlanError, refuse
 from partita.files import read_json
+from partita.records import lean, record
 
 MOST_JOBS = 100_000
 MOST_THREADS = 4096  #: of a server
@@ -109,21 +110,8 @@ class OffloadProblem:
     @staticmethod
     def from_json(value: Mapping[str, Any], what: str = "costs") -> OffloadProblem:
         """The problem in a parsed JSON object. Raises CostError with every fault at once."""
-        try:
-            link = value["link"]
-            problem = OffloadProblem(
-                OffloadLink(
-                    float(link["up_bytes_per_s"]),
-                    float(link["down_bytes_per_s"]),
-                    float(link.get("round_trip_s", 0.0)),
-                    float(link.get("send_s", 0.0)),
-                    float(link.get("send_s_per_byte", 0.0)),
-                ),
-                tuple(_job(j) for j in value["jobs"]),
-                int(value.get("server_threads", 1)),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise CostError(f"{what}: {sentence_of(error)}", hint="see docs/reference/offload.md") from error
+        read = record(OffloadProblem, value, CostError, what, hint="see docs/reference/offload.md")
+        problem = replace(read, jobs=tuple(replace(j, tasks=_in_order(j.tasks)) for j in read.jobs))
         refuse(CostError, problem.check(), what)
         return problem
 
@@ -159,33 +147,12 @@ class OffloadPlan:
         return faults
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "order": list(self.order), "cuts": [sorted(c) for c in self.cuts]}
+        return lean(self)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> OffloadPlan:
-        """Raises KeyError, TypeError or ValueError where it is damaged."""
-        cuts = tuple(frozenset(str(t) for t in c) for c in value["cuts"])
-        return OffloadPlan(tuple(int(i) for i in value["order"]), cuts)
-
-
-def _job(value: Mapping[str, Any]) -> OffloadJob:
-    tasks = tuple(
-        OffloadTask(
-            str(t["id"]),
-            float(t["device_s"]),
-            float(t["server_s"]),
-            float(t["output_bytes"]),
-            tuple(str(i) for i in t.get("inputs", ())),
-        )
-        for t in value["tasks"]
-    )
-    return OffloadJob(
-        str(value["name"]),
-        float(value["input_bytes"]),
-        _in_order(tasks),
-        float(value.get("release_s", 0.0)),
-        math.inf if value.get("deadline_s") is None else float(value["deadline_s"]),
-    )
+        """Raises PlanError where it is damaged."""
+        return record(OffloadPlan, value, PlanError, "the plan", hint="make the plan again")
 
 
 def _in_order(tasks: Sequence[OffloadTask]) -> tuple[OffloadTask, ...]:
@@ -238,21 +205,4 @@ def _number_fault(owner: str, what: str, value: float) -> list[str]:
 
 
 def _job_json(job: OffloadJob) -> dict[str, Any]:
-    times = {"release_s": job.release_s} if job.release_s else {}
-    wanted = {"deadline_s": job.deadline_s} if math.isfinite(job.deadline_s) else {}
-    return {
-        "name": job.name,
-        "input_bytes": job.input_bytes,
-        **times,
-        **wanted,
-        "tasks": [
-            {
-                "id": t.id,
-                "device_s": t.device_s,
-                "server_s": t.server_s,
-                "output_bytes": t.output_bytes,
-                "inputs": list(t.inputs),
-            }
-            for t in job.tasks
-        ],
-    }
+    return {**lean(job), "tasks": [{**lean(t), "inputs": list(t.inputs)} for t in job.tasks]}

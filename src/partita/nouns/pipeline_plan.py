@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
+from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
+from partita.records import lean, record
 
 Schedule = Literal["1f1b", "gpipe", "given"]
 Part = Literal["F", "B", "W"]  #: forward, backward, and the part of a backward that makes the weights' gradients
@@ -169,32 +171,15 @@ class PipelinePlan:
         return faults
 
     def to_json(self) -> dict[str, Any]:
-        orders = {d: [list(s) for s in slots] for d, slots in self.orders.items()}
-        return {
-            "kind": self.kind,
-            "graph": self.graph,
-            "micro_batches": self.micro_batches,
-            "in_flight": self.in_flight,
-            "schedule": self.schedule,
-            "stages": [_stage_json(s) for s in self.stages],
-            **({"orders": orders} if orders else {}),
-        }
+        value = lean(self)
+        for stage, s in zip(value["stages"], self.stages, strict=True):
+            stage["replicas"] = s.replicas
+        return value
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> PipelinePlan:
-        """Raises KeyError, TypeError or ValueError where it is damaged."""
-        orders = {
-            str(d): tuple(Slot(_part(p), int(k), int(m)) for p, k, m in slots)
-            for d, slots in value.get("orders", {}).items()
-        }
-        return PipelinePlan(
-            str(value["graph"]),
-            tuple(_stage_from(s) for s in value["stages"]),
-            int(value["micro_batches"]),
-            int(value["in_flight"]),
-            value["schedule"],
-            orders,
-        )
+        """Raises PlanError where it is damaged."""
+        return record(PipelinePlan, value, PlanError, "the plan", hint="make the plan again")
 
 
 def _stage_faults(k: int, s: Stage) -> list[str]:
@@ -210,31 +195,6 @@ def _stage_faults(k: int, s: Stage) -> list[str]:
 
 def _slot_words(s: Slot) -> str:
     return f"{s.part} of stage {s.stage} on micro-batch {s.micro_batch}"
-
-
-def _part(text: Any) -> Part:
-    if text not in get_args(Part):
-        raise ValueError(f"unknown part {text!r}")
-    return text  # type: ignore[no-any-return]
-
-
-def _stage_json(s: Stage) -> dict[str, Any]:
-    return {
-        "tasks": list(s.tasks),
-        "replicas": s.replicas,
-        "devices": list(s.devices),
-        **({"recompute": True} if s.recompute else {}),
-        **({"shares": list(s.shares)} if s.shares else {}),
-    }
-
-
-def _stage_from(s: Mapping[str, Any]) -> Stage:
-    return Stage(
-        tuple(str(t) for t in s["tasks"]),
-        tuple(str(d) for d in s["devices"]),
-        bool(s.get("recompute", False)),
-        tuple(int(n) for n in s.get("shares", ())),
-    )
 
 
 def pairing(what: str, used: list[str], known: set[str], *, all_needed: bool) -> list[str]:

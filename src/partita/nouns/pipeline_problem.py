@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
@@ -15,6 +15,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import Schedule
 from partita.nouns.profile import Profile, Sample
+from partita.records import record
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,7 @@ class Wish:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Wish:
         """Raises PlanError for a wish that there is not, or of a wrong type."""
-        wanted: dict[str, tuple[type, ...]] = {
-            "in_flight": (int,), "stages": (int,), "schedule": (str,), "allow_replicas": (bool,), "allow_recompute": (bool,)
-        }  # fmt: skip
-        faults = [f"unknown wish {k!r}" for k in value if k not in wanted]
-        faults += [f"the wish {k!r} is {v!r}" for k, v in value.items() if type(v) not in wanted.get(k, (type(v),))]
-        if value.get("schedule", "1f1b") not in get_args(Schedule):
-            faults.append(f"unknown schedule {value['schedule']!r}")
-        refuse(PlanError, faults, "the plan's wishes", hint="make the plan again")
-        return Wish(**value)
+        return record(Wish, value, PlanError, "the plan's wishes", hint="make the plan again", known_only=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import pairing
+from partita.records import lean, record
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,9 @@ class PlacementPlan:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        order = {d: list(tasks) for d, tasks in self.order.items()}
-        return {
-            "kind": self.kind,
-            "graph": self.graph,
-            "placement": dict(self.placement),
-            **({"order": order} if order else {}),
-        }
+        return lean(self)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> PlacementPlan:
-        """Raises KeyError, TypeError or AttributeError where it is damaged."""
-        order = {str(d): tuple(str(t) for t in tasks) for d, tasks in value.get("order", {}).items()}
-        return PlacementPlan(str(value["graph"]), {str(k): str(v) for k, v in value["placement"].items()}, order)
+        """Raises PlanError where it is damaged."""
+        return record(PlacementPlan, value, PlanError, "the plan", hint="make the plan again")

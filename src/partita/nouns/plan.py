@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from partita.errors import InternalError, PlanError, refuse
 from partita.files import dump_json, read_json, write_whole
@@ -23,6 +23,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
+from partita.records import lean, record
 
 Objective = Literal["throughput", "latency", "step", "makespan"]
 GraphPlan = PipelinePlan | PlacementPlan
@@ -54,29 +55,17 @@ class Verdict:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "objective": self.objective,
-            "value_s": self.value_s,
-            "lower_bound_s": self.lower_bound_s,
-            "bound": self.bound,
-            "method": self.method,
-            "seconds_spent": self.seconds_spent,
-            **({"compared_s": dict(self.compared_s)} if self.compared_s else {}),
-        }
+        return {"objective": self.objective, **lean(self)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Verdict:
-        """Raises PlanError for values that cannot be, KeyError or TypeError where it is damaged."""
-        seconds = {k: float(value[k]) for k in ("value_s", "lower_bound_s", "seconds_spent")}
+        """Raises PlanError for values that cannot be."""
+        what, hint = "the plan's verdict", "make the plan again"
+        verdict = record(Verdict, value, PlanError, what, hint=hint)
+        seconds = {k: getattr(verdict, k) for k in ("value_s", "lower_bound_s", "seconds_spent")}
         faults = [f"{k} is {v}" for k, v in seconds.items() if not (math.isfinite(v) and v >= 0)]
-        if value["objective"] not in get_args(Objective):
-            faults.append(f"unknown objective {value['objective']!r}")
-        refuse(PlanError, faults, "the plan's verdict", hint="make the plan again")
-        return Verdict(
-            seconds["value_s"], seconds["lower_bound_s"], str(value["bound"]), str(value["method"]),
-            seconds["seconds_spent"], value["objective"],
-            {str(k): float(v) for k, v in value.get("compared_s", {}).items()},
-        )  # fmt: skip
+        refuse(PlanError, faults, what, hint=hint)
+        return verdict
 
 
 def checked_bound(value_s: float, bound_s: float) -> float:

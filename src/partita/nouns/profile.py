@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import CostError, GraphError, refuse
-from partita.files import dump_json, expect_format, read_json, write_whole
+from partita.files import damaged, dump_json, expect_format, read_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
@@ -95,7 +95,7 @@ class Profile:
     def from_json(value: Mapping[str, Any], what: str = "profile") -> Profile:
         """The profile in a parsed JSON object. Raises CostError, GraphError or ClusterError where it is damaged."""
         expect_format(value, "partita-profile", CostError, what)
-        try:
+        with damaged(CostError, what, hint="measure again"):
             samples = tuple(_sample(s, f"{what}: sample {i}") for i, s in enumerate(value["samples"]))
             cluster = Cluster.from_json(value["cluster"], f"{what}: cluster")
             profile = Profile(
@@ -103,8 +103,6 @@ class Profile:
                 float(value["optimizer_bytes_per_parameter_byte"]), dict(value["facts"]),
                 bool(value.get("clips", False)),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise CostError(f"{what} is damaged: {type(error).__name__}: {error}", hint="measure again") from error
         if not samples:
             raise CostError(f"{what} has no samples", hint="measure again")
         refuse(CostError, profile.check(), what, hint="measure again")

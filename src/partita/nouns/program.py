@@ -15,10 +15,10 @@ instructions in ascending number, each as soon as the instructions it needs are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from partita.errors import ProgramError, refuse
 from partita.files import damaged, expect_format
 from partita.nouns.graph import Csr, FloatArray, IntArray, csr
+from partita.records import record
 
 
 class Op(IntEnum):
@@ -148,19 +149,6 @@ class Program:
 
     def to_json(self) -> dict[str, Any]:
         """Readable rows, one an instruction."""
-        pieces = [
-            {
-                "name": p.name,
-                "kind": p.kind,
-                "stage": p.stage,
-                "target": p.target,
-                "tasks": list(p.tasks),
-                "tensors": list(p.tensors),
-                "route": list(p.route),
-                "group": p.group,
-            }
-            for p in self.pieces
-        ]
         rows = [
             {
                 "id": i.id,
@@ -179,7 +167,7 @@ class Program:
             "queues": list(self.queues),
             "devices": self.devices,
             "fair": sorted(self.fair),
-            "pieces": pieces,
+            "pieces": [asdict(p) for p in self.pieces],
             "instructions": rows,
         }
 
@@ -192,19 +180,7 @@ class Program:
             number = {name: q for q, name in enumerate(names)}
             if len(number) < len(names) or not 0 <= devices <= len(names):
                 raise ValueError(f"{len(number)} different queues of {len(names)}, {devices} of them devices")
-            pieces = [
-                Piece(
-                    str(p["name"]),
-                    _kind(p["kind"]),
-                    int(p["stage"]),
-                    int(p["target"]),
-                    tuple(int(t) for t in p["tasks"]),
-                    tuple(int(t) for t in p["tensors"]),
-                    (str(p["route"][0]), str(p["route"][1])),
-                    int(p["group"]),
-                )
-                for p in value["pieces"]
-            ]
+            pieces = [record(Piece, p, ProgramError, f"piece {k}") for k, p in enumerate(value["pieces"])]
             rows = value["instructions"]
             program = Program(
                 tuple(names),
@@ -220,12 +196,6 @@ class Program:
             )
         refuse(ProgramError, program.check(), "the program")
         return program
-
-
-def _kind(text: Any) -> PieceKind:
-    if text not in get_args(PieceKind):
-        raise ValueError(f"unknown kind of piece {text!r}")
-    return text  # type: ignore[no-any-return]
 
 
 @dataclass

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from partita.errors import BadInput
 from partita.nouns.timeline import Timeline
 from partita.page.spans import look
 from partita.page.text import Kind, percent, seconds, table
+from partita.records import record
 
 ERROR = "An error is (predicted − measured) / measured."
 
@@ -114,23 +116,8 @@ class Agreement:
     def from_json(value: Mapping[str, Any]) -> Agreement:
         """What `to_json` made, back."""
 
-        def groups(name: str) -> tuple[Group, ...]:
-            return tuple(Group(**{k: v for k, v in g.items() if k != "error"}) for g in value[name])
-
-        def error(name: str) -> float:
-            return math.inf if value[name] is None else float(value[name])
-
-        return Agreement(
-            value["predicted_step_s"],
-            value["measured_step_s"],
-            tuple(DeviceShare(**d) for d in value["devices"]),
-            groups("groups"),
-            groups("messages"),
-            value["events"],
-            error("median_error"),
-            error("high_error"),
-            value["only_one"],
-        )
+        errors = {k: math.inf if value[k] is None else value[k] for k in ("median_error", "high_error")}
+        return record(Agreement, {**value, **errors}, BadInput, "the comparison")
 
 
 def events(predicted: Timeline, measured: Timeline) -> list[Event]:

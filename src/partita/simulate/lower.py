@@ -24,7 +24,7 @@ from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Slot
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
-from partita.nouns.plan import GraphPlan, PlanFile
+from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Builder, Op, Piece, PieceKind, Program
 from partita.simulate.boundaries import Boundary, boundaries, gradient_sums
 from partita.simulate.exchange import ring_share
@@ -55,10 +55,10 @@ def lower(graph: TaskGraph, cluster: Cluster, plan: GraphPlan, *, clips: bool = 
     return lowering.build.program(fair=_fair_queues(cluster))
 
 
-def program_of(file: PlanFile) -> Program:
-    """The program that a plan file stands for. Raises PlanError as `lower` does."""
-    clips = isinstance(file.problem, PipelineProblem) and file.problem.clips
-    return lower(file.graph, file.cluster, file.plan, clips=clips)
+def program_of(problem: GraphProblem, plan: GraphPlan) -> Program:
+    """The program of a plan that answers a problem. Raises PlanError as `lower` does."""
+    clips = isinstance(problem, PipelineProblem) and problem.clips
+    return lower(problem.graph, problem.cluster, plan, clips=clips)
 
 
 @dataclass(frozen=True)

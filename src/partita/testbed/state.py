@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from partita.errors import BadInput, refuse
-from partita.files import damaged, dump_json, read_json, write_whole
+from partita.files import dump_json, read_json, write_whole
+from partita.records import record
 
 FOLDER = Path("/run/partita-testbed")
 FORMAT = "partita-testbed"
@@ -110,34 +110,10 @@ def find(name: str) -> State | None:
     if not _file(name).exists():
         return None
     row = read_json(_file(name), BadInput, FORMAT)
-    with damaged(BadInput, str(_file(name)), hint="remove the file, and the namespaces that `ip netns` lists"):
-        state = _state(row)
-    refuse(BadInput, state.check(), str(_file(name)), hint="remove the file, and the namespaces that `ip netns` lists")
+    hint = "remove the file, and the namespaces that `ip netns` lists"
+    state = record(State, row, BadInput, str(_file(name)), hint=hint)
+    refuse(BadInput, state.check(), str(_file(name)), hint=hint)
     return state
-
-
-def _state(row: dict[str, Any]) -> State:
-    owner = row["owner"]
-    return State(
-        str(row["name"]),
-        int(row["subnet"]),
-        str(row["switch"]),
-        tuple(_host(h) for h in row["hosts"]),
-        None if owner is None else Process(int(owner["pid"]), int(owner["started"])),
-    )
-
-
-def _host(row: dict[str, Any]) -> Host:
-    percent, core, group = (row[k] for k in ("cpu_percent", "core", "group"))
-    return Host(
-        str(row["name"]),
-        str(row["namespace"]),
-        str(row["address"]),
-        int(row["rate_bit_per_s"]),
-        None if percent is None else float(percent),
-        None if core is None else int(core),
-        None if group is None else str(group),
-    )
 
 
 def every() -> list[State]:

@@ -17,10 +17,10 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.page.plan_rows import stage_rows
-from partita.pipeline.plan.bench import step_s
 from partita.pipeline.plan.methods import METHODS
 from partita.pipeline.plan.pipeline_task import PipelineTask, Wish
 from partita.pipeline.plan.planner import plan_pipeline
+from partita.simulate.predicted import predicted
 
 
 def planned(profile: Profile, **wish) -> PlanFile | None:
@@ -42,8 +42,7 @@ def test_contract(method, data):
     plan, verdict = file.plan, file.verdict
     assert isinstance(plan, PipelinePlan)
     assert plan.check(file.graph, file.cluster) == []
-    sample = profile.sample(file.problem.micro_batch_size)
-    assert verdict.value_s == pytest.approx(step_s(plan, sample, profile.cluster), rel=1e-12)
+    assert verdict.value_s == pytest.approx(predicted(file.problem, plan).duration_s, rel=1e-12)
     assert 0 < verdict.lower_bound_s <= verdict.value_s
     assert all(r.need_bytes <= r.memory_bytes * (1 + 1e-12) for r in stage_rows(file))
     again = plan_pipeline(profile, method=method).plan
@@ -52,7 +51,13 @@ def test_contract(method, data):
     for candidate in list(METHODS[method](task))[:40]:
         bench = task.bench(candidate)
         if bench.fits(candidate):
-            exact = step_s(bench.plan(candidate), bench.sample, profile.cluster)
+            problem = replace(
+                file.problem,
+                graph=bench.sample.graph,
+                costs=bench.sample.costs,
+                micro_batch_size=bench.sample.micro_batch_size,
+            )
+            exact = predicted(problem, bench.plan(candidate)).duration_s
             assert bench.step_s(candidate) == pytest.approx(exact, rel=1e-12)
 
 

@@ -23,6 +23,7 @@ from partita.pipeline.plan.chain_dp import Segment
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.plan.proof import lower_bound
+from partita.simulate.predicted import predicted
 
 FAST = Link("", "")
 
@@ -171,6 +172,14 @@ def test_a_batch_of_too_many_micro_batches_is_refused_at_once():
     with pytest.raises(BadInput, match=r"1000000000 micro-batches .* can be planned in a budget of 10.0 s"):
         plan_pipeline(profile)
     assert time.process_time() - began < 5
+
+
+def test_the_value_counts_the_sum_of_the_norm_that_clipping_needs():
+    profile = replace(job(Cluster(devices(math.inf, math.inf), (), Link("", "", latency_s=0.5)), batch=16), clips=True)
+    file = plan_pipeline(profile)
+    assert len(file.plan.devices) == 2
+    assert file.verdict.value_s == predicted(file.problem, file.plan).duration_s
+    assert file.verdict.value_s == pytest.approx(file.verdict.compared_s[file.verdict.method])
 
 
 def test_large_clusters_are_checked_and_searched_in_linear_time():

@@ -86,9 +86,9 @@ def test_a_graph_is_read_in_seconds_with_groups_and_phases(tmp_path: Path) -> No
     ]  # fmt: skip
     assert [d.name for d in problem.cluster.devices] == ["acc0", "acc1", "cpu0"]
     assert [d.memory_bytes for d in problem.cluster.devices] == [100.0, 100.0, math.inf]
-    assert problem.costs.estimate(0, "acc").seconds == 0.003
-    assert problem.costs.estimate(1, "acc").seconds == math.inf
-    assert problem.costs.estimate(1, "cpu").seconds == 0.03
+    assert problem.costs.seconds[0, problem.costs.column("acc")] == 0.003
+    assert problem.costs.seconds[1, problem.costs.column("acc")] == math.inf
+    assert problem.costs.seconds[1, problem.costs.column("cpu")] == 0.03
     assert problem.costs.transfer_s.tolist() == [0.0005]  # one tensor a producer, whoever reads it
     assert problem.graph.size_bytes.tolist() == [80.0]
     assert problem.memory_bytes.tolist() == [10.0, 10.0, 10.0]

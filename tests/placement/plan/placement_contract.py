@@ -52,7 +52,7 @@ def largest_load(problem: PlacementProblem, placement: Mapping[str, str]) -> flo
     device = problem.cluster.by_name
     for i, t in enumerate(problem.graph.tasks):
         d = device[placement[t.id]]
-        compute[d.name] += problem.costs.estimate(i, d.kind).seconds / d.speed
+        compute[d.name] += problem.costs.seconds[i, problem.costs.column(d.kind)] / d.speed
     for k, u in enumerate(problem.graph.producer.tolist()):
         home = placement[problem.graph.tasks[u].id]
         others = {placement[problem.graph.tasks[v].id] for v in problem.graph.readers.row(k).tolist()} - {home}
@@ -86,7 +86,7 @@ def faults(problem: PlacementProblem, placement: Mapping[str, str]) -> list[str]
     for i, t in enumerate(problem.graph.tasks):
         d = problem.cluster.by_name[placement[t.id]]
         held[d.name] += float(problem.memory_bytes[i])
-        if math.isinf(problem.costs.estimate(i, d.kind).seconds):
+        if math.isinf(problem.costs.seconds[i, problem.costs.column(d.kind)]):
             found.append(f"{t.id} cannot run on {d.name}")
         if t.of is not None and placement[t.of] != d.name:
             found.append(f"{t.id} is not with {t.of}")

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,15 +18,17 @@ from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
+from partita.nouns.program import Op
 from partita.simulate.segments import stages_of
 from partita.training.job import Batch, TrainingJob, load_job
-from partita.training.runtime import checkpoint
+from partita.training.runtime import checkpoint, interpreter
 from partita.training.runtime.pipeline import Assignment
 from partita.training.runtime.single import SingleProcess
 
 WORLD = ("cpu0", "cpu1", "cpu2")
 ROUNDING = 0.1  # below this a weight may be nothing but rounding: the gradient of attention's key.bias is 0 in exact arithmetic
 SIZE = 2
+Run = tuple[str, list[PipelinePlan], list[int]]  #: job, plan after plan, steps by each
 
 
 def cut(graph: TaskGraph, devices: Sequence[Sequence[str]], **how: Any) -> PipelinePlan:
@@ -37,7 +40,8 @@ def cut(graph: TaskGraph, devices: Sequence[Sequence[str]], **how: Any) -> Pipel
         Stage(tuple(tasks[a:b]), tuple(ds), k in recompute, shares.get(k, ()))
         for k, (a, b, ds) in enumerate(zip(ends, ends[1:], devices, strict=False))
     )
-    return PipelinePlan(graph.fingerprint, stages, 4, len(devices) + 1, how.pop("schedule", "1f1b"), **how)
+    in_flight = how.pop("in_flight", len(devices) + 1)
+    return PipelinePlan(graph.fingerprint, stages, 4, in_flight, how.pop("schedule", "1f1b"), **how)
 
 
 def split_backward(graph: TaskGraph) -> PipelinePlan:
@@ -73,6 +77,8 @@ def plans(graph: TaskGraph) -> list[PipelinePlan]:
         renamed(split_backward(graph), {"a": b, "b": a}),
         scattered(graph),
         cut(graph, [[b], [a], [c]], recompute=(0, 2), schedule="gpipe"),
+        cut(graph, [[a], [b], [c]], recompute=(0, 1), in_flight=1),
+        cut(graph, [[a], [c], [b]], in_flight=9),
         cut(graph, [[c]]),  # up to here every sum is made in the order of one process; replicas round differently
         cut(graph, [[a, c], [b]], shares={0: (3, 1)}),
         cut(graph, [[a, b, c]]),
@@ -83,11 +89,11 @@ def stream(job: TrainingJob) -> Iterator[Batch]:
     return (batch for epoch in itertools.count() for batch in job.batches(epoch))
 
 
-def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int], size: int) -> Any:
+def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int]) -> Any:
     """(losses, weights at the end) of a run that goes from plan to plan."""
     job = load_job(source, {})
     cluster = Cluster.uniform(ranks, rate_bytes_per_s=1e9)
-    engine = pipeline(job, Assignment(chosen[0], cluster, size, rank, WORLD[:ranks]))
+    engine = pipeline(job, Assignment(chosen[0], cluster, SIZE, rank, WORLD[:ranks]))
     losses, step = [], 0
     batches = stream(job)
     for plan, n in zip(chosen, steps, strict=True):
@@ -102,69 +108,87 @@ def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], ste
     return losses, {n: t.numpy() for n, t in checkpoint.gather_tensors(dict(engine.parameters), rank, ranks).items()}
 
 
-def by_itself(source: str, steps: int, size: int) -> tuple[list[float], dict[str, Tensor]]:
+def by_itself(source: str, steps: int) -> tuple[list[float], dict[str, Tensor]]:
     torch.set_num_threads(1)  # as the ranks: other kernels round differently
     job = load_job(source, {})
-    engine = SingleProcess(job, size, torch.device("cpu"))
+    engine = SingleProcess(job, SIZE, torch.device("cpu"))
     batches = stream(job)
     losses = [engine.step(next(batches), k).loss for k in range(steps)]
     return losses, {n: p.detach() for n, p in engine.model.named_parameters()}
 
 
-def compare(source: str, chosen: list[PipelinePlan], steps: list[int], ranks: int = 3, size: int = SIZE) -> None:
-    losses, weights = on_ranks(deployed, ranks, source, chosen, steps, size)
-    wanted, reference = by_itself(source, sum(steps), size)
-    assert losses == pytest.approx(wanted, rel=1e-5)
+def together(rank: int, ranks: int, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What function(rank, ranks, *arguments) of each (function, *arguments) returns, by processes that start once."""
+    return [function(rank, ranks, *arguments) for function, *arguments in calls]
+
+
+def check(run: Run, found: tuple[list[float], dict[str, Any]]) -> None:
+    """What a run came to, against one process."""
+    source, _, steps = run
+    losses, weights = found
+    wanted, reference = by_itself(source, sum(steps))
+    assert losses == pytest.approx(wanted, rel=1e-5), source
     for name, p in reference.items():
         scale = max(float(p.abs().max()), ROUNDING)
-        assert float((torch.from_numpy(weights[name]) - p).abs().max()) <= 1e-5 * scale, name
+        assert float((torch.from_numpy(weights[name]) - p).abs().max()) <= 1e-5 * scale, (source, name)
 
 
-@pytest.mark.parametrize("model", ["resnet", "gpt2", "bert"])
-def test_a_run_goes_through_plans_of_every_kind(model: str) -> None:
+def test_a_run_goes_through_plans_of_every_kind() -> None:
     pytest.importorskip("transformers")
-    graph = captured_job(model, SIZE).graph
-    compare(source_of(model), plans(graph), [2, 3, 3, 3, 3, 2, 1, 2, 1])
+    runs: list[Run] = []
+    for model in ("resnet", "gpt2", "bert"):
+        graph = captured_job(model, SIZE).graph
+        runs.append((source_of(model), plans(graph), [2, 2, 2, 2, 3, 2, 2, 2, 1, 2, 1]))
+    for run, found in zip(runs, on_ranks(together, 3, [(deployed, *run) for run in runs]), strict=True):
+        check(run, found)
 
 
-def test_messages_may_be_wanted_in_another_order_than_they_are_sent() -> None:
-    """More of them than are received ahead."""
-    graph = captured_job("failing:good", 1).graph
-    a, b = WORLD[:2]
-    one = [Slot("F", 0, m) for m in range(8)] + [Slot("B", 0, m) for m in (3, 0, 1, 2, 4, 5, 6, 7)]
-    two = [Slot(part, 1, m) for m in reversed(range(8)) for part in ("F", "B")]
-    plan = cut(graph, [[a], [b]], schedule="given", orders={a: tuple(one), b: tuple(two)})
-    plan = dataclasses.replace(plan, micro_batches=8, in_flight=1)
-    compare(source_of("failing:good"), [plan], [2], ranks=2, size=1)
+def left_over(rank: int, ranks: int, source: str, plans: list[PipelinePlan]) -> Any:
+    """(losses, gradients that each update finds not yet sent or dropped) of a step by each plan."""
+    held: list[int] = []
+
+    def update(self: interpreter.Interpreter, s: interpreter.Step, line: interpreter.Line) -> None:
+        held.append(len(s.owed) + len(s.made) + sum(map(len, s.returned.values())))
+        interpreter.Interpreter.update(self, s, line)
+
+    handlers = {**interpreter.HANDLERS, (Op.UPDATE, "update"): update}
+    with mock.patch.object(interpreter, "HANDLERS", handlers):
+        losses, _ = deployed(rank, ranks, source, plans, [1] * len(plans))
+    return losses, held
 
 
-@pytest.mark.parametrize("kind", ["groups", "clipped", "bfloat16"])
-def test_groups_schedules_clipping_and_casts_move_along(kind: str) -> None:
-    source = source_of(f"trained:{kind}")
-    graph = captured_job(f"trained:{kind}", SIZE).graph
-    a, b, c = WORLD
-    chosen = [cut(graph, [[a], [b]]), cut(graph, [[b, c]]), cut(graph, [[c], [a], [b]])]
-    compare(source, chosen, [2, 2, 2])
-
-
-def test_an_idle_rank_that_keeps_what_nothing_reads_keeps_up() -> None:
-    source, graph = source_of("trained:unread"), captured_job("trained:unread", SIZE).graph
-    a, b, c = WORLD
-    compare(source, [cut(graph, [[b], [c]]), cut(graph, [[c], [a]])], [3, 2])
+def test_messages_come_in_another_order_than_they_are_wanted_and_nothing_stays_behind() -> None:
+    source, graph = source_of("trained:decoder"), captured_job("trained:decoder", SIZE).graph
+    a, b, _ = WORLD
+    chosen = [cut(graph, [[a], [b]] * 3, in_flight=n) for n in (1, 2, 4)]
+    chosen.append(cut(graph, [[b], [a]] * 3, schedule="gpipe"))
+    losses, held = on_ranks(left_over, 2, source, chosen)
+    assert losses == pytest.approx(by_itself(source, 4)[0], rel=1e-5)
+    assert held == [0] * 4
 
 
 def refused(rank: int, ranks: int, source: str, plan: PipelinePlan, wrong: PipelinePlan) -> Any:
     job = load_job(source, {})
-    engine = pipeline(job, Assignment(plan, Cluster.uniform(2), SIZE, rank, WORLD[:2]))
+    engine = pipeline(job, Assignment(plan, Cluster.uniform(ranks), SIZE, rank, WORLD[:ranks]))
     batch = job.example()
     before = engine.step(batch, 0).loss
-    with pytest.raises(PlanError, match="cpu2"):
+    with pytest.raises(PlanError, match="cpu3"):
         engine.deploy(wrong)
     return before, engine.step(batch, 1).loss
 
 
-def test_a_plan_for_devices_that_are_not_there_changes_nothing() -> None:
-    source, graph = source_of("trained:groups"), captured_job("trained:groups", SIZE).graph
-    good, wrong = cut(graph, [["cpu0"]]), cut(graph, [["cpu0"], ["cpu2"]])
-    before, after = on_ranks(refused, 2, source, good, wrong)
+def test_groups_schedules_clipping_and_casts_move_along() -> None:
+    """And a plan for devices that are not there changes nothing."""
+    a, b, c = WORLD
+    runs: list[Run] = []
+    for kind in ("groups", "clipped", "bfloat16"):
+        graph = captured_job(f"trained:{kind}", SIZE).graph
+        chosen = [cut(graph, [[a], [b]]), cut(graph, [[b, c]]), cut(graph, [[c], [a], [b]])]
+        runs.append((source_of(f"trained:{kind}"), chosen, [2, 2, 2]))
+    good, wrong = cut(graph, [[a]]), cut(graph, [[a], ["cpu3"]])
+    *found, (before, after) = on_ranks(
+        together, 3, [*((deployed, *run) for run in runs), (refused, runs[-1][0], good, wrong)]
+    )
+    for run, one in zip(runs, found, strict=True):
+        check(run, one)
     assert after < before

@@ -13,6 +13,7 @@ from training.runtime.helpers import plan_file
 from training.runtime.runs import LOOPBACK, listening, losses, start, train, workers_of
 
 from partita.training.runtime.checkpoint import examine
+from partita.training.runtime.folder import held
 
 MANY = ("--steps", "1000000")
 
@@ -58,19 +59,13 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_what_it_did(tmp_path: Pa
     examine(run.out / "checkpoints")
 
 
-@pytest.mark.parametrize(
-    ("sent", "words"),
-    [
-        (signal.SIGTERM, "was killed by SIGTERM .* hint: something asked it to end"),
-        (signal.SIGSEGV, r"was killed by SIGSEGV .* hint: it crashed in compiled code.*; see .*worker-rank1\.log"),
-    ],
-)
-def test_a_signal_has_its_own_words(sent: signal.Signals, words: str, tmp_path: Path, plans: Path) -> None:
-    """And no hint at a checkpoint, where there is none."""
+def test_a_signal_has_its_own_words(tmp_path: Path, plans: Path) -> None:
+    """And no hint at a checkpoint, where there is none. Those of other signals are in test_full_disks."""
     run = train(tmp_path, "failing:good", plans / "good.json", *MANY)
     run.wait_for_step(2)
-    os.kill(run.workers()[1], sent)
+    os.kill(run.workers()[1], signal.SIGSEGV)
     assert run.wait(10) == 1
+    words = r"was killed by SIGSEGV .* hint: it crashed in compiled code.*; see .*worker-rank1\.log"
     assert re.search(words, run.error()), run.error()
     assert "--resume" not in run.error()
 
@@ -85,26 +80,26 @@ def test_two_runs_into_one_folder(tmp_path: Path, plans: Path) -> None:
     first.wait_for_step(4)
     first.process.kill()
     first.wait()
-    third = train(tmp_path, "failing:good", plans / "good.json", "--steps", "2")
-    assert third.wait() == 0, third.stderr
+    with held(first.out):
+        pass
 
 
 def test_a_stopped_replica_is_noticed_after_the_timeout(tmp_path: Path) -> None:
     """The others wait for it in a group of their own, whose patience is the run's."""
     plan_file("failing:good", stages=1, replicas=[2]).write(tmp_path / "plan.json")
-    run = train(tmp_path, "failing:good", tmp_path / "plan.json", *MANY, "--timeout-s", "5")
+    run = train(tmp_path, "failing:good", tmp_path / "plan.json", *MANY, "--timeout-s", "3")
     run.wait_for_step(3)
     os.kill(run.workers()[1], signal.SIGSTOP)
-    assert run.wait(5 + 15) == 1
+    assert run.wait(3 + 15) == 1
     assert "is stopped (SIGSTOP) during step" in run.error()
 
 
 def test_a_stopped_worker_is_noticed_after_the_timeout(tmp_path: Path, plans: Path) -> None:
-    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--timeout-s", "5")
+    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--timeout-s", "3")
     run.wait_for_step(3)
     workers = run.workers()
     os.kill(workers[2], signal.SIGSTOP)
-    assert run.wait(5 + 10) == 1
+    assert run.wait(3 + 10) == 1
     assert gone(list(workers.values()), 0)
     error = run.error()
     assert f"rank 2 (process {workers[2]}) is stopped (SIGSTOP) during step" in error
@@ -124,8 +119,8 @@ def test_workers_listen_on_loopback_only_and_end_with_their_launcher(tmp_path: P
     assert gone(list(workers.values()), 5)
 
 
-def test_ctrl_c_stops_gracefully_and_the_checkpoint_goes_on(tmp_path: Path, plans: Path) -> None:
-    """Exit code 130, all steps so far saved; resuming continues with the next step."""
+def test_ctrl_c_stops_gracefully_and_saves(tmp_path: Path, plans: Path) -> None:
+    """Exit code 130, all steps so far saved; that a resumed run takes the next one, test_resume shows."""
     run = train(tmp_path, "failing:good", plans / "good.json", *MANY, "--json")
     run.wait_for_step(5)
     workers = run.workers()
@@ -140,18 +135,6 @@ def test_ctrl_c_stops_gracefully_and_the_checkpoint_goes_on(tmp_path: Path, plan
     assert (progress.step, path.name) == (last, f"step-{last:08d}")
     assert not list((run.out / "checkpoints").glob(".*"))
     assert run.stdout == ""
-
-    again = train(
-        tmp_path,
-        "failing:good",
-        plans / "good.json",
-        "--steps",
-        str(last + 2),
-        "--resume",
-        str(run.out / "checkpoints"),
-    )
-    assert again.wait() == 0, again.stderr
-    assert sorted(losses(run.out)) == list(range(1, last + 3))
 
 
 @pytest.mark.slow
@@ -216,10 +199,7 @@ BAD_JOBS = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=[] if n in ("wider", "batches_fail", "different_batches") else pytest.mark.slow)
-        for n in BAD_JOBS
-    ],
+    [pytest.param(n, marks=[] if n in ("wider", "different_batches") else pytest.mark.slow) for n in BAD_JOBS],
 )
 def test_bad_jobs(name: str, tmp_path: Path, plans: Path) -> None:
     run = train(tmp_path, f"failing:{name}", plans / "good.json", "--epochs", "2")

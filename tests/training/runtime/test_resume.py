@@ -28,43 +28,35 @@ def test_resumed_losses_are_equal_bit_for_bit(tmp_path: Path) -> None:
     """Stopped in the middle of an epoch and at an epoch's end. Two inputs, dropout, Adam, a scheduler, batches of 10, 10
     and 4 that are shuffled by torch's global generator, the last micro-batch smaller."""
     plan_file("failing:shuffled", stages=2, size=3).write(tmp_path / "plan.json")
-    whole = trained(tmp_path / "whole", "failing:shuffled", tmp_path / "plan.json", "--steps", "9")
-    assert sorted(whole) == list(range(1, 10))
-    pieces = tmp_path / "pieces"
-    trained(pieces, "failing:shuffled", tmp_path / "plan.json", "--steps", "4")
-    resume = ("--resume", str(pieces / "run" / "checkpoints"))
-    assert examine(resume[1])[1].index == 1
-    trained(pieces, "failing:shuffled", tmp_path / "plan.json", "--steps", "6", *resume)
-    found = trained(pieces, "failing:shuffled", tmp_path / "plan.json", "--epochs", "3", *resume)
-    assert found == whole
+
+    def steps(name: str, last: int, *options: str) -> dict[int, float]:
+        return trained(tmp_path / name, "failing:shuffled", tmp_path / "plan.json", "--steps", str(last), *options)
+
+    whole = steps("whole", 7, "--checkpoint-every", "3")
+    saved = tmp_path / "whole" / "run" / "checkpoints"
+    assert [examine(saved / f"step-{k:08d}")[1].index for k in (6, 7)] == [3, 1]
+    of_epoch = steps("epoch", 9, "--resume", str(saved / "step-00000006"))
+    of_middle = steps("middle", 9, "--resume", str(saved))
+    assert (sorted(whole), sorted(of_epoch), sorted(of_middle)) == ([*range(1, 8)], [7, 8, 9], [8, 9])
+    assert of_epoch == {7: whole[7], **of_middle}
 
 
 def test_another_plan_goes_on_with_the_same_model(tmp_path: Path) -> None:
-    """Two stages, then three cut elsewhere; a buffer that is in no state_dict goes along. As in one process throughout."""
-    plan_file("failing:counting", stages=2).write(tmp_path / "two.json")
-    plan_file("failing:counting", stages=3, shift=-3).write(tmp_path / "three.json")
-    trained(tmp_path, "failing:counting", tmp_path / "two.json", "--steps", "4")
-    resume = ("--resume", str(tmp_path / "run" / "checkpoints"))
-    found = trained(tmp_path, "failing:counting", tmp_path / "three.json", "--steps", "8", *resume)
-    wanted, model = alone(load_job(source_of("failing:counting")), 8, 2)
-    assert found == pytest.approx(wanted, rel=1e-5)
-    path = examine(resume[1])[0]
-    saved = load_file(path / "model.safetensors")
-    fresh = load_job(source_of("failing:counting")).build()
-    fresh.load_state_dict(saved)  # strictly: every name, no other
-    assert all(torch.allclose(saved[n], t, rtol=1e-5, atol=1e-7) for n, t in model.state_dict().items())
-    assert float(read(path).model["warmth"]) == pytest.approx(float(model.warmth))  # type: ignore[arg-type]
-
-
-def test_groups_and_schedulers_go_on_under_another_plan(tmp_path: Path) -> None:
-    """AdamW with decay and no-decay groups under a SequentialLR: moments, rates and decay follow their parameter."""
+    """Two stages, then three cut elsewhere, as in one process throughout: moments, rates and decay of AdamW's groups under a
+    SequentialLR follow their parameter, a buffer that is in no state_dict goes along."""
     plan_file("failing:grouped", stages=2).write(tmp_path / "two.json")
-    plan_file("failing:grouped", stages=3, shift=-1).write(tmp_path / "three.json")
+    plan_file("failing:grouped", stages=3, shift=-3).write(tmp_path / "three.json")
     trained(tmp_path, "failing:grouped", tmp_path / "two.json", "--steps", "4")
     resume = ("--resume", str(tmp_path / "run" / "checkpoints"))
     found = trained(tmp_path, "failing:grouped", tmp_path / "three.json", "--steps", "9", *resume)
-    wanted, _ = alone(load_job(source_of("failing:grouped")), 9, 2)
+    wanted, model = alone(load_job(source_of("failing:grouped")), 9, 2)
     assert found == pytest.approx(wanted, rel=1e-5)
+    path = examine(resume[1])[0]
+    saved = load_file(path / "model.safetensors")
+    fresh = load_job(source_of("failing:grouped")).build()
+    fresh.load_state_dict(saved)  # strictly: every name, no other
+    assert all(torch.allclose(saved[n], t, rtol=1e-5, atol=1e-7) for n, t in model.state_dict().items())
+    assert float(read(path).model["warmth"]) == pytest.approx(float(model.warmth))  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_saved_is_told_after_the_first_step(tmp_path: Path) -> None:

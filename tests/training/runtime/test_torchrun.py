@@ -93,7 +93,7 @@ def test_a_lost_rank_is_named_by_the_other_one(tmp_path: Path, plan: Path) -> No
             rank.end()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_saves(
     sent: signal.Signals, tmp_path: Path, plan: Path
 ) -> None:

@@ -176,97 +176,29 @@ def expand(
     most: int,
 ) -> tuple[FloatArray, IntArray, IntArray, IntArray, FloatArray]:
     """Every label with one more job: (labels, keys, parents, options, bounds) of those that may beat the limit."""
-    kinds, lag, wide = len(count), shop.lag, labels.shape[1]
-    threads = wide - THREADS
+    kinds, wide = len(count), labels.shape[1]
     size, n = 1024, 0
     out, key_of = np.empty((size, wide)), np.empty(size, np.int64)
     parent, option, bound = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
-    least = np.full((kinds, 8), np.inf)  # of cut jobs: d, u, d + u, s, then what comes after device, uplink, server
-    for k in range(kinds):
-        for o in range(shop.first[k], shop.first[k + 1]):
-            if not shop.local[o]:
-                d, u, s, w = shop.d[o], shop.u[o], shop.s[o], shop.w[o]
-                least[k, 0] = min(least[k, 0], d)
-                least[k, 1] = min(least[k, 1], u)
-                least[k, 2] = min(least[k, 2], d + u)
-                least[k, 3] = min(least[k, 3], s)
-                least[k, 4] = min(least[k, 4], u + s + w + 2 * lag)
-                least[k, 5] = min(least[k, 5], s + w + 2 * lag)
-                least[k, 6] = min(least[k, 6], w + lag)
-    rest, rest_cut = np.zeros(len(rows)), np.zeros(len(rows))
-    low = np.empty(8)
-    new = np.empty(wide)
+    least = _least_of_cut(shop, kinds)
+    rest, low, new = np.empty((2, len(rows))), np.empty(LOWS), np.empty(wide)
     for i in range(len(labels)):
         for k in range(kinds):
             if keys[i] // radix[k] % (count[k] + 1) == 0:
                 continue
             key = keys[i] - radix[k]
-            rest[:], rest_cut[:] = 0.0, 0.0
-            low[:] = np.inf
-            home = 0.0
-            for q in range(kinds):
-                r = key // radix[q] % (count[q] + 1)
-                if r > 0:
-                    home += r * shop.d[shop.first[q]]
-                    for x in range(len(rows)):
-                        rest[x] += r * costs[0, x, q]
-                        rest_cut[x] += r * costs[1, x, q]
-                    for x in range(8):
-                        low[x] = min(low[x], least[q, x])
+            home = _left_to_do(shop, key, count, radix, costs, least, rest, low)
             for o in range(shop.first[k], shop.first[k + 1]):
                 new[:] = labels[i]
-                ready = max(new[DEVICE], shop.release[k])
-                if shop.local[o] and shop.last:
-                    if new[STAGE] > k:
-                        continue
-                    new[STAGE] = k
-                    new[DEVICE_ALL] += shop.d[o]
-                else:
-                    new[DEVICE_ALL] += ready - new[DEVICE] + shop.d[o]
-                    new[DEVICE] = ready + shop.d[o]
-                    done = new[DEVICE]
-                    if not shop.local[o]:
-                        if shop.last:
-                            new[STAGE] = kinds
-                        up = max(new[UP], done) + shop.u[o]
-                        through = max(new[THREADS], up + lag) + shop.s[o]
-                        t = THREADS
-                        while t + 1 < wide and new[t + 1] < through:
-                            new[t] = new[t + 1]
-                            t += 1
-                        new[t] = through
-                        new[UP] = up
-                        new[DOWN] = max(new[DOWN], through) + shop.w[o]
-                        done = new[DOWN] + lag
-                    new[END] = max(new[END], done)
-                    new[LATE] = max(new[LATE], done - shop.deadline[k])
-                if new[LATE] > limit_late:
+                if not _serve(shop, new, k, o, kinds) or new[LATE] > limit_late:
                     continue
-                started = new[STAGE] == kinds and key > 0  # only jobs that are cut may follow
-                value = np.inf if started else max(new[END], new[DEVICE_ALL] + home)
+                only_cut = new[STAGE] == kinds and key > 0  # no job wholly on the device may follow
+                value = np.inf if only_cut else max(new[END], new[DEVICE_ALL] + home)
                 if low[0] < np.inf:
-                    new[UP] = max(new[UP], new[DEVICE] + low[0])
-                    reach = max(new[UP] + low[1], new[DEVICE] + low[2]) + lag
-                    mean = 0.0
-                    for t in range(THREADS, wide):
-                        new[t] = max(new[t], reach)
-                        mean += new[t]
-                    mean /= threads
-                    new[DOWN] = max(new[DOWN], new[THREADS] + low[3])
-                    sent = new[END]
-                    for x in range(len(rows)):
-                        sent = max(
-                            sent,
-                            rows[x, 0] * new[DEVICE_ALL]
-                            + rows[x, 1] * (new[DEVICE] + low[4])
-                            + rows[x, 2] * (new[UP] + low[5])
-                            + rows[x, 3] * (mean + low[6])
-                            + rows[x, 4] * (new[DOWN] + lag)
-                            + (rest_cut[x] if started else rest[x]),
-                        )
-                        if sent >= limit and new[LATE] >= limit_late:
-                            break
-                    value = min(value, sent)
+                    _raise_to(new, low, shop.lag)
+                    after = rest[1] if only_cut else rest[0]
+                    enough = limit if new[LATE] >= limit_late else np.inf
+                    value = min(value, _bound(new, low, shop.lag, rows, after, enough))
                 if value >= limit and new[LATE] >= limit_late:
                     continue
                 if n == most:
@@ -279,6 +211,110 @@ def expand(
                 key_of[n], parent[n], option[n], bound[n] = key, i, o, value
                 n += 1
     return out[:n], key_of[:n], parent[:n], option[:n], bound[:n]
+
+
+LOWS = 7  #: least of the cut jobs: d, u, d + u, s, then what comes after device, uplink, server
+
+
+@compiled
+def _least_of_cut(shop: Shop, kinds: int) -> FloatArray:
+    """[kinds, LOWS] over the options of a kind that cut it; inf without any."""
+    least, lag = np.full((kinds, LOWS), np.inf), shop.lag
+    for k in range(kinds):
+        for o in range(shop.first[k], shop.first[k + 1]):
+            if not shop.local[o]:
+                d, u, s, w = shop.d[o], shop.u[o], shop.s[o], shop.w[o]
+                seconds = (d, u, d + u, s, u + s + w + 2 * lag, s + w + 2 * lag, w + lag)
+                for x in range(LOWS):
+                    least[k, x] = min(least[k, x], seconds[x])
+    return least
+
+
+@compiled
+def _left_to_do(
+    shop: Shop,
+    key: int,
+    count: IntArray,
+    radix: IntArray,
+    costs: FloatArray,
+    least: FloatArray,
+    rest: FloatArray,
+    low: FloatArray,
+) -> float:
+    """Of the jobs of a set: seconds if all stay at home; fills rest [2, rows], their weighted seconds, and low [LOWS]."""
+    rest[:] = 0.0
+    low[:] = np.inf
+    home = 0.0
+    for q in range(len(count)):
+        r = key // radix[q] % (count[q] + 1)
+        if r > 0:
+            home += r * shop.d[shop.first[q]]
+            for x in range(rest.shape[1]):
+                rest[0, x] += r * costs[0, x, q]
+                rest[1, x] += r * costs[1, x, q]
+            for x in range(LOWS):
+                low[x] = min(low[x], least[q, x])
+    return home
+
+
+@compiled
+def _serve(shop: Shop, new: FloatArray, k: int, o: int, kinds: int) -> bool:
+    """Add a job of kind k by option o to a label; False where the order of local jobs forbids it."""
+    ready = max(new[DEVICE], shop.release[k])
+    if shop.local[o] and shop.last:
+        if new[STAGE] > k:
+            return False
+        new[STAGE] = k
+        new[DEVICE_ALL] += shop.d[o]
+        return True
+    new[DEVICE_ALL] += ready - new[DEVICE] + shop.d[o]
+    new[DEVICE] = ready + shop.d[o]
+    done = new[DEVICE]
+    if not shop.local[o]:
+        if shop.last:
+            new[STAGE] = kinds
+        new[UP] = max(new[UP], done) + shop.u[o]
+        through = max(new[THREADS], new[UP] + shop.lag) + shop.s[o]
+        t = THREADS
+        while t + 1 < len(new) and new[t + 1] < through:
+            new[t] = new[t + 1]
+            t += 1
+        new[t] = through
+        new[DOWN] = max(new[DOWN], through) + shop.w[o]
+        done = new[DOWN] + shop.lag
+    new[END] = max(new[END], done)
+    new[LATE] = max(new[LATE], done - shop.deadline[k])
+    return True
+
+
+@compiled
+def _raise_to(new: FloatArray, low: FloatArray, lag: float) -> None:
+    """Raise the machines to when the next cut job could reach them."""
+    new[UP] = max(new[UP], new[DEVICE] + low[0])
+    reach = max(new[UP] + low[1], new[DEVICE] + low[2]) + lag
+    for t in range(THREADS, len(new)):
+        new[t] = max(new[t], reach)
+    new[DOWN] = max(new[DOWN], new[THREADS] + low[3])
+
+
+@compiled
+def _bound(new: FloatArray, low: FloatArray, lag: float, rows: FloatArray, rest: FloatArray, enough: float) -> float:
+    """No end of the schedule is earlier, by any of the rows; what comes to `enough` is not looked at further."""
+    found = new[END]
+    mean = new[THREADS:].sum() / (len(new) - THREADS)
+    for x in range(len(rows)):
+        found = max(
+            found,
+            rows[x, 0] * new[DEVICE_ALL]
+            + rows[x, 1] * (new[DEVICE] + low[4])
+            + rows[x, 2] * (new[UP] + low[5])
+            + rows[x, 3] * (mean + low[6])
+            + rows[x, 4] * (new[DOWN] + lag)
+            + rest[x],
+        )
+        if found >= enough:
+            break
+    return float(found)
 
 
 @compiled

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from partita.nouns.offload import OffloadJob, OffloadProblem, OffloadTask
 from partita.offload.run.wire import Array, WireError, first_line
 
 Codec = Literal["raw", "lossless", "int8"]
-CODECS: tuple[Codec, ...] = get_args(Codec)
 
 
 def encode(tensors: Mapping[str, Array], codec: Codec) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 
-from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
@@ -24,7 +23,7 @@ from partita.pipeline.plan.stage_costs import Bools, StageCosts
 from partita.simulate.lower import lower
 from partita.simulate.readings import Crossings, crossings, forward_readings, messages
 from partita.simulate.schedules import in_flight_of
-from partita.simulate.simulator import durations, times
+from partita.simulate.simulator import durations
 from partita.simulate.template import Key, Template
 
 LOWERING = 10.0  #: effort that lowering an instruction costs
@@ -200,13 +199,3 @@ class Bench:
             if need > min(room[d] for d in s.devices):
                 return False
         return True
-
-
-def step_s(plan: PipelinePlan, sample: Sample, cluster: Cluster) -> float:
-    """Predicted seconds of one step of a plan; inf where a task cannot run on its device."""
-    program = lower(sample.graph, cluster, plan)
-    try:
-        _, end = times(program, durations(program, sample.graph, sample.costs, cluster))
-    except PlanError:
-        return math.inf
-    return float(end.max())

@@ -19,12 +19,13 @@ from partita.nouns.pipeline_problem import PipelineProblem, Wish
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.profile import Profile
 from partita.pipeline.plan import methods
-from partita.pipeline.plan.bench import Candidate, step_s
+from partita.pipeline.plan.bench import Candidate
 from partita.pipeline.plan.infeasible import does_not_fit, leanest
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.proof import lower_bound
 from partita.pipeline.plan.stage_costs import check_phases
 from partita.pipeline.plan.stage_costs import micro_batches as micro_batches_of
+from partita.simulate.predicted import predicted
 
 
 def plan_pipeline(
@@ -58,15 +59,15 @@ def plan_pipeline(
         winner, best = _leanest(task, method)
     bench = task.bench(best)
     plan = bench.plan(best)
-    value = step_s(plan, bench.sample, task.cluster)
-    bound, how = lower_bound(task)
-    compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
-    spent = time.perf_counter() - began
-    verdict = Verdict(value, checked_bound(value, bound), how, winner, spent, "step", compared)
     problem = PipelineProblem(
         bench.sample.graph, task.whole_cluster, bench.sample.costs, profile.job, profile.batch_size,
         bench.sample.micro_batch_size, profile.optimizer_bytes_per_parameter_byte, profile.clips, wish,
     )  # fmt: skip
+    value = predicted(problem, plan).duration_s
+    bound, how = lower_bound(task)
+    compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
+    spent = time.perf_counter() - began
+    verdict = Verdict(value, checked_bound(value, bound), how, winner, spent, "step", compared)
     return PlanFile(plan, verdict, problem)
 
 

@@ -26,6 +26,7 @@ from partita.nouns.metrics import Metric, read_metrics
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.timeline import Timeline
+from partita.simulate.predicted import predicted
 
 SINGLE, PIPELINE, TORCH = "single", "pipeline", "torch"  #: the engines that the page knows by role
 WARM_UP = 2  #: steps at the beginning of a run whose times do not count
@@ -157,13 +158,7 @@ class Story:
 
 def simulated(plan: PlanFile | None) -> Timeline | None:
     """The predicted timeline of a plan: what predicted.json would hold."""
-    if plan is None:
-        return None
-    from partita.simulate.lower import program_of
-    from partita.simulate.simulator import durations, simulate
-
-    program = program_of(plan)
-    return simulate(program, durations(program, plan.graph, plan.costs, plan.cluster))
+    return None if plan is None else predicted(plan.problem, plan.plan)
 
 
 def devices_used(story: Story) -> int:

@@ -15,34 +15,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.errors import BadInput, PlanError
+from partita.errors import BadInput, Infeasible, PlanError
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.nouns.timeline import Timeline
 from partita.page.machine import machine_facts
-from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.report.story import Engine, Story
 from partita.simulate.lower import program_of
-from partita.simulate.simulator import durations, simulate
+from partita.simulate.predicted import predicted
 from partita.training.runtime.folder import held
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.spec import Spec
 
 
-def predict(file: PlanFile) -> Timeline:
-    """The timeline of one step that the plan's own costs predict."""
-    program = program_of(file)
-    return simulate(program, durations(program, file.graph, file.costs, file.cluster))
-
-
 def alternatives(profile: Profile, **wishes: Any) -> dict[str, float]:
     """Method -> predicted seconds of a step, of the simple methods that find a plan at all."""
+    from partita.pipeline.plan.planner import plan_pipeline  # its kernels take a second to load: not for every run
+
     found = {}
     for method in ("single", "even", "blocks"):
         try:
             found[method] = plan_pipeline(profile, method=method, **wishes).verdict.value_s
-        except BadInput:  # e.g. fewer tasks than stages
+        except (BadInput, Infeasible):  # e.g. fewer tasks than stages, or a model too large for one device
             continue
     return found
 
@@ -97,7 +92,7 @@ def compare_engines(
             job, dict(settings), str(folder / "plan.json"), str(folder), task="compare", engine=",".join(engines), steps=rounds,
             warmup=warmup, threads=threads, facts=machine_facts(),
         )  # fmt: skip
-        launch(spec, file, program_of(file), watch)
+        launch(spec, file, program_of(file.problem, file.plan), watch)
     value = json.loads((folder / "compare.json").read_text())
     return Comparison(value["step_s"], value["cpu_s"], value["losses"], value["gradient_errors"], load)
 
@@ -126,7 +121,7 @@ def train(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
             resume=resume, threads=threads, timeout_s=timeout_s,
         )  # fmt: skip
-        return launch(spec, file, program_of(file), watch)
+        return launch(spec, file, program_of(file.problem, file.plan), watch)
 
 
 @contextlib.contextmanager
@@ -161,21 +156,21 @@ def prepared(out: str | Path, file: PlanFile) -> Path:
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     file.write(folder / "plan.json")
-    predict(file).write(folder / "predicted.json")
+    predicted(file.problem, file.plan).write(folder / "predicted.json")
     return folder
 
 
 def story_of(title: str, file: PlanFile, out: str | Path, comparison: Comparison, others: Mapping[str, float]) -> Story:
     """Everything about a comparison as one story, written into its folder."""
     folder = Path(out)
-    predicted = predict(file)
+    foreseen = predicted(file.problem, file.plan)
     engines = []
     for name, steps in comparison.step_s.items():
         engine = Engine.of(name, steps, tuple(enumerate(comparison.losses[name], 1)))
-        known = predicted.duration_s if name == "pipeline" else others.get("single") if name == "single" else None
+        known = foreseen.duration_s if name == "pipeline" else others.get("single") if name == "single" else None
         engines.append(replace(engine, predicted_s=known))
     measured = Timeline.read(folder / "measured.json") if (folder / "measured.json").exists() else None
     cpu = {f"{n} CPU s a step": round(statistics.median(c), 4) for n, c in comparison.cpu_s.items()}
     facts = {**machine_facts(), **cpu, "load before": comparison.load}
-    Story(title, file, predicted, measured, tuple(engines), others, facts).write(folder)
+    Story(title, file, foreseen, measured, tuple(engines), others, facts).write(folder)
     return Story.read(folder)

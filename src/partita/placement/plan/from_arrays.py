@@ -8,8 +8,7 @@ from partita.nouns.graph import IntArray
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import GraphPlan
-from partita.simulate.lower import lower
-from partita.simulate.simulator import durations, times
+from partita.simulate.predicted import predicted
 
 
 def placement_plan(problem: PlacementProblem, device_of: IntArray, order: IntArray | None = None) -> PlacementPlan:
@@ -31,5 +30,4 @@ def device_numbers(problem: PlacementProblem, plan: GraphPlan) -> IntArray:
 
 def simulated_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
     """The makespan of one sample."""
-    program = lower(problem.graph, problem.cluster, plan)
-    return float(times(program, durations(program, problem.graph, problem.costs, problem.cluster))[1].max())
+    return predicted(problem, plan).duration_s

@@ -97,6 +97,7 @@ def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
 def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...]]:
     """One order a device out of its lines, by what can begin first."""
     known = {s for own in lines.values() for line in own for s in line}
+    stages = max((s.stage for s in known), default=0) + 1
     ends: dict[Slot, int] = {}
     free = dict.fromkeys(lines, 0)
     orders: dict[str, list[Slot]] = {d: [] for d in lines}
@@ -104,7 +105,7 @@ def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...
         best: tuple[tuple[int, int, int, int], str, deque[Slot]] | None = None
         for d, own in lines.items():
             for line in own:
-                if line and (after := _after(ends, known, line[0])) is not None:
+                if line and (after := _after(ends, known, stages, line[0])) is not None:
                     key = (max(free[d], after), line[0].part == "F", line[0].micro_batch, -line[0].stage)
                     if best is None or key < best[0]:
                         best = (key, d, line)
@@ -130,6 +131,7 @@ def unit_ends(orders: Mapping[str, Sequence[Slot]]) -> dict[Slot, int]:
     (4, 6)
     """
     known = {s for order in orders.values() for s in order}
+    stages = max((s.stage for s in known), default=0) + 1
     ends: dict[Slot, int] = {}
     lines = {d: deque(order) for d, order in orders.items()}
     free = dict.fromkeys(orders, 0)
@@ -137,7 +139,7 @@ def unit_ends(orders: Mapping[str, Sequence[Slot]]) -> dict[Slot, int]:
     while moved:
         moved = False
         for d, line in lines.items():
-            while line and (after := _after(ends, known, line[0])) is not None:
+            while line and (after := _after(ends, known, stages, line[0])) is not None:
                 slot = line.popleft()
                 free[d] = ends[slot] = max(free[d], after) + _UNITS[slot.part]
                 moved = True
@@ -149,13 +151,19 @@ def unit_ends(orders: Mapping[str, Sequence[Slot]]) -> dict[Slot, int]:
 _UNITS: dict[Part, int] = {"F": 1, "B": 2, "W": 1}
 
 
-def _after(ends: Mapping[Slot, int], known: Collection[Slot], slot: Slot) -> int | None:
-    """The end of what a slot waits for on a neighbouring stage, or of its own stage; None where that has not run."""
+def _after(ends: Mapping[Slot, int], known: Collection[Slot], stages: int, slot: Slot) -> int | None:
+    """The end of what a slot waits for on a neighbouring stage, or of its own stage; None where that has not run.
+
+    A stage that trains nothing has no backward: a B waits for that of the next later stage that has one.
+    """
     part, k, m = slot
     if part == "F":
         before = [Slot("F", k - 1, m)]
+    elif part == "B":
+        later = next((s for s in range(k + 1, stages) if Slot("B", s, m) in known), stages)
+        before = [Slot("B", later, m), Slot("F", k, m)]
     else:
-        before = [Slot("B", k + 1, m), Slot("F", k, m)] if part == "B" else [Slot("B", k, m)]
+        before = [Slot("B", k, m)]
     latest = 0
     for other in before:
         if other in known:

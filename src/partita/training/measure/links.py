@@ -32,7 +32,6 @@ from partita.spawn import Process, end, ended_how, last_line, spawn, threads_env
 if TYPE_CHECKING:
     import torch
 
-TYPICAL_BYTES = 1 << 17  #: the size of message that `message_s` is given for: an activation of a small micro-batch
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
 GRADIENT_BYTES = (1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
 GRADIENTS = 32

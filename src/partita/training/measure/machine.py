@@ -7,7 +7,7 @@ import os
 import torch
 
 from partita.errors import ClusterError
-from partita.nouns.cluster import Cluster, Device
+from partita.nouns.cluster import Device
 
 
 def local_devices(n: int | None = None) -> tuple[Device, ...]:
@@ -25,11 +25,6 @@ def local_devices(n: int | None = None) -> tuple[Device, ...]:
     count = n or len(cores)
     share = _available_bytes() / count
     return tuple(Device(f"cpu{i}", "cpu", share, cores=(cores[i % len(cores)],)) for i in range(count))
-
-
-def local_cluster(n: int | None = None) -> Cluster:
-    """This machine's devices, its links not measured."""
-    return Cluster(local_devices(n), source="not measured")
 
 
 def _available_bytes() -> float:

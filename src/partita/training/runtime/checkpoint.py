@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from partita.errors import CheckpointError
+from partita.errors import CheckpointError, refuse
 from partita.files import read_json
+from partita.records import record
 from partita.training.runtime.batches import Progress
-from partita.training.runtime.optimizer_state import OptimizerState, faults_of, flat_tensors, from_json, merged, to_json
+from partita.training.runtime.optimizer_state import OptimizerState, flat_tensors, from_json, merged, to_json, words_of
 
 # ---- from all ranks to rank 0 -------------------------------------------------------------------------------------------
 
@@ -203,13 +204,13 @@ def _damage_told(path: Path) -> Iterator[None]:
 
 
 def _state(path: Path) -> tuple[dict[str, Any], Progress]:
-    state = read_json(path / "state.json", CheckpointError, "partita-checkpoint")
-    numbers = [state.get(k) for k in ("step", "epoch", "index")]
-    good = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
-    faults = faults_of(state) if good else [f"step, epoch, index are {numbers}"]
-    if faults:
-        raise CheckpointError(f"{path / 'state.json'} is damaged: {faults[0]}", hint="give an earlier checkpoint")
-    return state, Progress(*(int(n) for n in numbers if n is not None))
+    file, hint = path / "state.json", "give an earlier checkpoint"
+    state = read_json(file, CheckpointError, "partita-checkpoint")
+    progress = record(Progress, state, CheckpointError, str(file), hint=hint)
+    wrong = [f"{k} is {state.get(k)}" for k, n in asdict(progress).items() if k not in state or n < 0]
+    refuse(CheckpointError, wrong, str(file), hint=hint)
+    words_of(state, str(file))
+    return state, progress
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from partita.training.runtime.measured import Trace, write_timeline
 from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.session import Session
 from partita.training.runtime.single import SingleProcess
-from partita.training.runtime.train import check_same_everywhere
+from partita.training.runtime.train import check_same_everywhere, with_trace
 
 if TYPE_CHECKING:
     from partita.training.runtime.session import Engine
@@ -44,15 +44,11 @@ def compare(session: Session) -> None:
             times[name].append(step_s)
             losses[name].append(loss)
             cpu[name].append(cpu_s)
-            if isinstance(engine, Pipeline) and engine.last and turn.done.step > spec.warmup:
-                traces.append(Trace(step_s, *engine.last.trace()))
+            traces = with_trace(traces, session, engine, turn.batch, step_s, first=turn.done.step <= spec.warmup)
         first = next(iter(engines))
         board.end_step(session.rank, losses[first][-1], times[first][-1])
         if spec.check_gradients and turn.done.step == 1:
             gradients = _gradient_errors(session)
-    pipeline = engines.get("pipeline")
-    if isinstance(pipeline, Pipeline) and pipeline.last and traces:
-        write_timeline(session, pipeline.program, pipeline.last.numbers, traces, sum(cpu["pipeline"]))
     if session.rank == 0:
         value = {
             "step_s": {n: t[spec.warmup :] for n, t in times.items()},
@@ -61,6 +57,10 @@ def compare(session: Session) -> None:
             "gradient_errors": gradients,
         }
         write_whole(Path(spec.out) / "compare.json", dump_json(value))
+    pipeline = engines.get("pipeline")
+    if isinstance(pipeline, Pipeline) and traces:
+        full = session.full_batch
+        write_timeline(session, pipeline.program_of(full), pipeline.numbers_of(full), traces, sum(cpu["pipeline"]))
 
 
 def _timed(engine: Engine | None, batch: Batch, step: int) -> tuple[float, float, float]:

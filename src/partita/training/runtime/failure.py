@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,6 @@ def program_by_samples(file: PlanFile) -> Callable[[int], Program | None]:
     def found(samples: int) -> Program | None:
         if not (isinstance(plan, PipelinePlan) and isinstance(problem, PipelineProblem)) or samples < 1:
             return None
-        return program_of(replace(file, plan=plan.of_micro_batches(-(-samples // problem.micro_batch_size))))
+        return program_of(problem, plan.of_micro_batches(-(-samples // problem.micro_batch_size)))
 
     return found

@@ -7,8 +7,8 @@ receives are posted several micro-batches ahead, so that a message travels while
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -86,7 +86,8 @@ class Step:
     arrived: dict[Key, Values] = field(default_factory=lambda: defaultdict(dict))  #: what other stages made for it
     made: dict[Key, Values] = field(default_factory=dict)  #: values to send
     returned: dict[Key, Values] = field(default_factory=lambda: defaultdict(dict))  #: gradients of what it made
-    owed: dict[Key, Values] = field(default_factory=dict)  #: gradients of what had arrived, to send back
+    owed: dict[Key, Values] = field(default_factory=dict)  #: gradients of what had arrived, until the last is sent back
+    unsent: Counter[Key] = field(default_factory=Counter)  #: messages of them that are still to be sent
     losses: list[tuple[Tensor, float]] = field(default_factory=list)
     sending: deque[tuple[Any, Tensor]] = field(default_factory=deque)
     posted: dict[int, list[tuple[str, Pending]]] = field(default_factory=dict)  #: receive -> its messages
@@ -122,6 +123,8 @@ class Interpreter:
         for b in place.boundaries:
             self._leaving[b.source].append(b)
             self._coming[b.target].append(b)
+        sends = [i for i in self._script if program.op[i.number] == Op.SEND and i.piece.kind == "gradients"]
+        self._unsent = Counter((i.piece.stage, i.micro_batch) for i in sends)
         self._runs = {(i.piece.stage, i.micro_batch) for i in self._script if i.piece.kind == "forward"}
 
     def step(self, batch: Batch, micro_batch_size: int, step: int, seed: int) -> StepResult:
@@ -155,6 +158,7 @@ class Interpreter:
             [n / total for n in sizes],
             [self._bounds[n] for n in sizes],
             lambda stage, m: hash((seed, step, m, stage)) & 0x7FFFFFFF,
+            unsent=self._unsent.copy(),
             queues={sender: deque(lines) for sender, lines in self._receives.items()},
         )
         for sender in s.queues:
@@ -174,12 +178,15 @@ class Interpreter:
             for j, (name, meta) in enumerate(_values(s, line))
         ]
 
-    def _posted(self, s: Step, line: Line) -> list[tuple[str, Pending]]:
-        """The messages of a receive; where it is wanted long before its turn in the order of sending, those before it
-        are posted too."""
+    def _received(self, s: Step, line: Line) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a message. Messages are posted in the order in which they are sent, also where this rank wants
+        a later one first."""
+        sender = line.piece.route[0]
         while line.number not in s.posted:
-            self._post(s, line.piece.route[0])
-        return s.posted.pop(line.number)
+            self._post(s, sender)
+        for name, pending in s.posted.pop(line.number):
+            yield name, pending.wait()
+        self._post(s, sender)
 
     def _ranks(self, piece: Piece) -> tuple[int, int]:
         return self._place.ranks[piece.route[0]], self._place.ranks[piece.route[1]]
@@ -189,14 +196,11 @@ class Interpreter:
     def receive_values(self, s: Step, line: Line) -> None:
         arrived = s.arrived[line.piece.target, line.micro_batch]
         meta = s.bounds[line.micro_batch].captured.meta
-        for name, pending in self._posted(s, line):
-            arrived[name] = pending.wait().requires_grad_(meta[name].requires_grad)
-        self._post(s, line.piece.route[0])
+        for name, tensor in self._received(s, line):
+            arrived[name] = tensor.requires_grad_(meta[name].requires_grad)
 
     def receive_gradients(self, s: Step, line: Line) -> None:
-        found = {name: pending.wait() for name, pending in self._posted(s, line)}
-        _add(s.returned[line.piece.target, line.micro_batch], found)
-        self._post(s, line.piece.route[0])
+        _add(s.returned[line.piece.target, line.micro_batch], dict(self._received(s, line)))
 
     def forward(self, s: Step, line: Line) -> None:
         k, m = key = (line.piece.stage, line.micro_batch)
@@ -224,7 +228,9 @@ class Interpreter:
         stage = s.bounds[m].stages[k]
         gives = stage.code.gives[:-1] if stage.code.has_loss else stage.code.gives
         returned = s.returned.pop(key, {})
-        s.owed[key] = owed = run(stage, m, [returned.get(v) for v in gives], s.weights[m])
+        owed = run(stage, m, [returned.get(v) for v in gives], s.weights[m])
+        if s.unsent[key]:
+            s.owed[key] = owed
         s.made.pop(key, None)
         names = s.bounds[m].captured.values
         for b in self._coming[k]:
@@ -238,7 +244,11 @@ class Interpreter:
         self._send(s, line, s.made[line.piece.stage, line.micro_batch])
 
     def send_gradients(self, s: Step, line: Line) -> None:
-        self._send(s, line, s.owed[line.piece.stage, line.micro_batch])
+        key = (line.piece.stage, line.micro_batch)
+        self._send(s, line, s.owed[key])
+        s.unsent[key] -= 1
+        if not s.unsent[key]:
+            del s.owed[key]
 
     def _send(self, s: Step, line: Line, held: Values) -> None:
         source, target = self._ranks(line.piece)

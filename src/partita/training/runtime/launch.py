@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from partita.errors import BadInput
@@ -53,7 +53,7 @@ def launch(spec: Spec, file: PlanFile, program: Program | None, watch: Watch | N
         spec = replace(spec, rendezvous=f"file://{folder}/rendezvous", board=f"{folder}/board")
         board = Board.create(spec.board, ranks)
         told = folder / "spec.json"
-        told.write_text(json.dumps(spec.to_json()))
+        told.write_text(json.dumps(asdict(spec)))
         _remove_traces(Path(spec.out))
         began = time.monotonic()
         workers: list[Process] = []

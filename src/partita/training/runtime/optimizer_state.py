@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.errors import CheckpointError, sentence_of
+from partita.records import record
 from partita.training.runtime.plain_json import from_plain, to_plain
 
 Parameters = Sequence[tuple[str, nn.Parameter]]
@@ -38,9 +39,7 @@ class Group:
 
     parameters: tuple[str, ...]
     values: Mapping[str, Any]  #: lr, weight_decay, betas ..
-    schedule: Any = (
-        None  #: what the scheduler keeps for this group, in the shape of its state; None without a scheduler
-    )
+    schedule: Mapping[str, Any] | None = None  #: what the scheduler keeps for this group; None without a scheduler
 
 
 @dataclass(frozen=True)
@@ -206,61 +205,31 @@ def to_json(state: OptimizerState) -> dict[str, Any]:
 
 
 def from_json(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> OptimizerState:
-    """The state that `to_json` and `flat_tensors` took apart.
-
-    Also of checkpoints written before groups had names, where there was one group. Raises CheckpointError for anything else.
-    """
-    faults = faults_of(value)
-    if faults:
-        raise CheckpointError(f"the optimizer's state is damaged: {faults[0]}", hint="give an earlier checkpoint")
-    groups, scheduler = value["groups"], value["scheduler"]
-    if any("parameters" not in g for g in groups):
-        return _before_names(value, tensors)
-    return OptimizerState(
-        value.get("kind") or "",
-        _nested(tensors),
-        _nested(value["optimizer"]),
-        tuple(Group(tuple(g["parameters"]), g["values"], g["schedule"]) for g in groups),
-        scheduler["kind"] if scheduler else "",
-        scheduler["fields"] if scheduler else {},
-    )
+    """The state that `to_json` and `flat_tensors` took apart. Raises CheckpointError for anything else."""
+    words = words_of(value, "the optimizer's state")
+    kind, fields = (words.scheduler.kind, words.scheduler.fields) if words.scheduler else ("", {})
+    return OptimizerState(words.kind or "", _nested(tensors), _nested(words.optimizer), words.groups, kind, fields)
 
 
-def faults_of(value: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a checkpoint's words on the optimizer."""
-    found = [f"{k} is {value.get(k)!r}" for k, kind in (("kind", str | None), ("optimizer", dict), ("groups", list), ("scheduler", dict | None)) if not isinstance(value.get(k), kind)]  # fmt: skip
-    if found:
-        return found
-    for k, g in enumerate(value["groups"]):
-        named = isinstance(g, dict) and "parameters" in g
-        if not isinstance(g, dict):
-            found.append(f"group {k} is {g!r}")
-        elif named and not (isinstance(g["parameters"], list) and all(isinstance(n, str) for n in g["parameters"])):
-            found.append(f"the parameters of group {k} are {g['parameters']!r}")
-        elif named and not (isinstance(g.get("values"), dict) and isinstance(g.get("schedule"), dict | None)):
-            found.append(f"group {k} has no values")
-    scheduler = value["scheduler"]
-    named = bool(value["groups"]) and isinstance(value["groups"][0], dict) and "parameters" in value["groups"][0]
-    if named and scheduler is not None and not (isinstance(scheduler.get("kind"), str) and isinstance(scheduler.get("fields"), dict)):  # fmt: skip
-        found.append("the scheduler has no kind or no fields")
-    return found
+@dataclass(frozen=True)
+class _Scheduler:
+    kind: str
+    fields: Mapping[str, Any]
 
 
-def _before_names(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> OptimizerState:
-    """A checkpoint of Partita before 0.2: values of groups without their parameters' names, of rank 0 only."""
-    if len(value["groups"]) != 1:
-        raise CheckpointError(
-            f"the checkpoint was written before parameter groups had names: which parameters its {len(value['groups'])} groups hold is not known",
-            hint="load model.safetensors in the job's model, and begin with a fresh optimizer",
-        )
-    common, (schedule,) = _split(value["scheduler"], 1) if value["scheduler"] else ({}, [None])
-    return OptimizerState(
-        value.get("kind") or "", _nested(tensors), _nested(value["optimizer"]), (Group((EVERY,), value["groups"][0], schedule),),
-        "?" if value["scheduler"] else "", common,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Words:
+    """What a checkpoint says of the optimizer beside its tensors."""
+
+    kind: str | None
+    optimizer: Mapping[str, Any]  #: "parameter/field" -> JSON
+    groups: tuple[Group, ...]
+    scheduler: _Scheduler | None
 
 
-EVERY = "*"  #: in place of a parameter's name: all that no other group names
+def words_of(value: Mapping[str, Any], what: str) -> Words:
+    """Raises CheckpointError with every fault."""
+    return record(Words, value, CheckpointError, what, hint="give an earlier checkpoint")
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -326,7 +295,7 @@ def _group_of(group: Mapping[str, Any], name_of: Mapping[int, str], state: Optim
     """How the parameters of one of this optimizer's groups were trained; None where nothing is said of them."""
     names = [name_of[id(p)] for p in group["params"]]
     of = {n: g for g in state.groups for n in g.parameters}
-    found = [(n, of[n if n in of else EVERY]) for n in names if n in of or EVERY in of]
+    found = [(n, of[n]) for n in names if n in of]
     for name, other in found[1:]:
         first_name, first = found[0]
         differing = [k for k in first.values if other.values.get(k) != first.values[k]]
@@ -460,7 +429,7 @@ def _load(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str], state: O
 
 def _restore_scheduler(scheduler: Scheduler, state: OptimizerState, groups: Sequence[Group | None]) -> None:
     kind = type(scheduler).__name__
-    if state.scheduler_kind not in (kind, "?"):
+    if state.scheduler_kind != kind:
         raise CheckpointError(
             f"the checkpoint's scheduler is {state.scheduler_kind}, the job's is {kind}",
             hint="resume with the scheduler that it was trained with, or load model.safetensors in the job's model",

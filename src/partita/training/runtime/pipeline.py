@@ -93,8 +93,8 @@ class Pipeline:
         self._square = None
         self.last = self._interpreter(batch)
         result = self.last.step(batch, self.deployment.micro_batch_size, step, self._job.seed)
-        if not self.deployment.stages:  # an idle rank may keep what no stage reads, and its schedule goes on
-            self.update()
+        if not self.deployment.stages:
+            self.update()  # a rank without work has no UPDATE; what it holds of optimizer and scheduler goes along
         return replace(result, loss=self._whole_loss(result.loss))
 
     def deploy(self, plan: PipelinePlan) -> None:
@@ -196,7 +196,10 @@ class Pipeline:
     def _own_square(self) -> Tensor:
         """The part of the squared norm that this rank answers for: a parameter of several ranks counts once."""
         grads = [p.grad for n, p in self.parameters if p.grad is not None and n in self.deployment.counted]
-        return sum((g.double().square().sum() for g in grads), torch.zeros((), dtype=torch.float64))
+        return sum(
+            (g.double().square().sum() for g in grads),
+            torch.zeros((), dtype=torch.float64, device=self._transport.device),
+        )
 
     def _clip(self, most: float) -> None:
         """As torch.nn.utils.clip_grad_norm_ does for a model in one piece."""

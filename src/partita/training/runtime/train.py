@@ -50,7 +50,7 @@ def train(session: Session) -> Progress:
             result = engine.step(turn.batch, turn.done.step - 1)
             board.end_step(rank, result.loss, result.step_s)
             record.write(turn.done.step, result.loss, result.step_s)
-            traces = _with_trace(traces, session, engine, turn.batch, result.step_s, first=progress == began)
+            traces = with_trace(traces, session, engine, turn.batch, result.step_s, first=progress == began)
             progress = turn.done
             store.after(progress)
             if stop_after(progress.step, result.step_s):
@@ -67,8 +67,8 @@ def train(session: Session) -> Progress:
     return progress
 
 
-def _with_trace(
-    traces: list[Trace], session: Session, engine: Engine, batch: Batch, step_s: float, *, first: bool
+def with_trace(
+    traces: list[Trace], session: Session, engine: Engine | None, batch: Batch, step_s: float, *, first: bool
 ) -> list[Trace]:
     """The traces with this step's, where it is one of a full batch and not the first, which is slow."""
     if first or not isinstance(engine, Pipeline) or not engine.last or batch_size(batch) != session.full_batch:

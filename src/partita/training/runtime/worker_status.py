@@ -18,7 +18,7 @@ import numpy.typing as npt
 from partita.nouns.program import Program
 
 STATES = ("starting", "joining the others", "building its stage", "running", "saving a checkpoint", "done")
-_PID, _STATE, _STEP, _INSTRUCTION, _LOSS, _STEP_S, _BEAT, _STOP, _SAMPLES, _BOOT, _STARTED = range(11)
+_PID, _STATE, _STEP, _INSTRUCTION, _LOSS, _STEP_S, _STOP, _SAMPLES, _BOOT, _STARTED = range(10)
 _WORDS = 16
 _NEVER = np.iinfo(np.int64).max
 
@@ -33,7 +33,6 @@ class Row:
     instruction: int  #: -1: between instructions
     loss: float
     step_s: float
-    beat_s: float  #: time.monotonic() of its last state or step
     samples: int  #: in the batch of this step: another number of micro-batches is another program
     stop_after: int | None  #: the step after which all ranks are to stop, where that was asked for
     boot: int  #: of which start of which machine its process is one
@@ -72,7 +71,6 @@ class Board:
             int(w[_INSTRUCTION]),
             float(f[_LOSS]),
             float(f[_STEP_S]),
-            float(f[_BEAT]),
             int(w[_SAMPLES]),
             None if stop == _NEVER else stop,
             int(w[_BOOT]),
@@ -85,7 +83,6 @@ class Board:
     def enter(self, rank: int, state: str, pid: int = 0) -> None:
         self._words[rank, _STATE] = STATES.index(state)
         self._words[rank, _INSTRUCTION] = -1
-        self._floats[rank, _BEAT] = time.monotonic()
         if pid:
             self._words[rank, _PID], self._words[rank, _BOOT] = pid, this_boot()
             self._floats[rank, _STARTED] = time.monotonic()
@@ -93,7 +90,6 @@ class Board:
     def begin_step(self, rank: int, step: int, samples: int = 0) -> None:
         self._words[rank, _SAMPLES] = samples
         self._words[rank, _STEP] = step
-        self._floats[rank, _BEAT] = time.monotonic()
 
     def end_step(self, rank: int, loss: float, step_s: float) -> None:
         self._words[rank, _INSTRUCTION] = -1
