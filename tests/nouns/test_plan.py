@@ -18,7 +18,7 @@ from partita.errors import BadInput, InternalError, PlanError
 from partita.files import dump_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import GraphPlan, PlanFile, Verdict, checked_bound, plan_from_json
@@ -160,3 +160,10 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
     if found is not None:
         assert found.plan.check(found.graph, found.cluster) == []
         assert found.costs.check(found.graph) == []
+
+
+def test_given_orders_for_more_micro_batches_than_they_hold_are_refused_at_once() -> None:
+    """A file may ask for 10^308 of them: nothing is counted by micro-batch then."""
+    orders = {"cpu0": (Slot("F", 0, 0), Slot("B", 0, 0))}
+    plan = PipelinePlan(CHAIN.fingerprint, (Stage(("f0", "f1", "f2"), ("cpu0",)),), 10**308, 1, "given", orders)
+    assert "its orders hold 2 slots" in plan.check(CHAIN, CLUSTER)[0]

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-import partita
-
 #: Calls that only look at their first argument, or copy it: they are done with whoever makes what they look at.
 VIEWS = frozenset(("view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "select", "slice", "alias", "detach", "flatten", "unflatten", "getitem", "split", "split_with_sizes", "chunk", "unbind", "contiguous", "as_strided", "movedim", "swapaxes", "narrow", "unsafe_split", "unsafe_chunk", "view_as", "expand_as", "reshape_as", "numpy_T", "mT", "diagonal", "tensor_split", "hsplit", "vsplit", "dsplit"))  # fmt: skip
 
@@ -139,10 +137,10 @@ def module_path(node: fx.Node) -> str:
 
 def users_line(node: fx.Node) -> str:
     """' at FILE:LINE (code)' of the line of the user's model that made a node; empty where it is unknown."""
-    own = (torch.__path__[0], str(Path(partita.__file__).parent))
+    libraries = (torch.__path__[0], str(Path(__file__).parents[2]))
     lines = [s.strip() for s in str(node.meta.get("stack_trace", "")).splitlines()]
     for at in range(len(lines) - 1, -1, -1):
-        if lines[at].startswith('File "') and not any(folder in lines[at] for folder in own):
+        if lines[at].startswith('File "') and not any(own in lines[at] for own in libraries):
             file, _, rest = lines[at].removeprefix('File "').partition('", line ')
             code = lines[at + 1] if at + 1 < len(lines) and not lines[at + 1].startswith("File ") else ""
             return f" at {file}:{rest.partition(',')[0]}" + (f" ({code})" if code else "")
