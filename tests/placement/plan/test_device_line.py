@@ -173,10 +173,10 @@ def test_parts_that_take_no_time_are_left_as_they_are():
 
 
 def test_the_bound_knows_how_many_fast_devices_there_are():
-    """Before: every unit's own least load on the fastest device, 31 to 189 % below the plans for BERT."""
+    """Before: shares of all work, or every unit alone on the fastest device; BERT had gaps of 31 and 53 %."""
     problem = chain(30, 60, "sum")
     verdict = plan_contiguous(problem, budget_s=2.0).verdict
-    assert verdict.gap < 0.05
+    assert verdict.gap < 0.02  # 0.03 before
     assert verdict.bound == EASED
 
 
@@ -193,6 +193,6 @@ def test_replicas_on_unlike_devices_are_bounded_by_the_best_devices():
 
 def _planned(problem: PlacementProblem):
     try:
-        return plan_contiguous(problem, budget_s=0.2)
+        return plan_contiguous(problem, budget_s=0.02)
     except Infeasible:
         return None

@@ -92,7 +92,7 @@ def test_a_narrow_graph_is_planned_within_a_few_percent(monkeypatch: pytest.Monk
     monkeypatch.setattr(free, "MOST_TO_PROVE", 0)
     problem = layers(20, 3)
     first, again = (plan_free(problem, budget_s=1.0) for _ in range(2))
-    assert first.verdict.gap < 0.06
+    assert first.verdict.gap < 0.02  # 0.048 without prices
     assert first.plan == again.plan
     monkeypatch.setattr(set_prices, "MOST_STATES", 1)
     assert SetPrices.of(load_model(problem), 100.0) is None
