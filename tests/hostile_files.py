@@ -11,7 +11,7 @@ import random
 import re
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +228,9 @@ def _placement_plan(folder: Path) -> bytes:
     graph, cluster = training_chain(2), Cluster.uniform(2, rate_bytes_per_s=1.0)
     where = ["cpu0", "cpu1", "cpu1", "cpu0"]
     problem = PlacementProblem(graph, cluster, given_costs(graph), np.ones(4))
-    return PlanFile(placed(graph, where), VERDICT, problem).write(folder / "p").read_bytes()
+    return (
+        PlanFile(placed(graph, where), replace(VERDICT, objective="latency"), problem).write(folder / "p").read_bytes()
+    )
 
 
 def _read_plan(path: Path) -> object:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from partita.errors import BadInput
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
-from partita.nouns.graph import SharedParameter, Task, TaskGraph
+from partita.nouns.graph import Phase, SharedParameter, Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.plan import Verdict
@@ -82,13 +82,16 @@ def graphs(draw: st.DrawFn, most: int = 8) -> TaskGraph:
     n = draw(st.integers(1, most))
     ids = draw(st.lists(names, min_size=n, max_size=n, unique=True))
     rank = draw(st.permutations(range(n)))
+    phase: dict[str, Phase] = {i: draw(st.sampled_from(["forward", "backward", "update", "stage"])) for i in ids}
+    forward = [i for i in ids if phase[i] in ("forward", "stage")]
+    owners = st.none() | st.sampled_from(forward) if forward else st.none()
     tasks = [
         Task(
             i,
             draw(names),
-            draw(st.sampled_from(["forward", "backward", "update", "stage"])),
+            phase[i],
             draw(st.none() | st.sampled_from(["g", "h"])),
-            draw(st.none() | st.sampled_from(ids)),
+            draw(owners),
             draw(amounts),
             draw(amounts),
         )
@@ -100,7 +103,8 @@ def graphs(draw: st.DrawFn, most: int = 8) -> TaskGraph:
         for _ in range(draw(st.integers(0, 2))):
             readers = draw(st.lists(st.sampled_from(later), unique=True)) if later else []
             tensors.append((ids[u], draw(amounts), [ids[v] for v in readers]))
-    shared = [SharedParameter(draw(names), draw(amounts), tuple(draw(st.lists(st.sampled_from(ids), unique=True))))]
+    readers = tuple(draw(st.lists(st.sampled_from(forward), unique=True))) if forward else ()
+    shared = [SharedParameter(draw(names), draw(amounts), readers)]
     return TaskGraph.build(draw(names), tasks, tensors, shared if draw(st.booleans()) else [])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 from pathlib import Path
 
 import pytest
+from pipeline.report.sample_run import make_plan
 
 from partita.cli import main
 from partita.nouns.cluster import Cluster, Device, Link
@@ -15,6 +17,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile, Sample
+from partita.simulate.schedules import device_orders
 
 DATA = Path(os.environ.get("PARTITA_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 GRAPHS = DATA / "graphs"
@@ -198,3 +201,11 @@ def test_published_graphs_reach_the_known_optimum(capsys, name, optimum):
     assert code == 0
     assert d["value_s"] * 1e3 == pytest.approx(optimum, rel=1e-5)
     assert d["bound"] == "exact"
+
+
+def test_a_plan_with_given_orders_is_explained_and_reported(tmp_path, capsys):
+    file = make_plan(2, 4, 4)
+    plan = dataclasses.replace(file.plan, schedule="given", orders=device_orders(file.plan))
+    PlanFile(plan, file.verdict, file.problem).write(tmp_path / "plan.json")
+    for words in (["explain", str(tmp_path / "plan.json")], ["report", str(tmp_path)]):
+        assert main([*words, "--json"]) == 0, capsys.readouterr().err

@@ -25,7 +25,8 @@ TIMES = st.floats(0, 1e9)
 def tables(draw: st.DrawFn) -> tuple[TaskGraph, CostTable]:
     graph = draw(graphs(most=4))
     sources = st.sampled_from(["measured", "predicted", "given"])
-    estimate = st.builds(Estimate, TIMES, TIMES, TIMES | st.just(math.inf), sources)
+    interval = st.tuples(TIMES, TIMES, TIMES | st.just(math.inf)).map(sorted)
+    estimate = st.builds(lambda x, source: Estimate(x[1], x[0], x[2], source), interval, sources)
     first = st.lists(estimate, min_size=2, max_size=2)
     rows = draw(st.lists(first, min_size=len(graph), max_size=len(graph)))
     rows[0][1] = Estimate(math.inf, math.inf, math.inf, "given")  # a task that runs on one kind only

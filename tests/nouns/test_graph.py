@@ -78,7 +78,7 @@ def test_all_faults_are_told_at_once() -> None:
         TaskGraph.build("g", tasks, [("a", math.nan, ["b"])], shared)
     for fault in (
         "task id 'a' is used twice", "unknown phase 'sideways'", "'b' has parameter_bytes = -1", "unknown task 'x'",
-        "'d' has activation_bytes = nan", "'d' has group = 7", "a tensor of task 'a' has nan bytes", "unknown task 'z'",
+        "'d' has activation_bytes = nan", "'d' has group = 7", "a tensor of task 'a' has nan bytes", "'w' names 'z', which is no forward task",
         "shared parameter 'w' has inf bytes",
     ):  # fmt: skip
         assert fault in str(caught.value)
@@ -86,7 +86,7 @@ def test_all_faults_are_told_at_once() -> None:
 
 def test_a_circle_is_named() -> None:
     tasks = [Task(i) for i in "abcde"]
-    with pytest.raises(GraphError, match=r"circle: (b -> c -> d -> b|c -> d -> b -> c|d -> b -> c -> d)$"):
+    with pytest.raises(GraphError, match=r"circle: (b -> c -> d -> b|c -> d -> b -> c|d -> b -> c -> d)\. hint"):
         TaskGraph.build("g", tasks, [("a", 1, ["b"]), ("b", 1, ["c"]), ("c", 1, ["d"]), ("d", 1, ["b", "e"])])
 
 

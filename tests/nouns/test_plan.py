@@ -18,7 +18,7 @@ from partita.errors import BadInput, InternalError, PlanError
 from partita.files import dump_json, write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import Task, TaskGraph
-from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import GraphPlan, PlanFile, Verdict, checked_bound, plan_from_json
@@ -33,7 +33,7 @@ def plan_file(plan: GraphPlan = PIPELINE) -> PlanFile:
         return PlanFile(plan, VERDICT, PipelineProblem(CHAIN, CLUSTER, given_costs(CHAIN), "job.py:job", 64, 8))
     held = np.arange(len(CHAIN), dtype=np.float64)
     problem = PlacementProblem(CHAIN, CLUSTER, given_costs(CHAIN), held, source="chain", bandwidth_bytes_per_s=1e9)
-    return PlanFile(plan, VERDICT, problem)
+    return PlanFile(plan, dataclasses.replace(VERDICT, objective="latency"), problem)
 
 
 @pytest.mark.parametrize("plan", [PIPELINE, placed(CHAIN, ["cpu0", "cpu1", "cpu1", "cpu4", "cpu4", "cpu0"])])
@@ -42,7 +42,7 @@ def test_a_file_gives_back_the_plan_and_its_problem(tmp_path: Path, plan: GraphP
     assert again.plan == plan
     assert (again.graph.fingerprint, again.cluster) == (CHAIN.fingerprint, CLUSTER)
     np.testing.assert_array_equal(again.costs.seconds, given_costs(CHAIN).seconds)
-    assert again.verdict == VERDICT
+    assert again.verdict == plan_file(plan).verdict
     assert again.problem.shown() == plan_file(plan).problem.shown()
 
 
@@ -160,3 +160,10 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
     if found is not None:
         assert found.plan.check(found.graph, found.cluster) == []
         assert found.costs.check(found.graph) == []
+
+
+def test_given_orders_for_more_micro_batches_than_they_hold_are_refused_at_once() -> None:
+    """A file may ask for 10^308 of them: nothing is counted by micro-batch then."""
+    orders = {"cpu0": (Slot("F", 0, 0), Slot("B", 0, 0))}
+    plan = PipelinePlan(CHAIN.fingerprint, (Stage(("f0", "f1", "f2"), ("cpu0",)),), 10**308, 1, "given", orders)
+    assert "its orders hold 2 slots" in plan.check(CHAIN, CLUSTER)[0]

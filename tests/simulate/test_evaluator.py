@@ -162,10 +162,11 @@ def test_plans_of_one_shape_cost_a_fraction_of_lowering_them() -> None:
     assert quick < 0.2 * (time.process_time() - began)
 
 
-def test_a_task_that_cannot_run_takes_for_ever() -> None:
+@pytest.mark.parametrize("fair", [False, True])
+def test_a_task_that_cannot_run_takes_for_ever(fair: bool) -> None:
     graph = TaskGraph.build("two", [Task("a"), Task("b")], [("a", 1.0, ["b"])])
     costs = CostTable.given(("cpu", "gpu"), [[1.0, 2.0], [math.inf, 1.0]], [math.nan])
-    cluster = Cluster((Device("cpu0", "cpu"), Device("gpu0", "gpu")), (), Link("", "", 1.0))
+    cluster = Cluster((Device("cpu0", "cpu"), Device("gpu0", "gpu")), (), Link("", "", 1.0, fair=fair))
     problem = PlacementProblem(graph, cluster, costs, np.zeros(2))
     on = {d: PlacementPlan(graph.fingerprint, {"a": "cpu0", "b": d}) for d in ("cpu0", "gpu0")}
     assert Evaluator(problem).estimate(on["cpu0"]).seconds == math.inf

@@ -17,7 +17,15 @@ from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot, Stage
 from partita.nouns.program import Op
 from partita.simulate.lower import lower
-from partita.simulate.schedules import device_orders, gpipe, in_flight_of, one_forward_one_backward, slots, unit_ends
+from partita.simulate.schedules import (
+    device_orders,
+    gpipe,
+    held_of,
+    in_flight_of,
+    one_forward_one_backward,
+    slots,
+    unit_ends,
+)
 from partita.simulate.simulator import durations, simulate
 
 schedules = st.sampled_from(["1f1b", "gpipe"])
@@ -185,6 +193,15 @@ def test_any_devices_for_any_stages_and_any_shares_run_through(
 def test_an_unknown_schedule_is_told() -> None:
     with pytest.raises(PlanError, match=r"unknown schedule '2f2b'\. hint: known: 1f1b, gpipe"):
         slots("2f2b", [1], 1, 1)  # type: ignore[arg-type]
+
+
+def test_what_given_orders_hold_is_counted() -> None:
+    """What a backward keeps for the weights stays until their part; a stage without a backward holds one."""
+    a = tuple(Slot(part, 0, m) for part, m in (("F", 0), ("F", 1), ("B", 0), ("F", 2), ("W", 0), ("B", 1), ("B", 2)))
+    b = tuple(Slot("F", 1, m) for m in range(3))
+    plan = PipelinePlan("", (Stage(("a",), ("x",)), Stage(("b",), ("y",))), 3, 1, "given", {"x": a, "y": b})
+    assert held_of(plan) == (3, 1)
+    assert held_of(PipelinePlan("", (Stage(("a",), ("x", "y")), Stage(("b",), ("z",))), 8, 3, "1f1b")) == (2, 1)
 
 
 def test_over_a_shared_medium_a_stage_that_trains_nothing_leaves_no_hole_in_the_order_of_messages() -> None:

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from partita import __version__
 from partita.cli.talk import Talk
@@ -67,11 +67,17 @@ def _say_anything() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the words of a command as other errors are said: a sentence, a hint, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"partita: {message}. hint: {self.prog} --help\n")
+
+
 def _parser(called: Sequence[str]) -> argparse.ArgumentParser:
     """The parser; only the verb that is called gets its own arguments, the others only a line of help."""
-    parser = argparse.ArgumentParser(
-        prog="partita", description="Split deep-learning work over machines, provably well."
-    )
+    parser = _Parser(prog="partita", description="Split deep-learning work over machines, provably well.")
     parser.add_argument("--version", action="version", version=f"partita {__version__}")
     _add_verbs(parser, "verb", VERBS, "partita.cli", called)
     return parser

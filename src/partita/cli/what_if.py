@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partita.errors import PartitaError
+from partita.errors import InternalError, PartitaError
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.pipeline_problem import PipelineProblem, Wish
@@ -48,6 +48,8 @@ def answers(file: PlanFile, budget_s: float = 3.0) -> list[Answer]:
 def _answer(change: str, plan: Callable[[], PlanFile]) -> Answer:
     try:
         file = plan()
+    except InternalError:
+        raise
     except PartitaError:
         return Answer(change, math.nan, math.nan, 0)
     verdict = file.verdict

@@ -124,6 +124,15 @@ class CostTable:
             f"task {ids[i]!r} takes {self.seconds[i, k]} s on {self.kinds[k]!r}"
             for i, k in np.argwhere(~((self.seconds >= 0) & ((self.seconds <= MOST_SECONDS) | np.isinf(self.seconds))))
         ]
+        rounded = 1e-9 * np.where(
+            np.isfinite(self.seconds), self.seconds, 0.0
+        )  # what scaling an interval may shift it by
+        inside = (self.low >= 0) & (self.low <= self.seconds + rounded) & (self.seconds <= self.high + rounded)
+        apart = np.isfinite(self.seconds) & ~inside
+        faults += [
+            f"task {ids[i]!r} takes {self.seconds[i, k]} s on {self.kinds[k]!r}, from {self.low[i, k]} to {self.high[i, k]}"
+            for i, k in np.argwhere(apart)
+        ]
         faults += [
             f"task {ids[i]!r} can run on no kind of device" for i in np.flatnonzero(np.isinf(self.seconds).all(axis=1))
         ]

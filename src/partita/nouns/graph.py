@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -222,11 +223,19 @@ class TaskGraph:
             for t in self.tasks
             if isinstance(t.of, str) and t.of not in self.index
         ]
+        forward = {t.id for t in self.tasks if t.phase not in ("backward", "update")}
         faults += [
-            f"shared parameter {s.name!r} names the unknown task {t!r}"
+            f"shared parameter {s.name!r} names {t!r}, which is no forward task"
             for s in self.shared
             for t in s.tasks
-            if t not in self.index
+            if t not in forward
+        ]
+        names = Counter(s.name for s in self.shared)
+        faults += [f"shared parameter {n!r} is given {times} times" for n, times in names.items() if times > 1]
+        faults += [
+            f"task {t.id!r} belongs to {t.of!r}, which is no forward task"
+            for t in self.tasks
+            if t.of in self.index and t.of not in forward
         ]
         faults += [
             f"shared parameter {s.name!r} has {s.size_bytes} bytes"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 from partita.errors import PlanError
@@ -57,7 +57,8 @@ class Stage:
         return self.devices[turn[micro_batch % len(turn)]]
 
 
-def dealt(shares: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=1024)
+def dealt(shares: tuple[int, ...]) -> tuple[int, ...]:
     """[sum of shares] who comes next: smooth weighted round robin. O(sum x shares).
 
     >>> dealt((2, 2, 1))
@@ -111,7 +112,12 @@ class PipelinePlan:
             return [f"it was made for graph {self.graph}, this is graph {graph.fingerprint}"]
         wanted = {t.id for t in graph.tasks if t.phase in ("forward", "stage")}
         faults = [fault for k, s in enumerate(self.stages) for fault in _stage_faults(k, s)]
-        faults += pairing("task", [t for s in self.stages for t in s.tasks], wanted, all_needed=True)
+        faults += pairing("task", [t for s in self.stages for t in s.tasks], wanted, missing="is in no stage")
+        faults += [
+            f"task {t.id!r} of phase {t.phase} belongs to no forward task, so no stage runs it"
+            for t in graph.tasks
+            if t.id not in wanted and (t.of not in wanted or t.phase == "transfer")
+        ]
         faults += [f"unknown device {d!r}" for d in sorted(set(self.devices) - set(cluster.by_name))]
         if self.micro_batches < 1 or self.in_flight < 1:
             faults.append(
@@ -148,6 +154,9 @@ class PipelinePlan:
             return []
         backward = {t.of for t in graph.tasks if t.phase == "backward"}
         trains = [not backward.isdisjoint(s.tasks) for s in self.stages]
+        told_of, least = sum(map(len, self.orders.values())), self.micro_batches * (len(trains) + sum(trains))
+        if told_of < least:  # a file may ask for 1e308: nothing is counted by micro-batch before
+            return [f"its orders hold {told_of} slots; {self.micro_batches} micro-batches need {least}"]
         faults: list[str] = []
         for device in sorted({*self.devices, *self.orders}):
             told = self.orders.get(device, ())
@@ -193,13 +202,12 @@ def _slot_words(s: Slot) -> str:
     return f"{s.part} of stage {s.stage} on micro-batch {s.micro_batch}"
 
 
-def pairing(what: str, used: list[str], known: set[str], *, all_needed: bool) -> list[str]:
-    """Names used twice, names unknown, and (where all are needed) names missing."""
+def pairing(what: str, used: list[str], known: set[str], *, missing: str) -> list[str]:
+    """Names used twice, names unknown, and names missing: `missing` says how."""
     faults = (
         [f"{what} {n!r} is used {used.count(n)} times" for n in sorted({n for n in used if used.count(n) > 1})]
         if len(set(used)) < len(used)
         else []
     )
     faults += [f"unknown {what} {n!r}" for n in sorted(set(used) - known)]
-    missing = sorted(known - set(used)) if all_needed else []
-    return faults + [f"{what} {n!r} is in no stage" for n in missing]
+    return faults + [f"{what} {n!r} {missing}" for n in sorted(known - set(used))]

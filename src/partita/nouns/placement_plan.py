@@ -29,7 +29,7 @@ class PlacementPlan:
         """
         if self.graph != graph.fingerprint:
             return [f"it was made for graph {self.graph}, this is graph {graph.fingerprint}"]
-        faults = pairing("task", list(self.placement), {t.id for t in graph.tasks}, all_needed=True)
+        faults = pairing("task", list(self.placement), {t.id for t in graph.tasks}, missing="is placed nowhere")
         faults += [f"unknown device {d!r}" for d in sorted(set(self.placement.values()) - set(cluster.by_name))]
         groups: dict[str, set[str]] = {}
         for t in graph.tasks:

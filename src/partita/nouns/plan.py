@@ -63,7 +63,10 @@ class Verdict:
         what, hint = "the plan's verdict", "make the plan again"
         verdict = record(Verdict, value, PlanError, what, hint=hint)
         seconds = {k: getattr(verdict, k) for k in ("value_s", "lower_bound_s", "seconds_spent")}
+        seconds |= dict(verdict.compared_s)
         faults = [f"{k} is {v}" for k, v in seconds.items() if not (math.isfinite(v) and v >= 0)]
+        if not faults and verdict.lower_bound_s > verdict.value_s * (1 + 1e-9):
+            faults.append(f"its lower bound {verdict.lower_bound_s} is above its value {verdict.value_s}")
         refuse(PlanError, faults, what, hint=hint)
         return verdict
 
@@ -167,6 +170,12 @@ def read_plan(path: str | Path) -> PlanFile | OffloadFile:
         raise PlanError(f"{path}: {error.message}", hint=error.hint) from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(f"{path} is damaged: {type(error).__name__}: {error}", hint="make the plan again") from error
+    asked = _ASKED[problem.kind]
+    if verdict.objective not in asked:
+        raise PlanError(
+            f"{path}: the objective is {verdict.objective}; for a {problem.kind} it is {' or '.join(asked)}",
+            hint="make the plan again",
+        )
     if isinstance(plan, OffloadPlan) and isinstance(problem, OffloadProblem):
         refuse(PlanError, plan.check(problem), str(path), hint="plan again for these jobs")
         return OffloadFile(plan, verdict, problem)
@@ -180,6 +189,10 @@ def read_plan(path: str | Path) -> PlanFile | OffloadFile:
     return PlanFile(plan, verdict, problem)
 
 
+#: Kind of problem -> what can be asked of it.
+_ASKED: Mapping[str, tuple[Objective, ...]] = MappingProxyType(
+    {"pipeline": ("step",), "placement": ("throughput", "latency"), "offload": ("makespan",)}
+)
 _PLANS: Mapping[str, Callable[[Mapping[str, Any]], Plan]] = MappingProxyType(
     {p.kind: p.from_json for p in (PipelinePlan, PlacementPlan, OffloadPlan)}
 )

@@ -16,7 +16,7 @@ from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.stage_memory import stage_memory
-from partita.simulate.schedules import in_flight_of
+from partita.simulate.schedules import held_of
 from partita.simulate.segments import segments
 
 
@@ -42,8 +42,7 @@ def stage_rows(file: PlanFile) -> list[StageRow]:
     plan = file.plan
     if not isinstance(plan, PipelinePlan):
         return []
-    held = in_flight_of(plan.schedule, [s.replicas for s in plan.stages], plan.micro_batches, plan.in_flight)
-    rows = [_row(file, k, s, -(-h // s.replicas)) for k, (s, h) in enumerate(zip(plan.stages, held, strict=True))]
+    rows = [_row(file, k, s, h) for k, (s, h) in enumerate(zip(plan.stages, held_of(plan), strict=True))]
     total = sum(r.forward_s + r.backward_s for r in rows) or 1.0
     return [replace(r, share=(r.forward_s + r.backward_s) / len(r.devices) / total) for r in rows]
 

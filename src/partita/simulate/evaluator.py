@@ -10,6 +10,7 @@ Pipelines of one shape (which devices serve which stages, what crosses, schedule
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -120,6 +121,8 @@ class _Placements:
     def placed_s(self, where: IntArray, order: IntArray) -> float:
         if not self._shared:
             return float(makespan(self._facts, where, order, self._scratch))
+        if np.isinf(self._facts.seconds[np.arange(len(where)), self._facts.class_of[where]]).any():
+            return math.inf
         graph, devices = self.problem.graph, self.problem.cluster.devices
         orders: dict[str, list[str]] = {}
         for i in order.tolist():

@@ -90,7 +90,7 @@ class _Lowering:
     @cached_property
     def orders(self) -> Mapping[str, Sequence[Slot]]:
         orders = device_orders(self.plan)
-        return {d: orders[d] for d in self.plan.devices}
+        return {d: orders.get(d, ()) for d in self.plan.devices}
 
     @cached_property
     def crossing(self) -> tuple[Boundary, ...]:

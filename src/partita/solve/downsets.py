@@ -192,18 +192,13 @@ def thinned(states: StateSequence, done: FloatArray, sent: FloatArray, most: int
     return states.only(np.flatnonzero(keep))
 
 
-def augmented_antichain(units: Units, members: Words) -> list[int]:
-    """The augmented antichain of a downset: its last units, and those before them that are still read behind it.
-
-    Both are the units of the downset that a unit behind it waits for; and, where nothing waits for it, a last unit.
-    """
-    inside = np.flatnonzero(np.unpackbits(members.view(np.uint8), bitorder="little")[: len(units)])
-    within = set(inside.tolist())
-    return [
-        int(u)
-        for u in inside
-        if len(units.after.row(int(u))) == 0 or any(int(v) not in within for v in units.after.row(int(u)))
-    ]
+@compiled
+def contains(members: Words, i: int, j: int) -> bool:
+    """Whether state j contains state i."""
+    more = np.uint64(0)
+    for w in range(members.shape[1]):
+        more |= members[i, w] & ~members[j, w]
+    return bool(more == np.uint64(0))
 
 
 @compiled

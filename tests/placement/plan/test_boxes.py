@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.plan.boxes import Cover, closed_in
-from partita.placement.plan.contiguous_plan import plan_contiguous
+from partita.placement.plan.contiguous_plan import BOXES, plan_contiguous
 from partita.placement.plan.cut_pool import CutPool
 from partita.placement.plan.replicated import ReplicatedStage, Replication, best_stages
 from partita.placement.plan.throughput import Work
@@ -133,3 +135,15 @@ def test_cells_too_many_to_enumerate_are_closed_in(devices):
     verdict = plan_contiguous(problem, budget_s=30.0).verdict  # it ends when the gap is closed
     share = float(problem.costs.seconds.sum()) / devices
     assert share * (1 - 1e-9) <= verdict.lower_bound_s <= verdict.value_s <= 1.002 * verdict.lower_bound_s
+
+
+def test_the_clock_does_not_choose_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = cells(8, 6, 6, 8)
+    first = plan_contiguous(problem, budget_s=0.5)
+    late = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0 * next(late))
+    monkeypatch.setattr(time, "perf_counter", lambda: 100.0 * next(late))
+    again = plan_contiguous(problem, budget_s=0.5)
+    assert again.plan == first.plan
+    assert again.verdict.lower_bound_s == first.verdict.lower_bound_s
+    assert first.verdict.bound == BOXES

@@ -227,6 +227,16 @@ def test_annealing_finds_room_where_the_start_has_none() -> None:
     assert model.fits(anneal(model, start, units=1e5, seed=0))
 
 
+def test_annealing_ends_where_nothing_is_left_to_do() -> None:
+    """A task that takes no time on one device: the value reaches zero, by which nothing may be divided."""
+    graph = TaskGraph.build("one", [Task("a")], [])
+    costs = CostTable.given(("acc", "cpu"), [[1.0, 0.0]], [])
+    problem = PlacementProblem(
+        graph, Cluster((Device("x", "acc"), Device("y", "cpu"))), costs, np.zeros(1), "sum", frozenset({"acc"})
+    )
+    assert plan_free(problem, budget_s=0.1).verdict.value_s == 0.0
+
+
 def test_annealing_stops_when_told_to() -> None:
     problem = layered(60, 4)
     model = load_model(problem)
@@ -321,7 +331,7 @@ def test_without_ortools_it_still_plans_with_a_bound(monkeypatch: pytest.MonkeyP
     problem = layered(40, 4, seed=1)
     verdict = plan_free(problem, budget_s=0.3).verdict
     assert 0 < verdict.lower_bound_s <= verdict.value_s < 1.2 * verdict.lower_bound_s
-    assert verdict.bound in ("linear relaxation", "pigeonhole", "minimum cut")
+    assert verdict.bound in ("linear relaxation", "pigeonhole", "minimum cut", "priced sets")
     with pytest.raises(MissingDependency, match="OR-tools"):
         plan_free(problem, method="program", budget_s=0.1)
 

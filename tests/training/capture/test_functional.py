@@ -189,3 +189,11 @@ def test_small_graph_by_hand() -> None:
     (result,) = code(batch)
     assert result.tolist() == [[2, 2, 2], [0, 0, 0]]
     assert torch.equal(batch, torch.ones(2, 3))  # the caller's tensor is left alone
+
+
+def test_an_error_names_no_line_of_ours() -> None:
+    """A model out of torch's own modules has no line of the user's."""
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.5), nn.Flatten(), nn.Linear(8, 3))
+    batch = torch.randint(0, 10, (4, 2)), torch.randint(0, 3, (4,))
+    with pytest.raises(CaptureError, match=r"its own parameter '0.weight'\. hint"):
+        capture(model, nn.functional.cross_entropy, batch)

@@ -84,7 +84,7 @@ def _plan_line(story: Story) -> str:
     if not isinstance(plan, PipelinePlan):
         used = devices_used(story)
         return f"{count(len(plan.placement))} tasks placed on {many(used, 'device')}, by {story.plan.verdict.method}." if story.plan and plan else ""  # fmt: skip
-    name = {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule]
+    name = {"1f1b": "1F1B", "gpipe": "GPipe", "given": "in a given order"}[plan.schedule]
     return (
         f"{many(len(plan.stages), 'stage')} on {many(len(plan.devices), 'device')}, "
         f"{many(plan.micro_batches, 'micro-batch', 'micro-batches')}, at most {plan.in_flight} in flight, {name}."

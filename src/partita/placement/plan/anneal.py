@@ -261,7 +261,7 @@ def _anneal(net: Net, s: State, units: int, seed: int, hot: float, cold: float, 
     before = np.zeros(6)
     tries = 4 * devices + 16
     spent, step, stamp = 0, 0, 0
-    while spent < units and stop[0] == 0:
+    while spent < units and stop[0] == 0 and best > 0.0:
         step += 1
         spent += STEP_UNITS
         if step % REBUILD == 0:

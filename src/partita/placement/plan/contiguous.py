@@ -20,7 +20,7 @@ import numpy as np
 from partita.nouns.graph import FloatArray, IntArray
 from partita.placement.plan.throughput import Bools, Int8Array, Int32Array, Part, Work, vectors
 from partita.solve.compiled import compiled
-from partita.solve.downsets import StateSequence
+from partita.solve.downsets import StateSequence, contains
 from partita.solve.units import Words
 
 
@@ -99,12 +99,7 @@ def _least_worst(
                         continue
                     if seen[j] != i:
                         seen[j] = i
-                        inside = True
-                        for w in range(words):
-                            if members[i, w] & ~members[j, w] != zero:
-                                inside = False
-                                break
-                        holds[j] = inside
+                        holds[j] = contains(members, i, j)
                     if not holds[j]:
                         continue
                     if pays[t]:

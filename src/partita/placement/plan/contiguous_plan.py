@@ -28,7 +28,7 @@ from partita.placement.plan.boxes import closed_in
 from partita.placement.plan.coarse import coarser_states
 from partita.placement.plan.contiguous import exact_chain
 from partita.placement.plan.device_limit import MOST_REPLICATING, expect_at_most, useful
-from partita.placement.plan.device_line import best_line_up, too_many_types
+from partita.placement.plan.device_line import best_line_up, eased, eased_line_ups, too_many_types
 from partita.placement.plan.from_arrays import device_numbers, placement_plan, simulated_s
 from partita.placement.plan.idle import without_idle
 from partita.placement.plan.latency import latency_bound, quickest_chains
@@ -58,7 +58,9 @@ THINNED = 3_000  #: of more states, these give a first value
 MOVE_S, UNIT_S = 3e-7, 2e-5  #: what moving a unit and cutting an order again take on a slow core
 ROUNDS = 4  #: of moving units and cutting again, where the search cannot be exact
 CUT_SHARE = 0.2  #: of the budget for minimum cuts
+ROUGH_SHARE, CLOSING_SHARE = 0.3, 0.6  #: of the budget: for chains over coarser units, and for boxes
 BOXES = "no chain of downsets is below it"
+EASED = "best of few kinds of devices, none slower"
 SHARES = "equal shares of the work"
 
 
@@ -154,9 +156,9 @@ def exact(problem: PlacementProblem, budget_s: float) -> Found | None:
     work = without_idle(Work.of(problem))
     start = _linear(work, budget_s)
     value, parts = (start[0] * (1 + 1e-12), start[1]) if start else (math.inf, [])
-    if too_many_types(work):
-        return _found(work, refined(work, start[1]), *_at_least(work, budget_s), "device line-ups") if start else None
     states = every_downset(work.units, MOST_DOWNSETS)
+    if too_many_types(work):
+        return _over_line_ups(work, start[1], states, budget_s) if start else None
     if states is not None:
         better = exact_chain(work, states, min(value, _all_work(work)))
         best = better[1] if better else parts
@@ -173,12 +175,24 @@ def exact(problem: PlacementProblem, budget_s: float) -> Found | None:
     return _found(work, moved, *_at_least(work, budget_s), method if moved is parts else f"{method}, refined")
 
 
+def _over_line_ups(work: Work, parts: list[Part], states: StateSequence | None, budget_s: float) -> Found:
+    """Better parts than these for devices in a line, and a bound."""
+    moved, at_least, how = refined(work, parts), *_at_least(work, budget_s)
+    if states is not None:
+        _, moved, alike = eased_line_ups(work, moved, states, budget_s)
+        at_least, how = (alike, EASED) if alike > at_least else (at_least, how)
+    return _found(work, moved, at_least, how, "device line-ups")
+
+
 def _at_least(work: Work, budget_s: float) -> tuple[float, str]:
     """A bound on the largest load of any placement, and how it is obtained: shares of the work, or minimum cuts (which
     know the rule "sum" only)."""
     if work.overlap:
         return work.share_bound_s, SHARES
-    share, model = work.share_bound_s, load_model(work.problem).eased()
+    share, model = work.share_bound_s, load_model(work.problem)
+    unit_of = np.zeros(model.atoms, np.int64)
+    unit_of[model.atom_of] = work.units.unit_of
+    model = model.merged(unit_of).eased()
     networks = {c: network(model, c) for c in np.flatnonzero(model.class_pays).tolist()}
     cut = anchors(model, networks, most_arcs=CUT_SHARE * budget_s * ARCS_PER_S).bound_s if networks else 0.0
     return (cut, "minimum cut") if cut > share else (share, SHARES)
@@ -256,11 +270,10 @@ def _tasks(work: Work, units: IntArray) -> IntArray:
 
 def exact_replicated(problem: PlacementProblem, budget_s: float) -> Found | None:
     """The least bottleneck over all chains of downsets and replicas; over coarser units where they are too many."""
-    began = time.monotonic()
     work = without_idle(Work.of(problem))
     replication = Replication.of(work)
     if not replication.equal:
-        return _lined_up(work)
+        return _over_unlike(work, budget_s)
     start = _linear_replicated(work, replication)
     share = float(work.least_s.sum()) / len(problem.cluster.devices)
     upper = start[0] * (1 + 1e-12) if start else _all_work(work)
@@ -280,20 +293,28 @@ def exact_replicated(problem: PlacementProblem, budget_s: float) -> Found | None
     )
     if coarse is not None:
         coarse_work = Work.of(problem, coarse[0])
-        better, _, _ = _over_states(coarse_work, Replication.of(coarse_work), coarse[1], upper, budget_s)
+        better, _, _ = _over_states(coarse_work, Replication.of(coarse_work), coarse[1], upper, ROUGH_SHARE * budget_s)
         if better:
             stages = [_finer_stage(work, coarse[0], s) for s in better]
             method = "antichain-dp over coarser units"
     if not stages:
         return None
     rough = _found_replicated(work, replication, stages, share, SHARES, method)
-    value, best, bound = closed_in(work, replication, stages, rough.value_s, budget_s - (time.monotonic() - began))
+    value, best, bound = closed_in(work, replication, stages, rough.value_s, CLOSING_SHARE * budget_s)
     if value >= rough.value_s:
         best = stages
     else:
         method = f"{method}, then cuts that send little"
     how = BOXES if bound > share else SHARES
     return _found_replicated(work, replication, best, bound, how, method)
+
+
+def _over_unlike(work: Work, budget_s: float) -> Found | None:
+    """The best along linear orders, and the bound of devices that are all as fast and as large as the best of them."""
+    found, alike = _lined_up(work), exact_replicated(eased(work.problem), budget_s)
+    if found is None or alike is None or alike.bound_s <= found.bound_s:
+        return found
+    return replace(found, bound_s=alike.bound_s, bound=EASED)
 
 
 def _finer_stage(work: Work, coarse: Units, stage: ReplicatedStage) -> ReplicatedStage:

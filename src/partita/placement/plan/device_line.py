@@ -8,20 +8,34 @@ whiles two devices change places.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.placement_problem import PlacementProblem
+from partita.placement.plan.contiguous import exact_chain
 from partita.placement.plan.linear_cut import best_cut, orders
 from partita.placement.plan.throughput import Part, Vectors, Work, load_of, vectors
+from partita.solve.downsets import StateSequence
 
 MOST_VECTORS = 5_000  #: counts of used devices up to which a chain's program looks at all of them
 POSITION_S = 3e-6  #: what cutting takes on a slow core for each position and device
 SWAPS = 1_500  #: line-ups tried at most
 POWER = 8
+EASED = (
+    (),
+    *(((k / 8,)) for k in (4, 2, 6, 3, 5, 1, 7)),
+    (1 / 4, 1 / 2),
+    (1 / 2, 3 / 4),
+    (1 / 8, 1 / 2),
+)  #: ends of groups
+EASED_SHARE, PAIRS_PER_S = 0.4, 1e9  #: of the budget; pairs of states x counts of devices x groups
 
 
 def too_many_types(work: Work) -> bool:
@@ -74,6 +88,51 @@ def best_line_up(work: Work, budget_s: float, seed: int = 0) -> tuple[float, lis
         found = best_cut(work, order, best[0], line_up(types, len(work.types)))
         best, line = (found, types) if found else (best, line)
     return best
+
+
+def eased_line_ups(
+    work: Work, parts: Sequence[Part], states: StateSequence, budget_s: float
+) -> tuple[float, list[Part], float]:
+    """(value, parts, bound): parts as good as the given ones or better, and a bound on every chain's largest load.
+
+    The devices of a kind are sorted by speed and taken as a few groups, each as fast and as large as its best member: of
+    these there are few counts, so that the chain of least largest load is found exactly, and none on the true devices is
+    better. Its cuts are then dealt to these. Groupings are tried from coarse to fine, as many as the budget allows.
+    """
+    value, best, bound, left = (
+        max(load_of(work, p) for p in parts),
+        list(parts),
+        0.0,
+        EASED_SHARE * budget_s * PAIRS_PER_S,
+    )
+    met: set[tuple[int, ...]] = set()
+    for ends in EASED:
+        easy = Work.of(eased(work.problem, ends), work.units)
+        if easy.counts in met:
+            continue
+        met.add(easy.counts)
+        left -= math.prod(n + 1 for n in easy.counts) * len(easy.counts) * float(len(states)) ** 2
+        if left < 0 or bound >= value * (1 - 1e-9):
+            break
+        found = exact_chain(easy, states, value * (1 - 1e-9))
+        bound = max(bound, found[0] if found else value * (1 - 1e-9))
+        order = np.concatenate([np.sort(p.units) for p in found[1]]) if found else None
+        for line in (_dealt(work, found[1], by_speed(work)), by_speed(work)) if found else ():
+            better = best_cut(work, order, value, line_up(line, len(work.types))) if order is not None else None
+            value, best = better or (value, best)
+    return value, best, bound
+
+
+def eased(problem: PlacementProblem, ends: Sequence[float] = ()) -> PlacementProblem:
+    """The problem with the devices of a kind in groups, which end at these shares of them: each member the best of them."""
+    devices: list[Device] = []
+    for kind in sorted({d.kind for d in problem.cluster.devices}):
+        row = sorted((d for d in problem.cluster.devices if d.kind == kind), key=lambda d: -d.speed)
+        cuts = sorted({0, len(row), *(round(e * len(row)) for e in ends)})
+        for group in (row[i:j] for i, j in itertools.pairwise(cuts)):
+            speed, room = max(d.speed for d in group), max(d.memory_bytes for d in group)
+            devices += [replace(d, speed=speed, memory_bytes=room) for d in group]
+    return problem.on(replace(problem.cluster, devices=tuple(devices)))
 
 
 def _dealt(work: Work, parts: Sequence[Part], line: Sequence[int]) -> list[int]:

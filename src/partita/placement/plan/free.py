@@ -7,12 +7,13 @@ For throughput, a portfolio in rounds; in each, two threads work side by side an
                 contiguous optimum, each device alone  the set that a minimum cut says is hardest
     proof       annealing, short restarts              the whole as a constraint program, to find    25 %
                                                        better or prove that there is none
-    search      annealing, one long run                re-optimising a few devices at a time with    45 %
-                                                       the constraint program; annealing
-    finish      annealing from the best                the proof again, from the best now known      20 %
+    search      annealing, one long run                sets of atoms, priced: a bound, and           45 %
+                                                       placements made of them; annealing
+    finish      annealing from the best                the same again, from the best now known       20 %
 
-It ends early when the bound meets the value. Without OR-tools both threads anneal, and the bound is the best of work,
-pigeonhole and minimum cut.
+Large narrow graphs begin with the prices. Graphs of many parallel branches are too wide for them: a few devices at a time are
+re-optimised with the constraint program instead, and the proof is tried again at the end. It ends early when the bound meets
+the value. Without OR-tools both threads anneal where there would be a constraint program.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from partita.placement.plan.free_links import free_over_unequal_links
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import plan_makespan
 from partita.placement.plan.min_cut import anchors, network
-from partita.placement.plan.portfolio import Search, anchored, annealed, parts, provable, proven
+from partita.placement.plan.portfolio import Search, anchored, annealed, narrow, parts, priced, provable, proven
+
+MOST_TO_PROVE = 200  #: atoms of a narrow graph up to which the constraint program is tried before the prices
 
 
 def plan_free(
@@ -129,14 +132,21 @@ def _proof(search: Search) -> None:
     """Short restarts beside the attempt to prove the best known."""
     heats = (0.1, 1.0, 0.1, 0.01)
     restarts = [annealed(search, search.base, 0.0625, hot) for hot in heats]
-    other = [proven(search, 0.25)] if provable(search) else [annealed(search, search.base, 0.0625, h) for h in heats]
+    if search.model.atoms > MOST_TO_PROVE and narrow(search):
+        other = [priced(search, 0.25)]
+    elif provable(search):
+        other = [proven(search, 0.25)]
+    else:
+        other = [annealed(search, search.base, 0.0625, h) for h in heats]
     search.round(restarts, other)
 
 
 def _search(search: Search) -> None:
     """One long run beside parts and a second run."""
     long = annealed(search, search.base, 0.45)
-    if _has_parts(search):
+    if narrow(search):
+        search.round([long], [priced(search, 0.45)])
+    elif _has_parts(search):
         search.round([long], [parts(search, 0.2), annealed(search, search.base, 0.25)])
     else:
         search.round([long], [annealed(search, search.base, 0.45)])
@@ -145,7 +155,9 @@ def _search(search: Search) -> None:
 def _finish(search: Search) -> None:
     """The best improved at low heat, and proven if it can be."""
     cool = annealed(search, search.base, 0.2, 1e-2)
-    if _has_parts(search):
+    if narrow(search):
+        search.round([cool], [priced(search, 0.2)])
+    elif _has_parts(search):
         search.round([cool], [*([proven(search, 0.12)] if provable(search) else []), parts(search, 0.08)])
     else:
         search.round([cool], [annealed(search, search.base, 0.2, 1e-3)])

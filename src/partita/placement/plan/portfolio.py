@@ -16,12 +16,13 @@ import numpy as np
 
 from partita.nouns.graph import IntArray
 from partita.nouns.plan import checked_bound
-from partita.placement.plan import exact
+from partita.placement.plan import exact, set_prices
 from partita.placement.plan.alarm import THREADS, FlagArray, alarm, processor_limit_s
 from partita.placement.plan.anneal import UNITS_PER_S, anneal
 from partita.placement.plan.bounds import pigeonhole_bound_s
 from partita.placement.plan.load import LoadModel
 from partita.placement.plan.min_cut import Network, anchors, merge, network
+from partita.placement.plan.set_prices import CELLS_PER_S, SetPrices
 
 CLOSED = 1e-9  # a gap, as a share, at which there is nothing left to find
 PROVEN = 1e-5  # the same where the constraint program says so, which counts in whole numbers
@@ -64,6 +65,7 @@ class Search:
     bound: str = "none"
     proven: bool = False  #: nothing better exists, up to a share of PROVEN
     networks: dict[int, Network] = field(default_factory=dict)
+    prices: SetPrices | None = None
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -189,6 +191,32 @@ def proven(search: Search, share: float) -> Job:
         now = value if found is None else model.value(found)
         bound = min(out.bound_s, value * MERGED)  # what is merged need not be in placements between that and the value
         return Finding(found, "constraint program", bound, bound >= now * (1 - PROVEN))
+
+    return job
+
+
+def narrow(search: Search) -> bool:
+    """Whether the graph is narrow enough for prices, and there is a gap left for them to close."""
+    if search.best is None or search.value_s <= search.bound_s * (1 + set_prices.WIDE):
+        return False
+    if search.prices is None:
+        search.prices = SetPrices.of(search.model, search.value_s)
+    return search.prices is not None
+
+
+def priced(search: Search, share: float) -> Job:
+    """A job: the bound of priced sets, then annealing from the best placement by such sets."""
+    prices, best, bound, value = search.prices, search.base, search.bound_s, search.value_s
+    seed = search.seed * 1000 + next(search.numbers)
+
+    def job() -> Finding:
+        assert prices is not None
+        found = prices.raised(bound, value, 0.72 * share * search.budget_s * CELLS_PER_S, search.stop)
+        where = prices.filled(best, found, value, 0.2 * share * search.budget_s * CELLS_PER_S, seed)
+        units = 0.1 * share * search.budget_s * UNITS_PER_S
+        return Finding(
+            anneal(search.model, where, units=units, seed=seed, hot=1e-2, stop=search.stop), "priced sets", found
+        )
 
     return job
 

@@ -28,6 +28,8 @@ def refined(work: Work, parts: Sequence[Part], seed: int = 0) -> list[Part]:
     a seed."""
     if work.overlap or len(parts) < 2 or len(work.spans.weight) * len(parts) > MOST_COUNTS:
         return list(parts)
+    if not max(load_of(work, p) for p in parts) > 0:
+        return list(parts)
     stage = np.zeros(len(work.units), np.int64)
     for k, p in enumerate(parts):
         stage[p.units] = k

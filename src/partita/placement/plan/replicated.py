@@ -22,7 +22,7 @@ from partita.errors import BadInput
 from partita.nouns.graph import FloatArray, IntArray
 from partita.placement.plan.throughput import Int32Array, Work
 from partita.solve.compiled import compiled
-from partita.solve.downsets import StateSequence
+from partita.solve.downsets import StateSequence, contains
 from partita.solve.units import Units, Words, bitset
 
 
@@ -149,12 +149,11 @@ def _least_worst(
     rooms: FloatArray, low: IntArray, high: IntArray, devices: int, most: int, upper: float,
 ) -> tuple[FloatArray, Int32Array, Int32Array]:  # fmt: skip
     """(value, state before, replicas), [devices + 1, states] each; states ascend in compute."""
-    states, words = members.shape
+    states = len(members)
     value = np.full((devices + 1, states), np.inf)
     came = np.full((devices + 1, states), -1, np.int32)
     share = np.zeros((devices + 1, states), np.int32)
     value[0, 0] = 0.0
-    zero = np.uint64(0)
     seen = np.full(states, -1, np.int64)
     holds = np.zeros(states, np.bool_)
     for i in range(states - 1):
@@ -183,12 +182,7 @@ def _least_worst(
                         continue
                     if seen[j] != i:
                         seen[j] = i
-                        inside = True
-                        for w in range(words):
-                            if members[i, w] & ~members[j, w] != zero:
-                                inside = False
-                                break
-                        holds[j] = inside
+                        holds[j] = contains(members, i, j)
                     if not holds[j]:
                         continue
                     worst = max(max(here, cost), max(torn[i], torn[j]) / m)

@@ -5,7 +5,7 @@ Pure orders, without times: `slots(schedule, ...)` gives each stage's sequence, 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 
 from partita.errors import PlanError
@@ -45,6 +45,26 @@ def in_flight_of(
     if schedule == "1f1b":
         return one_forward_one_backward.windows(replicas, micro_batches, in_flight, whole)
     raise PlanError(f"unknown schedule {schedule!r}", hint="known: 1f1b, gpipe")
+
+
+def held_of(plan: PipelinePlan) -> tuple[int, ...]:
+    """[stages] of how many micro-batches one device of the stage keeps activations at once, at most.
+
+    O(stages) for a schedule and equal shares, else O(slots).
+    """
+    if not plan.orders and not any(s.shares for s in plan.stages):
+        replicas = [s.replicas for s in plan.stages]
+        flown = in_flight_of(plan.schedule, replicas, plan.micro_batches, plan.in_flight)
+        return tuple(-(-held // m) for held, m in zip(flown, replicas, strict=True))
+    most = [0] * len(plan.stages)
+    for order in device_orders(plan).values():
+        last = {(s.stage, s.micro_batch): i for i, s in enumerate(order)}
+        held = Counter[int]()
+        for i, (part, k, m) in enumerate(order):
+            held[k] += part == "F"
+            most[k] = max(most[k], held[k])
+            held[k] -= last[k, m] == i
+    return tuple(most)
 
 
 def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:

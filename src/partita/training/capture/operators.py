@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,10 +137,10 @@ def module_path(node: fx.Node) -> str:
 
 def users_line(node: fx.Node) -> str:
     """' at FILE:LINE (code)' of the line of the user's model that made a node; empty where it is unknown."""
-    own = torch.__path__[0]
+    libraries = (torch.__path__[0], str(Path(__file__).parents[2]))
     lines = [s.strip() for s in str(node.meta.get("stack_trace", "")).splitlines()]
     for at in range(len(lines) - 1, -1, -1):
-        if lines[at].startswith('File "') and own not in lines[at] and "partita/capture" not in lines[at]:
+        if lines[at].startswith('File "') and not any(own in lines[at] for own in libraries):
             file, _, rest = lines[at].removeprefix('File "').partition('", line ')
             code = lines[at + 1] if at + 1 < len(lines) and not lines[at + 1].startswith("File ") else ""
             return f" at {file}:{rest.partition(',')[0]}" + (f" ({code})" if code else "")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita.errors import PlanError
+from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.program import Program
@@ -74,6 +74,8 @@ class Deployment:
                 f"the plan uses {', '.join(strangers)}; the run has the devices {', '.join(self.world)}",
                 hint="plan for these devices, or start a run on all of them",
             )
+        faults = self.plan.check(self.captured.graph, self.cluster)
+        refuse(PlanError, faults, "the plan does not fit", hint="plan again for this model and cluster")
         _ = self.sums, self.loss_group, self.replicas  # groups are made by all ranks at once
 
     def expect_graph(self, captured: Captured) -> None:

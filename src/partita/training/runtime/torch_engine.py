@@ -40,7 +40,13 @@ class TorchPipelining:
         captured = capture(model, job.loss, part)
         _refuse_beyond(captured, plan, job)
         self._micro_batch_size = assignment.micro_batch_size
-        number = plan.stages_of(assignment.device)[0]
+        served = plan.stages_of(assignment.device)
+        if len(served) != 1:
+            raise PlanError(
+                f"{assignment.device} serves {len(served)} stages of the plan; torch's engine wants one a worker",
+                hint="start as many workers as the plan has stages, or run with --engine pipeline",
+            )
+        number = served[0]
         self._stage_number, self._stages = number, len(plan.stages)
         incoming, outgoing = _handed_over(captured, plan, number)
         made_here = {v for t in plan.stages[number].tasks for v in captured.task_nodes[t]}
