@@ -1,11 +1,17 @@
 """Shared by all tests: the tests folder is importable (tests/training/runtime/helpers.py is `run.helpers`)."""
 
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # two at a time: more threads of the linear algebra would only wait for each other
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 settings.register_profile("partita", deadline=None, derandomize=True)  # the same examples everywhere, however slow
 settings.load_profile("partita")

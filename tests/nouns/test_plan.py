@@ -122,7 +122,7 @@ def test_all_faults_of_a_placement_are_told_at_once() -> None:
     plan = placed(CHAIN, ["cpu0"] * 5 + ["cpu7"])
     plan = dataclasses.replace(plan, placement={**{k: v for k, v in plan.placement.items() if k != "f1"}, "x": "cpu0"})
     faults = "; ".join(plan.check(CHAIN, CLUSTER))
-    for fault in ("unknown task 'x'", "'f1' is in no", "unknown device 'cpu7'"):
+    for fault in ("unknown task 'x'", "'f1' is placed nowhere", "unknown device 'cpu7'"):
         assert fault in faults
 
 
