@@ -137,6 +137,11 @@ class TaskGraph:
         return _rows(self.producer[order], order, len(self))
 
     @cached_property
+    def tensor_read(self) -> IntArray:
+        """[readings] the tensor that each entry of `readers.items` reads."""
+        return np.repeat(np.arange(len(self.producer)), np.diff(self.readers.start))
+
+    @cached_property
     def atom(self) -> IntArray:
         """[tasks] number of the atom a task belongs to: tasks that must share a device, numbered by first task.
 

@@ -71,7 +71,7 @@ class PlacementProblem:
     def boundary_s(self, device_of: IntArray) -> tuple[FloatArray, FloatArray]:
         """([devices] seconds that come in, [devices] that go out) where task i is on device device_of[i]. O(readers)."""
         graph, n = self.graph, len(self.cluster.devices)
-        owner = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
+        owner = graph.tensor_read
         met = np.unique(owner * n + device_of[graph.readers.items])
         tensor, target = met // n, met % n
         away = device_of[graph.producer[tensor]] != target

@@ -63,7 +63,7 @@ def stage_memory(graph: TaskGraph, tasks: Sequence[str], optimizer_bytes: float)
     weights -= sum(s.size_bytes * max(0, sum(t in mine for t in s.tasks) - 1) for s in graph.shared)
     inside = np.array([t.id in mine for t in graph.tasks], np.bool_)
     forward = np.array([t.phase not in ("backward", "update") for t in graph.tasks], np.bool_)
-    owner = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
+    owner = graph.tensor_read
     read = np.bincount(owner[inside[graph.readers.items]], minlength=len(graph.producer)) > 0
     comes = read & forward[graph.producer] & ~inside[graph.producer]
     return StageMemory(

@@ -30,8 +30,9 @@ from partita.simulate.boundaries import gradient_sums
 from partita.simulate.lower import lower
 from partita.simulate.lower_placement import task_order
 from partita.simulate.makespan import Facts, Scratch, facts_of, makespan, scratch
-from partita.simulate.readings import Crossings, Readings, crossings, forward_readings, messages
-from partita.simulate.simulator import durations, times
+from partita.simulate.predicted import predicted
+from partita.simulate.readings import Bools, Crossings, Readings, crossings, forward_readings, messages
+from partita.simulate.simulator import durations
 from partita.simulate.template import Key, Template
 
 PARTS = ("forward", "backward", "input", "weight", "update")  #: of what a stage computes
@@ -129,8 +130,7 @@ class _Placements:
             orders.setdefault(devices[where[i]].name, []).append(graph.tasks[i].id)
         placement = {graph.tasks[i].id: devices[d].name for i, d in enumerate(where.tolist())}
         plan = PlacementPlan(graph.fingerprint, placement, {d: tuple(ts) for d, ts in orders.items()})
-        program = lower(graph, self.problem.cluster, plan)
-        return float(times(program, durations(program, graph, self.problem.costs, self.problem.cluster))[1].max())
+        return predicted(self.problem, plan).duration_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,16 +173,15 @@ class _Pipelines:
         assert isinstance(plan, PipelinePlan)
         at = np.array([plan.stage_of.get(t.id, -1) for t in self.graph.tasks], np.int64)[self._forward_of]
         moves = dict(self._moves(plan, at))
-        computes = dict(self._computes(plan, at))
-        shape = self._shape(plan, tuple(moves), np.bincount(at + 1, self._trains) > 0)
+        trains = np.bincount(at + 1, self._trains, len(plan.stages) + 1)[1:] > 0
+        computes = dict(self._computes(plan, at, trains))
+        shape = self._shape(plan, tuple(moves), trains)
         template = self.templates.get(shape)
         if template is None:
             template = self.templates[shape] = self._template(plan, [*computes, *moves])
         return template.makespan_s(np.array([*computes.values(), *moves.values(), (0.0, 0.0)]))
 
-    def _shape(
-        self, plan: PipelinePlan, moves: tuple[Key, ...], trains: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    ) -> Hashable:
+    def _shape(self, plan: PipelinePlan, moves: tuple[Key, ...], trains: Bools) -> Hashable:
         """All that the order of a plan's instructions depends on. Where all links are alike, names of devices do not matter."""
         rank: dict[str, object] = {d: (r, d) if self.cluster.links else r for r, d in enumerate(plan.devices)}
         stages = tuple((tuple(rank[d] for d in s.devices), s.shares, s.recompute) for s in plan.stages)
@@ -195,11 +194,11 @@ class _Pipelines:
         known = durations(program, self.graph, replace(self.costs, seconds=able, low=able, high=able), self.cluster)
         return Template.of(program, known, self.cluster, keys)
 
-    def _computes(self, plan: PipelinePlan, at: IntArray) -> Iterator[tuple[Key, tuple[float, float]]]:
+    def _computes(self, plan: PipelinePlan, at: IntArray, trains: Bools) -> Iterator[tuple[Key, tuple[float, float]]]:
         """What every device computes of its stages, by part; updates of all its stages together."""
         stages = len(plan.stages)
         total = np.array([[np.bincount(at + 1, row, stages + 1)[1:] for row in part] for part in self._parts_s])
-        again = np.array([s.recompute for s in plan.stages]) & (np.bincount(at + 1, self._trains, stages + 1)[1:] > 0)
+        again = np.array([s.recompute for s in plan.stages]) & trains
         total[1:3, :, again] += total[0, :, again].T
         for r, name in enumerate(plan.devices):
             device = self.cluster.by_name[name]

@@ -64,7 +64,7 @@ def facts_of(
     types, devices = device_types(cluster), cluster.devices
     number = {name: c for c, t in enumerate(types) for name in t.names}
     atoms = int(graph.atom.max()) + 1
-    tensor = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
+    tensor = graph.tensor_read
     by_reader = np.lexsort((tensor, graph.readers.items))
     incoming_start = np.zeros(len(graph) + 1, np.int64)
     incoming_start[1:] = np.cumsum(np.bincount(graph.readers.items, minlength=len(graph)))

@@ -33,7 +33,7 @@ class Crossings(NamedTuple):
 def forward_readings(graph: TaskGraph) -> Readings:
     """The readings between forward tasks of a graph. O(tasks + readers)."""
     forward = np.array([t.phase not in ("backward", "update") for t in graph.tasks], np.bool_)
-    tensor = np.repeat(np.arange(len(graph.producer)), np.diff(graph.readers.start))
+    tensor = graph.tensor_read
     at = np.flatnonzero(forward[graph.producer[tensor]] & forward[graph.readers.items])
     n = len(graph)
     backward = np.full(n, -1, np.int64)
