@@ -10,9 +10,12 @@ from partita.cli.talk import Talk
 from partita.errors import TimelineError
 from partita.files import read_json
 from partita.nouns.plan import PlanFile
+from partita.nouns.probe import Readings
 from partita.nouns.timeline import Timeline
 from partita.page.agreement import Agreement, agreement, as_text
+from partita.page.run_speed import sentences
 from partita.pipeline.report.story import simulated
+from partita.simulate.run_speed import RunSpeed, run_speed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +31,25 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Compare event by event. Raises TimelineError where the two are not of the same program, BadInput for a bad file."""
     a, b = _paths(options)
     one, two = _timeline(a), _timeline(b)
-    return {"a": str(a), "b": str(b), "names": _names(one, two), **agreement(one, two).to_json()}
+    agreed = agreement(one, two)
+    document = {"a": str(a), "b": str(b), "names": _names(one, two), **agreed.to_json()}
+    run = _run_speed(b.parent) if Path(options.predicted).is_dir() else None
+    if run:
+        said = sentences(run, agreed.predicted_step_s, agreed.measured_step_s)
+        document |= {**run.to_json(), "machine": said}
+    return document
 
 
 def text(document: dict[str, Any]) -> str:
     one, two = document["names"]
-    return as_text(Agreement.from_json(document), (one, two))
+    known = {k: v for k, v in document.items() if k in Agreement.__dataclass_fields__}
+    return "\n\n".join([as_text(Agreement.from_json(known), (one, two)), *document.get("machine", ())])
+
+
+def _run_speed(folder: Path) -> RunSpeed | None:
+    """The prediction at the speeds of the run in a folder, where it holds them."""
+    plan, readings = folder / "plan.json", folder / "readings.json"
+    return run_speed(PlanFile.read(plan), Readings.read(readings)) if plan.exists() and readings.exists() else None
 
 
 def _paths(options: argparse.Namespace) -> tuple[Path, Path]:

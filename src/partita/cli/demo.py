@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from partita.cli.talk import Talk
 
 if TYPE_CHECKING:
-    from partita.nouns.plan import Verdict
+    from partita.pipeline.report.story import Story
     from partita.pipeline.run.loop import Comparison
     from partita.training.runtime.worker_status import Row
 
@@ -68,15 +68,17 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     )
     story = loop.story_of("Partita's demo: a residual CNN on handwritten digits", file, folder, comparison, others)
     report = write_whole(folder / "report.html", page(story))
-    return _document(comparison, verdict, others.get("single"), str(report))
+    return _document(comparison, story, others.get("single"), str(report))
 
 
-def _document(
-    comparison: Comparison, verdict: Verdict, predicted_single_s: float | None, report: str
-) -> dict[str, Any]:
+def _document(comparison: Comparison, story: Story, predicted_single_s: float | None, report: str) -> dict[str, Any]:
+    from partita.page.run_speed import sentences
+
+    assert story.plan is not None
+    verdict, ran, measured = story.plan.verdict, story.run_speed, comparison.median_s("pipeline")
     return {
         "single_step_s": comparison.median_s("single"),
-        "pipeline_step_s": comparison.median_s("pipeline"),
+        "pipeline_step_s": measured,
         "torch_step_s": comparison.median_s("torch"),
         "predicted_step_s": verdict.value_s,
         "lower_bound_s": verdict.lower_bound_s,
@@ -85,6 +87,8 @@ def _document(
         "max_relative_gradient_error": comparison.gradient_errors["pipeline"],
         "max_relative_loss_error": comparison.largest_loss_error,
         "losses": {"first": comparison.losses["pipeline"][0], "last": comparison.losses["pipeline"][-1]},
+        **(ran.to_json() if ran else {"predicted_at_run_speed_s": None}),
+        "machine": sentences(ran, verdict.value_s, measured) if ran else [],
         "load": comparison.load,
         "report": report,
     }
@@ -120,6 +124,7 @@ def text(document: dict[str, Any]) -> str:
             table([("engine", "text"), ("predicted", "s"), ("measured", "s"), ("speed-up", "ratio")], rows),
             "",
             f"{times(document['speedup'])} as fast as one process; the prediction is {abs(off) * 100:.1f} % off; losses and gradients agree {equal}.",
+            *document["machine"],
             f"report: {document['report']}",
         ]
     )

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads,
         timeout_s=options.timeout_s, watch=_watch(talk, options.steps or 0),
     )  # fmt: skip
-    document = _outcome(Path(options.out), step_s, ended.wall_s, options.engine)
+    document = _outcome(Path(options.out), file, ended.wall_s, options.engine)
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
@@ -176,11 +176,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     except PartitaError as error:
         talk.error(str(error))
         os._exit(error.exit_code)  # a broken process group may block in its destructor
-    return (
-        _outcome(folder, predicted(file.problem, file.plan).duration_s, 0.0, options.engine)
-        if rank == 0
-        else {"rank": rank}
-    )
+    return _outcome(folder, file, 0.0, options.engine) if rank == 0 else {"rank": rank}
 
 
 def _place() -> tuple[int, int]:
@@ -194,21 +190,30 @@ def _place() -> tuple[int, int]:
     return int(rank), int(ranks)
 
 
-def _outcome(folder: Path, predicted: float, wall_s: float, engine: str) -> dict[str, Any]:
+def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str) -> dict[str, Any]:
     from partita.nouns.metrics import read_metrics
+    from partita.nouns.probe import Readings
+    from partita.page.run_speed import sentences
+    from partita.pipeline.report.story import WARM_UP
+    from partita.simulate.run_speed import run_speed
 
     rows = read_metrics(folder / "metrics.jsonl")
     times = [r.step_s for r in rows if r.step_s is not None]
-    steps = times[2:] or times
+    steps = times[WARM_UP:] or times
     measured = statistics.median(steps) if steps else None
+    foreseen = predicted(file.problem, file.plan).duration_s
+    there = engine == "pipeline" and (folder / "readings.json").exists()
+    ran = run_speed(file, Readings.read(folder / "readings.json").since(WARM_UP)) if there else None
     return {
         "out": str(folder),
         "engine": engine,
         "steps": rows[-1].step if rows else 0,
         "loss": rows[-1].loss if rows else None,
-        "predicted_step_s": predicted,
+        "predicted_step_s": foreseen,
         "measured_step_s": measured,
-        "error": predicted / measured - 1 if measured else None,
+        "error": foreseen / measured - 1 if measured else None,
+        **(ran.to_json() if ran else {"predicted_at_run_speed_s": None}),
+        "machine": sentences(ran, foreseen, measured) if ran and measured else [],
         "wall_s": wall_s,
         "checkpoints": str(folder / "checkpoints") if (folder / "checkpoints").is_dir() else None,
     }
@@ -232,4 +237,4 @@ def text(document: dict[str, Any]) -> str:
         ("folder", document["out"]),
         ("checkpoint", document["checkpoints"] or "none"),
     ]
-    return facts(pairs)
+    return "\n".join([facts(pairs), *document["machine"]])

@@ -14,6 +14,7 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.probe import Probe
 from partita.nouns.profile import Profile, Sample
 from partita.records import record
 
@@ -56,11 +57,12 @@ class PipelineProblem:
     optimizer_bytes_per_parameter_byte: float = 0.0  #: 0 plain SGD, 1 momentum, 2 Adam
     clips: bool = False  #: the norm of all gradients is summed over the stages before every update
     wish: Wish = Wish()
+    probe: Probe | None = None  #: how fast the machine was when the costs were measured; None: unknown
 
     @property
     def profile(self) -> Profile:
         """What is left of the profile: the sample that was planned for."""
-        sample = Sample(self.micro_batch_size, self.graph, self.costs)
+        sample = Sample(self.micro_batch_size, self.graph, self.costs, probe=self.probe)
         state = self.optimizer_bytes_per_parameter_byte
         return Profile(self.job, self.batch_size, (sample,), self.cluster, state, clips=self.clips)
 
@@ -81,7 +83,7 @@ class PipelineProblem:
 
     def to_json(self) -> dict[str, Any]:
         parts = {"graph": self.graph.to_json(), "cluster": self.cluster.to_json(), "costs": self.costs.to_json()}
-        return {"kind": self.kind, **self.shown(), **parts}
+        return {"kind": self.kind, **self.shown(), **parts, "probe": self.probe.to_json() if self.probe else None}
 
     @staticmethod
     def from_json(value: Mapping[str, Any], what: str) -> PipelineProblem:
@@ -97,6 +99,7 @@ class PipelineProblem:
             float(value["optimizer_bytes_per_parameter_byte"]),
             bool(value["clips"]),
             Wish.from_json(value["wishes"]),
+            Probe.from_json(value.get("probe"), f"{what}: probe"),
         )
         refuse(PlanError, problem.profile.check(), what, hint="make the plan again")
         return problem

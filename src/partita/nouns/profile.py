@@ -16,6 +16,7 @@ from partita.files import damaged, dump_json, expect_format, read_json, write_wh
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
+from partita.nouns.probe import Probe
 
 MOST_SAMPLES = 1_000_000_000  #: in a batch; more is a slip of the pen
 
@@ -30,6 +31,7 @@ class Sample:
     single_step_s: float = (
         math.nan
     )  #: a whole step of one process with this micro-batch size, measured; nan: not measured
+    probe: Probe | None = None  #: how fast the machine was then; None: unknown
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Profile:
                     "single_step_s": None if math.isnan(s.single_step_s) else s.single_step_s,
                     "graph": s.graph.to_json(),
                     "costs": s.costs.to_json(),
+                    "probe": s.probe.to_json() if s.probe else None,
                 }
                 for s in self.samples
             ],
@@ -120,4 +123,7 @@ def _sample(value: Mapping[str, Any], what: str) -> Sample:
     graph = TaskGraph.from_json(value["graph"], what)
     single = value["single_step_s"]
     costs = CostTable.from_json(value["costs"], graph, what)
-    return Sample(int(value["micro_batch_size"]), graph, costs, math.nan if single is None else float(single))
+    single_step_s = math.nan if single is None else float(single)
+    return Sample(
+        int(value["micro_batch_size"]), graph, costs, single_step_s, Probe.from_json(value.get("probe"), what)
+    )

@@ -83,3 +83,11 @@ def profiles(
         costs = CostTable.given(kinds, times, np.full(len(graph.producer), math.nan))
         samples.append(Sample(size, graph, costs))
     return Profile("job.py:job", 4, tuple(samples), cluster, draw(st.sampled_from([0.0, 2.0])))
+
+
+def chain_profile(n: int = 6, devices: int = 2, memory: float = math.inf, kept: float = 1.0) -> Profile:
+    """n tasks in a row, a second forward and two backward each, on equal devices."""
+    graph = training_graph(n, [(i, i + 1) for i in range(n - 1)], [1.0] * n, [2.0] * n, [kept] * n)
+    costs = CostTable.given(("cpu",), [[1.0]] * n + [[2.0]] * n + [[0.0]] * n, [math.nan] * len(graph.producer))
+    cluster = Cluster(tuple(Device(f"cpu{i}", "cpu", memory) for i in range(devices)), (), Link("", "", 1e6))
+    return Profile("job.py:job", 8, (Sample(1, graph, costs),), cluster)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline.plan.brute_force import Wishes, outcome
-from pipeline.plan.planning_worlds import FEW, profiles, training_graph
+from pipeline.plan.planning_worlds import FEW, chain_profile, profiles
 
 from partita.errors import BadInput, ClusterError, Infeasible
-from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.cluster import Cluster
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
@@ -79,16 +78,6 @@ def test_laws(profile, faster):
     assert plan_pipeline(profile, sped).verdict.value_s <= value * (1 + 1e-9)
     more = replace(c, devices=(*c.devices, replace(c.devices[0], name="one more")))
     assert plan_pipeline(profile, more).verdict.value_s <= value * (1 + 1e-9)
-
-
-def chain_profile(n: int = 6, devices: int = 2, memory: float = math.inf, kept: float = 1.0) -> Profile:
-    from partita.nouns.costs import CostTable
-    from partita.nouns.profile import Sample
-
-    graph = training_graph(n, [(i, i + 1) for i in range(n - 1)], [1.0] * n, [2.0] * n, [kept] * n)
-    costs = CostTable.given(("cpu",), [[1.0]] * n + [[2.0]] * n + [[0.0]] * n, [math.nan] * len(graph.producer))
-    cluster = Cluster(tuple(Device(f"cpu{i}", "cpu", memory) for i in range(devices)), (), Link("", "", 1e6))
-    return Profile("job.py:job", 8, (Sample(1, graph, costs),), cluster)
 
 
 def test_two_equal_devices_share_a_chain_evenly():

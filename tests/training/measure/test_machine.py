@@ -12,11 +12,13 @@ import torch
 
 from partita.errors import ClusterError
 from partita.nouns.cluster import Cluster, Device
+from partita.nouns.probe import ProbePiece
 from partita.page.machine import machine_facts
 from partita.training.measure.company import company, pinned
 from partita.training.measure.machine import local_devices
 
 MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
+PIECES = (ProbePiece("memory", (2, 4096), 0.5, 0.0), ProbePiece("calls", (3,), 0.5, 0.0))
 cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 
 
@@ -80,7 +82,8 @@ def cpu_s(pid: int) -> float:
 @cpu_only
 def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
     before = children()
-    with company(f"{MODELS}:two_inputs", {}, local_devices(2), 2):
+    began = time.monotonic()
+    with company(f"{MODELS}:two_inputs", {}, local_devices(2), 2, PIECES) as others:
         started = children() - before
         assert len(started) == 1
         pid = started.pop()
@@ -89,10 +92,15 @@ def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
         while cpu_s(pid) < used + 0.2:
             assert time.monotonic() < deadline, "the companion does nothing"
             time.sleep(0.05)
+        told = others.steps("cpu1", began)
+        assert told.shape[1] == 3 + len(PIECES)
+        assert (told[:, 1] <= told[:, 2] + 1e-3).all()  # CPU time within the time
+        assert (told[:, 3:] > 0).all()
+        assert len(others.steps("cpu1", time.monotonic() + 60)) == 0
     assert children() == before
 
 
 def test_one_device_has_no_company() -> None:
     before = children()
-    with company(f"{MODELS}:two_inputs", {}, local_devices(1), 2):
+    with company(f"{MODELS}:two_inputs", {}, local_devices(1), 2, ()):
         assert children() == before

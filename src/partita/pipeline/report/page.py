@@ -11,6 +11,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.page import bars
 from partita.page.agreement import ERROR, Agreement, agreement, events, is_computation
 from partita.page.markup import tag, words
+from partita.page.run_speed import sentences
 from partita.page.sheet import columns, document, footer, header, many, section
 from partita.page.text import count, percent, rate, seconds, size
 from partita.page.timelines import ZOOM
@@ -65,7 +66,10 @@ def headline(story: Story) -> tuple[str, str]:
     if measured is None or predicted is None:
         return result + ".", ""
     off = abs(predicted / measured - 1) if measured else math.inf
-    return result + ".", f"Predicted {seconds(predicted)} a step, measured {seconds(measured)}: {percent(off)} off."
+    told = [f"Predicted {seconds(predicted)} a step, measured {seconds(measured)}: {percent(off)} off."]
+    if story.run_speed:
+        told += sentences(story.run_speed, predicted, measured)
+    return result + ".", " ".join(told)
 
 
 def versus(ratio: float, what: str) -> str:

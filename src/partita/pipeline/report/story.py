@@ -4,6 +4,7 @@
     DIR/predicted.json    the simulated timeline of one step     (Perfetto opens it)
     DIR/measured.json     the measured timeline of one step      (Perfetto opens it)
     DIR/metrics.jsonl     the training run: {"step": 1, "loss": 2.31, "step_s": 0.42} a line
+    DIR/readings.json     what the probe said of every device between the steps
     DIR/summary.json      title, engines compared, alternatives, facts (`Story.summary` shows the keys)
 
 Any of them may be missing; `missing()` says which, and what would make it.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,10 @@ from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.metrics import Metric, read_metrics
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
+from partita.nouns.probe import Readings
 from partita.nouns.timeline import Timeline
 from partita.simulate.predicted import predicted
+from partita.simulate.run_speed import RunSpeed, run_speed
 
 SINGLE, PIPELINE, TORCH = "single", "pipeline", "torch"  #: the engines that the page knows by role
 WARM_UP = 2  #: steps at the beginning of a run whose times do not count
@@ -74,6 +78,7 @@ class Story:
     alternatives: Mapping[str, float] = field(default_factory=dict)  #: method -> predicted seconds a step
     facts: Mapping[str, Any] = field(default_factory=dict)  #: machine, versions, load, CPU seconds, date
     training: tuple[tuple[int, float], ...] = ()  #: (step, loss) of the training run by the plan
+    readings: Readings | None = None  #: what the probe said of the devices meanwhile
 
     def engine(self, key: str) -> Engine:
         """The engine of that key; one that knows nothing where it was not run."""
@@ -90,6 +95,11 @@ class Story:
         """Seconds a step as measured: the median over the steps, else the measured timeline's."""
         known = self.engine(PIPELINE).measured_s
         return known if known is not None else self.measured.duration_s if self.measured else None
+
+    @cached_property
+    def run_speed(self) -> RunSpeed | None:
+        """The prediction at the speeds that the devices had."""
+        return run_speed(self.plan, self.readings) if self.plan else None
 
     def missing(self) -> list[str]:
         """What is not there, and what would make it."""
@@ -111,6 +121,8 @@ class Story:
         for name, part in (("plan", self.plan), ("predicted", self.predicted), ("measured", self.measured)):
             if part is not None:
                 part.write(folder / f"{name}.json")
+        if self.readings is not None:
+            self.readings.write(folder / "readings.json")
         metrics = folder / "metrics.jsonl"
         if self.training and not metrics.exists():
             write_whole(metrics, "".join(Metric(s, x).line() for s, x in self.training))
@@ -146,7 +158,8 @@ class Story:
         predicted = Timeline.read(paths["predicted.json"]) if "predicted.json" in there else simulated(plan)
         measured = Timeline.read(paths["measured.json"]) if "measured.json" in there else None
         title = plan.graph.name if plan else folder.name
-        story = Story(title, plan, predicted, measured)
+        readings = Readings.read(folder / "readings.json") if (folder / "readings.json").exists() else None
+        story = Story(title, plan, predicted, measured, readings=readings)
         if "summary.json" in there:
             story = _with_summary(
                 story, read_json(paths["summary.json"], BadInput, "partita-summary"), str(paths["summary.json"])

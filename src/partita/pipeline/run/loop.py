@@ -11,13 +11,17 @@ import json
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from partita.errors import BadInput, Infeasible, PlanError
 from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
+from partita.nouns.probe import Readings
 from partita.nouns.profile import Profile
 from partita.nouns.timeline import Timeline
 from partita.page.machine import machine_facts
@@ -51,6 +55,7 @@ class Comparison:
     losses: Mapping[str, list[float]]  #: engine -> loss of each step from the first
     gradient_errors: Mapping[str, float]  #: engine -> largest relative difference from the single process's gradients
     load: float  #: load average of the machine before it began
+    readings: Mapping[str, Readings] = field(default_factory=dict)  #: engine -> what the probe said meanwhile
 
     def median_s(self, engine: str) -> float:
         return statistics.median(self.step_s[engine])
@@ -94,7 +99,16 @@ def compare_engines(
         )  # fmt: skip
         launch(spec, file, program_of(file.problem, file.plan), watch)
     value = json.loads((folder / "compare.json").read_text())
-    return Comparison(value["step_s"], value["cpu_s"], value["losses"], value["gradient_errors"], load)
+    readings = {name: Readings.from_json(r) for name, r in value["readings"].items()}
+    return Comparison(value["step_s"], value["cpu_s"], value["losses"], value["gradient_errors"], load, readings)
+
+
+def single_at_run_speed(file: PlanFile, predicted_s: float | None, readings: Readings | None) -> float | None:
+    """The same for one process, which was predicted to take so long on the measured device."""
+    problem = file.problem
+    if predicted_s is None or readings is None or not isinstance(problem, PipelineProblem) or problem.probe is None:
+        return None
+    return float(np.median(predicted_s / readings.speeds(problem.probe)[0]))
 
 
 def train(
@@ -172,5 +186,8 @@ def story_of(title: str, file: PlanFile, out: str | Path, comparison: Comparison
     measured = Timeline.read(folder / "measured.json") if (folder / "measured.json").exists() else None
     cpu = {f"{n} CPU s a step": round(statistics.median(c), 4) for n, c in comparison.cpu_s.items()}
     facts = {**machine_facts(), **cpu, "load before": comparison.load}
-    Story(title, file, foreseen, measured, tuple(engines), others, facts).write(folder)
+    story = Story(
+        title, file, foreseen, measured, tuple(engines), others, facts, readings=comparison.readings.get("pipeline")
+    )
+    story.write(folder)
     return Story.read(folder)

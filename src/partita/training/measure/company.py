@@ -12,11 +12,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from partita.errors import BadInput
 from partita.nouns.cluster import Device
+from partita.nouns.graph import FloatArray
+from partita.nouns.probe import ProbePiece
+from partita.records import lean, record
 from partita.spawn import Process, end, parent_is_gone, spawn, threads_env
 
+_AT_ONCE = 3  #: readings of the probe after every step
 _PATIENCE_S = 30.0  #: for a companion to get ready; without it the measurement goes on alone
 
 
@@ -36,53 +45,75 @@ def pinned(device: Device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@dataclass(frozen=True)
+class Company:
+    """The other devices at work."""
+
+    logs: Mapping[str, Path]  #: device -> what its companion writes down, a line a step
+
+    def steps(self, device: str, since: float) -> FloatArray:
+        """[steps, 3 + pieces] of a device since a moment of the monotonic clock: when the step ended, its CPU seconds, its
+        seconds, and CPU seconds of each piece of the probe."""
+        lines = self.logs[device].read_text().splitlines() if self.logs[device].exists() else []
+        rows = [[float(x) for x in line.split()] for line in lines[:-1]]  # the last one may be half a line
+        return np.array([r for r in rows if r[0] >= since]).reshape(-1, len(rows[0]) if rows else 3)
+
+
 @contextlib.contextmanager
-def company(source: str, settings: Mapping[str, str], devices: Sequence[Device], size: int) -> Iterator[None]:
-    """While the context lasts, every other device's cores train the job's model on micro-batches of `size`."""
+def company(
+    source: str, settings: Mapping[str, str], devices: Sequence[Device], size: int, pieces: Sequence[ProbePiece]
+) -> Iterator[Company]:
+    """While the context lasts, every other device's cores train the job's model on micro-batches of `size`, and read the
+    probe after every step."""
     taken, others = set(devices[0].cores), []
     for d in devices[1:]:
         if d.kind == "cpu" and d.cores and not set(d.cores) & taken:
             taken |= set(d.cores)
             others.append(d)
     with tempfile.TemporaryDirectory(prefix="partita-company-") as folder:
-        workers = [_start(Path(folder) / f"{d.name}.json", source, settings, d, size) for d in others]
+        logs = {d.name: Path(folder) / f"{d.name}.log" for d in others}
+        spec = {"source": source, "settings": dict(settings), "size": size, "pieces": [lean(p) for p in pieces]}
+        workers = [_start(logs[d.name].with_suffix(".json"), {**spec, "cores": d.cores}) for d in others]
         try:
-            _wait_ready([Path(folder) / f"{d.name}.ready" for d in others], workers)
-            yield
+            _wait_ready(list(logs.values()), workers)
+            yield Company(logs)
         finally:
             end(workers)
 
 
-def _start(told: Path, source: str, settings: Mapping[str, str], device: Device, size: int) -> Process:
-    ready = str(told.with_suffix(".ready"))
-    spec = {"source": source, "settings": dict(settings), "cores": device.cores, "size": size, "ready": ready}
-    told.write_text(json.dumps(spec))
+def _start(told: Path, spec: Mapping[str, object]) -> Process:
+    told.write_text(json.dumps({**spec, "log": str(told.with_suffix(".log"))}))
     return spawn("partita.training.measure.company", told, env=threads_env(1))
 
 
 def _wait_ready(files: Sequence[Path], workers: Sequence[Process]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and not all(
-        f.exists() or w.poll() is not None for f, w in zip(files, workers, strict=True)
+        (f.exists() and f.stat().st_size) or w.poll() is not None for f, w in zip(files, workers, strict=True)
     ):
         time.sleep(0.05)
 
 
-def _keep_busy(spec: Mapping[str, object]) -> None:
+def _keep_busy(spec: Mapping[str, Any]) -> None:
     """Train on one micro-batch again and again, until the parent goes away."""
     import torch
 
     from partita.memory import keep_freed_memory
     from partita.training.job import call, load_job, micro_batches
+    from partita.training.probing import Prober
 
     keep_freed_memory()
     torch.set_num_threads(1)
-    job = load_job(str(spec["source"]), spec["settings"])  # type: ignore[arg-type]
+    job = load_job(str(spec["source"]), spec["settings"])
     model = job.build()
-    inputs, target = next(micro_batches(job.example(), int(str(spec["size"]))))
-    while not parent_is_gone():
-        job.loss(call(model, inputs), target).backward()  # type: ignore[no-untyped-call]
-        Path(str(spec["ready"])).touch()
+    inputs, target = next(micro_batches(job.example(), int(spec["size"])))
+    prober = Prober(tuple(record(ProbePiece, p, BadInput, "a piece") for p in spec["pieces"]), torch.device("cpu"))
+    with open(spec["log"], "w", buffering=1) as log:
+        while not parent_is_gone():
+            began, worked = time.monotonic(), time.thread_time()
+            job.loss(call(model, inputs), target).backward()  # type: ignore[no-untyped-call]
+            ended, work = time.monotonic(), time.thread_time() - worked
+            print(ended, work, ended - began, *prober.read(_AT_ONCE), file=log)
 
 
 if __name__ == "__main__":

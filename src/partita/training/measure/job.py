@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import nn
 
 from partita.errors import JobError
 from partita.memory import keep_freed_memory
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable, Estimate
 from partita.nouns.graph import TaskGraph
+from partita.nouns.probe import Probe, ProbePiece, middle_mean
 from partita.nouns.profile import Profile, Sample
 from partita.page.machine import machine_facts
-from partita.training.capture.model import capture
-from partita.training.job import batch_size, load_job, micro_batches
+from partita.training.capture.model import Captured, capture
+from partita.training.job import Batch, TrainingJob, batch_size, load_job, micro_batches
 from partita.training.loss_check import check_loss
 from partita.training.measure.company import company, pinned
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
-from partita.training.measure.tasks import TaskTimes, estimates, time_tasks, weight_shares
+from partita.training.measure.speeds import job_probe, with_speeds
+from partita.training.measure.tasks import SECONDS, TaskTimes, estimates, time_tasks, weight_shares
+from partita.training.probing import Prober, call_seconds, long_enough, pieces_of, shares_of, with_shares
 
 Progress = Callable[[str, int, int], None]
+_AT_ONCE = 3  #: readings of the probe after every third of a pass
 
 
 def measure_job(
@@ -52,31 +59,22 @@ def measure_job(
     total = batch_size(batch)
     wanted = _sizes(total, sizes or job.micro_batch_sizes)
     device = torch.device(local[0].name) if local[0].kind == "cuda" else torch.device("cpu")
+    measuring = _Measuring(job, model, batch, device, local[0].kind)
     steps = len(wanted) + 1
-    samples: list[Sample] = []
-    with company(source, settings or {}, local, wanted[0]), pinned(local[0]):
+    with pinned(local[0]):
+        measuring.take_alone(wanted[0])
+    with company(source, settings or {}, local, wanted[0], measuring.pieces) as others, pinned(local[0]):
         ready = time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
             left = budget_s - (time.monotonic() - ready)
-            if samples and not sizes and left < _cost_of(samples[-1], size):
+            if measuring.samples and not sizes and left < _cost_of(measuring.samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
-            captured = capture(
-                model, job.loss, next(micro_batches(batch, size)), precision=job.precision(torch.device("cpu"))
-            )
-            part = next(micro_batches(batch, size))
-            times = time_tasks(
-                captured,
-                model,
-                job.optimizer,
-                part,
-                device,
-                budget_s=max(left, 0.0) / (len(wanted) - i),
-                precision=job.precision(device),
-            )
-            samples.append(_sample(captured.graph, times, size, total, local[0].kind))
+            measuring.take(size, max(left, 0.0) / (len(wanted) - i))
+        read = {name: others.steps(name, ready) for name in others.logs}
+    samples = measuring.samples
     progress("measuring tasks", steps - 1, steps)
-    cluster = _linked(local)
+    cluster = _linked(with_speeds(local, probe_of(samples), np.array(measuring.readings), read))
     progress("measuring tasks", steps, steps)
     facts = {
         **machine_facts(),
@@ -89,10 +87,81 @@ def measure_job(
         total,
         tuple(reversed(samples)),
         cluster,
-        times.optimizer_bytes_per_parameter_byte,
+        measuring.optimizer_bytes_per_parameter_byte,
         facts,
         job.clip_norm is not None,
     )
+
+
+class _Measuring:
+    """A job being measured on one device, a micro-batch size at a time."""
+
+    def __init__(self, job: TrainingJob, model: nn.Module, batch: Batch, device: torch.device, kind: str) -> None:
+        self._job, self._model, self._batch, self._device, self._kind = job, model, batch, device, kind
+        self.samples: list[Sample] = []
+        self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
+        self.pieces: tuple[ProbePiece, ...] = ()
+        self.optimizer_bytes_per_parameter_byte = 0.0
+        self._alone_s = math.nan
+
+    def take_alone(self, size: int) -> None:
+        """Time the model at a size while the other devices are idle."""
+        captured = self._captured(size)
+        self.pieces = long_enough(pieces_of(captured), self._device)
+        self._prober = Prober(self.pieces, self._device)
+        self._alone_s = _whole_s(self._times(captured, size, budget_s=0.0))
+        self.readings.clear()
+
+    def take(self, size: int, budget_s: float) -> None:
+        """Measure at a size, in company; the first one has been taken alone, too."""
+        captured, first = self._captured(size), len(self.readings)
+        times = self._times(captured, size, budget_s)
+        alone = (
+            self.samples[0].probe.alone if self.samples and self.samples[0].probe else _whole_s(times) / self._alone_s
+        )
+        sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
+        own = np.array(self.readings[first:])
+        call_s = call_seconds(self.pieces, middle_mean(own[:, 1:]).tolist())
+        known = with_shares(self.pieces, shares_of(captured, _task_s(sample), call_s))
+        self.samples.append(replace(sample, probe=job_probe(known, own, times.core_share, alone)))
+        self.optimizer_bytes_per_parameter_byte = times.optimizer_bytes_per_parameter_byte
+
+    def _captured(self, size: int) -> Captured:
+        part = next(micro_batches(self._batch, size))
+        return capture(self._model, self._job.loss, part, precision=self._job.precision(torch.device("cpu")))
+
+    def _times(self, captured: Captured, size: int, budget_s: float) -> TaskTimes:
+        return time_tasks(
+            captured,
+            self._model,
+            self._job.optimizer,
+            next(micro_batches(self._batch, size)),
+            self._device,
+            budget_s=budget_s,
+            precision=self._job.precision(self._device),
+            between=lambda: self.readings.append((time.monotonic(), *self._prober.read(_AT_ONCE))),
+        )
+
+
+def _whole_s(times: TaskTimes) -> float:
+    """Forward and backward of one micro-batch, at the share of the core that there was."""
+    return float(np.median(times.alone)) / times.core_share
+
+
+def probe_of(samples: Sequence[Sample]) -> Probe:
+    """The probe of the sample in the middle: shares of work differ a little from size to size."""
+    found = samples[len(samples) // 2].probe
+    assert found is not None
+    return found
+
+
+def _task_s(sample: Sample) -> dict[str, float]:
+    """Forward task -> its seconds with its backward."""
+    seconds: dict[str, float] = defaultdict(float)
+    for task, row in zip(sample.graph.tasks, sample.costs.seconds, strict=True):
+        if task.phase != "update":
+            seconds[task.of or task.id] += float(row[0])
+    return seconds
 
 
 def _sizes(total: int, asked: Sequence[int]) -> list[int]:
@@ -110,6 +179,7 @@ def _cost_of(last: Sample, size: int) -> float:
 
 
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str) -> Sample:
+    times = replace(times, **{name: getattr(times, name) / times.core_share for name in SECONDS})
     update_s = float(np.median(times.update))
     step_s = -(-total // size) * float(np.median(times.alone)) + update_s
     return Sample(size, graph, _costs(graph, times, kind, update_s), step_s)

@@ -32,6 +32,9 @@ Result = TypeVar("Result")
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
+SECONDS = ("forward", "backward", "whole_forward", "whole_backward", "alone", "weights", "update")  #: of TaskTimes
+
+
 @dataclass(frozen=True)
 class TaskTimes:
     """Seconds of each forward task (columns, in graph order) in each pass (rows), and of the whole model."""
@@ -46,6 +49,7 @@ class TaskTimes:
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
+    core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
 
 def time_tasks(
@@ -59,8 +63,10 @@ def time_tasks(
     least: int = 3,
     most: int = 40,
     precision: Precision = contextlib.nullcontext,
+    between: Callable[[], None] = lambda: None,
 ) -> TaskTimes:
-    """Passes over all tasks until the budget is spent, at least `least` and at most `most`, forwards inside `precision()`.
+    """Passes over all tasks until the budget is spent, at least `least` and at most `most`, forwards inside `precision()`;
+    `between` is called after every third of one.
 
     The model stays as it was.
     """
@@ -71,11 +77,15 @@ def time_tasks(
     passes: list[tuple[FloatArray, FloatArray]] = []
     weights: list[FloatArray] = []
     wholes: list[tuple[float, float, float, float]] = []
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), runner.now()
     while len(passes) < least or (len(passes) < most and time.perf_counter() - began < budget_s):
         passes.append(runner.one_pass())
+        between()
         weights.append(runner.weight_pass())
+        between()
         wholes.append(runner.whole_pass())
+        between()
+    core_share = (runner.now() - worked) / (time.perf_counter() - began)
     forward, backward, alone, update = np.array(wholes).T
     by_task = [np.array(times) for times in zip(*passes, strict=True)]
     return TaskTimes(
@@ -89,6 +99,7 @@ def time_tasks(
         np.array(weights),
         update,
         runner.optimizer_bytes_per_parameter_byte,
+        min(core_share, 1.0),
     )
 
 
@@ -225,9 +236,7 @@ class _Runner:
 
     def _mark(self, stamps: list[tuple[int, float]], task: int) -> Callable[[Tensor], None]:
         def mark(_: Tensor) -> None:
-            if self._device.type == "cuda":
-                torch.cuda.synchronize()
-            stamps.append((task, time.perf_counter()))
+            stamps.append((task, self.now()))
 
         return mark
 
@@ -235,9 +244,7 @@ class _Runner:
         """[tasks] seconds of every task's backward: from a mark of it until the next mark of any."""
         seconds = np.zeros_like(self.marks)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        ends = [t for _, t in stamps[1:]] + [time.perf_counter()]
+        ends = [t for _, t in stamps[1:]] + [self.now()]
         self.marks[:] = 0
         for (task, start), end in zip(stamps, ends, strict=True):
             seconds[task] += end - start
@@ -266,13 +273,17 @@ class _Runner:
         return held / total if total else 0.0
 
     def _timed(self, function: Callable[..., Result], *arguments: Any, **named: Any) -> tuple[float, Result]:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
+        began = self.now()
         result = function(*arguments, **named)
+        return self.now() - began, result
+
+    def now(self) -> float:
+        """Seconds of the clock by which work is timed: the CPU time of this thread, so that what others take of its core
+        does not count as work; where several threads compute, and on a GPU, the time itself."""
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - began, result
+        alone = self._device.type == "cpu" and torch.get_num_threads() == 1
+        return time.thread_time() if alone else time.perf_counter()
 
 
 def _moved(value: Any, device: torch.device) -> Any:

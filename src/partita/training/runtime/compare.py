@@ -16,8 +16,10 @@ from partita.files import dump_json, write_whole
 from partita.training.job import Batch, batch_size
 from partita.training.runtime import checkpoint
 from partita.training.runtime.batches import Progress, ahead, turns
+from partita.training.runtime.interpreter import StepResult
 from partita.training.runtime.measured import Trace, write_timeline
 from partita.training.runtime.pipeline import Pipeline
+from partita.training.runtime.recorder import gathered, readings_of
 from partita.training.runtime.session import Session
 from partita.training.runtime.single import SingleProcess
 from partita.training.runtime.train import check_same_everywhere, with_trace
@@ -35,12 +37,16 @@ def compare(session: Session) -> None:
     cpu: dict[str, list[float]] = {n: [] for n in engines}
     gradients: dict[str, float] = {}
     traces: list[Trace] = []
+    recorders = {n: session.recorder(n) for n in engines if n != "torch"}
     for turn in ahead(turns(session.job, Progress(), steps=spec.steps, epochs=spec.epochs)):
         if turn.first:
             check_same_everywhere(turn.batch, turn.done.epoch)
         board.begin_step(session.rank, turn.done.step, batch_size(turn.batch))
         for name, engine in engines.items():
-            step_s, loss, cpu_s = _timed(engine, turn.batch, turn.done.step)
+            step_s, loss, cpu_s, core_share = _timed(engine, turn.batch, turn.done.step)
+            recorder = recorders.get(name)
+            if recorder:
+                recorder.after(step_s, core_share)
             times[name].append(step_s)
             losses[name].append(loss)
             cpu[name].append(cpu_s)
@@ -49,12 +55,17 @@ def compare(session: Session) -> None:
         board.end_step(session.rank, losses[first][-1], times[first][-1])
         if spec.check_gradients and turn.done.step == 1:
             gradients = _gradient_errors(session)
+    world = session.assignment.world
+    readings = {"pipeline": gathered(recorders.get("pipeline"), world, session.rank)}
+    if recorder := recorders.get("single"):  # on rank 0
+        readings["single"] = readings_of([recorder.rows()], world[:1])
     if session.rank == 0:
         value = {
             "step_s": {n: t[spec.warmup :] for n, t in times.items()},
             "cpu_s": {n: t[spec.warmup :] for n, t in cpu.items()},
             "losses": losses,
             "gradient_errors": gradients,
+            "readings": {n: r.since(spec.warmup).to_json() for n, r in readings.items() if r},
         }
         write_whole(Path(spec.out) / "compare.json", dump_json(value))
     pipeline = engines.get("pipeline")
@@ -63,11 +74,12 @@ def compare(session: Session) -> None:
         write_timeline(session, pipeline.program_of(full), pipeline.numbers_of(full), traces, sum(cpu["pipeline"]))
 
 
-def _timed(engine: Engine | None, batch: Batch, step: int) -> tuple[float, float, float]:
-    """(seconds from a common start until all ranks are done, loss, CPU seconds of all ranks)."""
+def _timed(engine: Engine | None, batch: Batch, step: int) -> tuple[float, float, float, float]:
+    """(seconds from a common start until all ranks are done, loss, CPU seconds of all ranks, this rank's share of its core)."""
     dist.barrier()
     began, cpu = time.perf_counter(), time.process_time()
-    loss = engine.step(batch, step - 1).loss if engine is not None else float("nan")
+    result = engine.step(batch, step - 1) if engine is not None else StepResult(math.nan, 0.0)
+    loss = result.loss
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the step has only been queued
     spent, used = time.perf_counter() - began, time.process_time() - cpu
@@ -77,7 +89,8 @@ def _timed(engine: Engine | None, batch: Batch, step: int) -> tuple[float, float
     most = share[:1].clone()
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(share)
-    return float(most[0]), float(share[2] / share[3]) if share[3] > 0 else float("nan"), float(share[1])
+    mean_loss = float(share[2] / share[3]) if share[3] > 0 else math.nan
+    return float(most[0]), mean_loss, float(share[1]), result.core_share
 
 
 def _gradient_errors(session: Session) -> dict[str, float]:

@@ -6,6 +6,7 @@ receives are posted several micro-batches ahead, so that a message travels while
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ class StepResult:
 
     loss: float  #: mean over the batch; nan where this rank does not make the loss
     step_s: float
+    core_share: float = math.nan  #: of its core that this rank had while it computed; nan where that is not known
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ class Interpreter:
         self._optimising, self._ahead = optimising, ahead
         self._script = _script(program, place.device)
         self.numbers = np.array([line.number for line in self._script], np.int64)  #: [own instructions]
-        self.watch: Stopwatch = stopwatch_for(place.torch_device, len(self._script))
+        computes = [program.op[line.number] == Op.COMPUTE for line in self._script]
+        self.watch: Stopwatch = stopwatch_for(place.torch_device, computes)
         self._tags = _tags(program)
         self._receives = _receives(program, self._script)
         self._leaving: dict[int, list[Boundary]] = defaultdict(list)  # stage -> what others read of it
@@ -144,7 +147,7 @@ class Interpreter:
         except RuntimeError as error:
             raise self._broken(number, error) from error
         loss = float(sum(float(v) * w for v, w in s.losses)) if s.losses else float("nan")
-        return StepResult(loss, time.perf_counter() - began)
+        return StepResult(loss, time.perf_counter() - began, self.watch.core_share())
 
     def trace(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) of the last step, in seconds of this rank's clock, in the order of `numbers`."""

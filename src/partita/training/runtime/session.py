@@ -17,6 +17,7 @@ from partita.training.runtime.clock import Clock
 from partita.training.runtime.device import backend_for, direction_groups, torch_device
 from partita.training.runtime.join import world
 from partita.training.runtime.pipeline import Assignment, Pipeline
+from partita.training.runtime.recorder import Recorder
 from partita.training.runtime.single import SingleProcess
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.stop import StopRequest
@@ -77,6 +78,12 @@ class Session:
     @property
     def rank(self) -> int:
         return self.assignment.rank
+
+    def recorder(self, engine: str) -> Recorder | None:
+        """Takes readings of the probe for an engine; None where this rank has no part in it, or the plan knows no probe."""
+        problem, device = self.file.problem, torch_device(self.assignment.cluster, self.assignment.device)
+        probe = problem.probe if isinstance(problem, PipelineProblem) else None
+        return Recorder(probe, device) if probe and self.engines[engine] is not None else None
 
     @property
     def full_batch(self) -> int:

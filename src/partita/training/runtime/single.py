@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -27,7 +28,7 @@ class SingleProcess:
 
     def step(self, batch: Batch, step: int) -> StepResult:
         """One optimizer step on a batch."""
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.thread_time()
         self.optimizer.zero_grad(set_to_none=True)
         total, losses = batch_size(batch), []
         for part in micro_batches(batch, self._size):
@@ -42,7 +43,9 @@ class SingleProcess:
         self.optimizer.step()
         if self.scheduler:
             self.scheduler.step()
-        return StepResult(float(sum(float(v) * w for v, w in losses)), time.perf_counter() - began)
+        total_loss, step_s = float(sum(float(v) * w for v, w in losses)), time.perf_counter() - began
+        on_core = self._device.type == "cpu" and torch.get_num_threads() == 1
+        return StepResult(total_loss, step_s, min(1.0, (time.thread_time() - worked) / step_s) if on_core else math.nan)
 
     def gradients(self) -> dict[str, Tensor]:
         """The last step's gradients by parameter name."""

@@ -1,4 +1,4 @@
-"""Start and end of every instruction, in seconds of this rank's clock.
+"""Start and end of every instruction, in seconds of this rank's clock, and the share of its core that it had meanwhile.
 
 On a CPU a computation has ended when the call returns. On a GPU it has only been queued: there, events on the stream are
 read after the step (untried: no GPU was at hand when this was written).
@@ -6,7 +6,9 @@ read after the step (untried: no GPU was at hand when this was written).
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,30 @@ from partita.nouns.graph import FloatArray, IntArray
 
 
 class Stopwatch:
-    """Times of n places; `start[k]` and `end[k]` are nanoseconds of time.perf_counter_ns()."""
+    """Times of n places; `start[k]` and `end[k]` are nanoseconds of time.perf_counter_ns(). Those that compute are timed by
+    the thread's CPU time, too."""
 
-    def __init__(self, n: int) -> None:
-        self.start: IntArray = np.zeros(n, np.int64)
-        self.end: IntArray = np.zeros(n, np.int64)
+    def __init__(self, computes: Sequence[bool]) -> None:
+        """`computes` [n]: a computation, which never waits for anybody: what it is kept from its core is not its own doing."""
+        self._computes = list(computes)
+        self.start: IntArray = np.zeros(len(computes), np.int64)
+        self.end: IntArray = np.zeros(len(computes), np.int64)
+        self.work: IntArray = np.zeros(len(computes), np.int64)
 
     def begin(self, k: int) -> None:
         self.start[k] = time.perf_counter_ns()
+        if self._computes[k]:
+            self.work[k] = -time.thread_time_ns()
 
     def finish(self, k: int) -> None:
+        if self._computes[k]:
+            self.work[k] += time.thread_time_ns()
         self.end[k] = time.perf_counter_ns()
+
+    def core_share(self) -> float:
+        """The part of its computing time during which the thread was on its core; nan where it computed nothing."""
+        spent = int((self.end - self.start)[self._computes].sum())
+        return min(1.0, int(self.work[self._computes].sum()) / spent) if spent else math.nan
 
     def read(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) in seconds."""
@@ -36,15 +51,19 @@ class Stopwatch:
 class CudaStopwatch(Stopwatch):
     """Events on the current stream, tied to the host's clock when they are read."""
 
-    def __init__(self, n: int) -> None:
-        super().__init__(n)
-        self._events: list[tuple[Any, Any]] = [(_event(), _event()) for _ in range(n)]
+    def __init__(self, computes: Sequence[bool]) -> None:
+        super().__init__(computes)
+        self._events: list[tuple[Any, Any]] = [(_event(), _event()) for _ in computes]
 
     def begin(self, k: int) -> None:
         self._events[k][0].record()
 
     def finish(self, k: int) -> None:
         self._events[k][1].record()
+
+    def core_share(self) -> float:
+        """1: nobody else computes on this GPU, as far as it tells."""
+        return 1.0
 
     def read(self) -> tuple[FloatArray, FloatArray]:
         """(start, end): how long before an event that happens now. A span between events is a float32 of milliseconds, so
@@ -62,5 +81,6 @@ def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def stopwatch_for(device: torch.device, n: int) -> Stopwatch:
-    return CudaStopwatch(n) if device.type == "cuda" else Stopwatch(n)
+def stopwatch_for(device: torch.device, computes: Sequence[bool]) -> Stopwatch:
+    """The stopwatch of a device for so many instructions; `computes` [n] says which are computations."""
+    return CudaStopwatch(computes) if device.type == "cuda" else Stopwatch(computes)

@@ -22,6 +22,7 @@ from partita.training.runtime.batches import Progress, Turn, ahead, batch_digest
 from partita.training.runtime.measured import Trace, write_timeline
 from partita.training.runtime.optimizer_state import optimizer_state, restore
 from partita.training.runtime.pipeline import Pipeline
+from partita.training.runtime.recorder import gathered
 from partita.training.runtime.session import Session
 from partita.training.runtime.stop import Agreement
 
@@ -43,6 +44,7 @@ def train(session: Session) -> Progress:
     record = _Record(session, engine)
     traces: list[Trace] = []
     usage = time.process_time()
+    recorder = session.recorder(spec.engine)
     board.enter(rank, "running")
     with contextlib.closing(record), _stopping(session) as stop_after:
         for turn in _checked_turns(session, progress):
@@ -52,6 +54,8 @@ def train(session: Session) -> Progress:
             record.write(turn.done.step, result.loss, result.step_s)
             traces = with_trace(traces, session, engine, turn.batch, result.step_s, first=progress == began)
             progress = turn.done
+            if recorder:
+                recorder.after(result.step_s, result.core_share)
             store.after(progress)
             if stop_after(progress.step, result.step_s):
                 break
@@ -64,6 +68,9 @@ def train(session: Session) -> Progress:
         if isinstance(engine, Pipeline) and engine.last and traces:
             full, cpu_s = session.full_batch, time.process_time() - usage
             write_timeline(session, engine.program_of(full), engine.numbers_of(full), traces, cpu_s)
+        readings = gathered(recorder, session.assignment.world, rank)
+        if readings:
+            readings.write(Path(spec.out) / "readings.json")
     return progress
 
 

@@ -1,0 +1,192 @@
+"""Probe: how fast a device is, told by short pieces of a job's own work, when the job is measured and while it runs.
+
+A device slows down in two ways. Others take a part of its core: told by the share of the time in which a computing thread
+really was on it. And what it gets of the core does less in a second, because the core is a thread of a shared one, because
+others fill its caches, because its clock is lower: told by the CPU time that the pieces take. Neither is taken from how
+long the job's own instructions last, so a prediction at the speed of a run is still wrong by what the model missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from partita.errors import BadInput, refuse
+from partita.files import dump_json, read_json, write_whole
+from partita.nouns.costs import MOST_SECONDS
+from partita.nouns.graph import FloatArray
+from partita.records import lean, record
+
+RESTLESS = 0.5  #: readings of one device that vary by more than this share are not to be trusted
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePiece:
+    """One piece of work."""
+
+    kind: Literal["convolution", "product", "memory", "calls"]
+    sizes: tuple[int, ...]  #: what they mean is the kind's own business (`training.probing`)
+    share: float  #: of the job's time that is work of this kind
+    seconds: float  #: CPU time it took on the device that was measured, while the job was measured
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The pieces, and what they took while the job was measured."""
+
+    pieces: tuple[ProbePiece, ...]
+    core_share: float = 1.0  #: of its core that the measuring process got
+    alone: float = 1.0  #: how much faster the measured device is while the others are idle
+    spread: float = 0.0  #: standard deviation of single readings about their mean, as a share
+
+    @property
+    def seconds(self) -> float:
+        """One reading."""
+        return sum(p.seconds for p in self.pieces)
+
+    def speed(self, piece_s: FloatArray, core_share: FloatArray) -> FloatArray:
+        """[readings] how fast a device is, 1 being the measured device when it was measured.
+
+        `piece_s` [readings, pieces] CPU seconds, `core_share` [readings].
+        """
+        return np.asarray(core_share / self.core_share / self.slowness(piece_s))
+
+    def slowness(self, piece_s: FloatArray) -> FloatArray:
+        """[readings] CPU time for the job's mixture of work, as a multiple of what it was when the job was measured."""
+        shares = np.array([p.share for p in self.pieces])
+        return np.asarray(piece_s / np.array([p.seconds for p in self.pieces]) @ (shares / shares.sum()))
+
+    def check(self) -> list[str]:
+        """Every fault at once; empty when the numbers are possible."""
+        faults = [] if self.pieces else ["the probe has no pieces"]
+        for i, p in enumerate(self.pieces):
+            faults += [] if 0 <= p.share <= 1 else [f"piece {i} has the share {p.share}"]
+            faults += [] if 0 < p.seconds <= MOST_SECONDS else [f"piece {i} takes {p.seconds} s"]
+            bad = [n for n in p.sizes if not 1 <= n <= 1 << 24]
+            faults += [f"piece {i} has the size {bad[0]}"] if bad else []
+        faults += [] if sum(p.share for p in self.pieces) > 0 else ["its pieces have no share"]
+        numbers = {"core_share": self.core_share, "alone": self.alone}
+        faults += [f"{n} is {v}" for n, v in numbers.items() if not 0 < v < math.inf]
+        return faults + ([] if 0 <= self.spread < math.inf else [f"spread is {self.spread}"])
+
+    def to_json(self) -> dict[str, Any]:
+        return lean(self)
+
+    @staticmethod
+    def from_json(value: Any, what: str) -> Probe | None:
+        """The probe in a parsed JSON object; None for null. Raises BadInput with every fault at once."""
+        if value is None:
+            return None
+        probe = record(Probe, value, BadInput, what)
+        refuse(BadInput, probe.check(), what)
+        return probe
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """What the probe said of every device of a run, step by step."""
+
+    devices: tuple[str, ...]
+    piece_s: FloatArray  #: [devices, steps, pieces] CPU seconds; nan where no reading was taken after the step
+    core_share: FloatArray  #: [devices, steps] of its core while it computed; nan where it did not
+
+    def speeds(self, probe: Probe, near: int = 9) -> FloatArray:
+        """[devices, steps] the speed of each device in each step: the share of its core in that step, and the mean of the
+        `near` readings of the pieces closest to it. nan where a device was never read."""
+        found = np.full(self.core_share.shape, np.nan)
+        for d in range(len(self.devices)):
+            read = np.flatnonzero(np.isfinite(self.piece_s[d]).all(axis=1))
+            if len(read):
+                pieces = np.stack([middle_mean(self.piece_s[d][c]) for c in _closest(read, len(found[d]), near)])
+                share = self.core_share[d]
+                share = np.where(np.isfinite(share), share, np.nanmedian(share) if np.isfinite(share).any() else 1.0)
+                found[d] = probe.speed(pieces, share)
+        return found
+
+    @property
+    def count(self) -> int:
+        """Steps after which the first device was read."""
+        return int(np.isfinite(self.piece_s[0]).all(axis=1).sum()) if len(self.devices) else 0
+
+    def spread(self, probe: Probe) -> float:
+        """Standard deviation of single readings about their mean, as a share: the largest of any device's."""
+        return max((scatter(probe.slowness(rows[np.isfinite(rows).all(axis=1)])) for rows in self.piece_s), default=0.0)
+
+    def since(self, step: int) -> Readings:
+        """Without the steps before; what was read during them stays with the first that is left.
+
+        The first readings of a short run are taken while it warms up: they count."""
+        if not step or step >= self.core_share.shape[1]:
+            return self
+        early = self.piece_s[:, : step + 1]
+        pieces = self.piece_s[:, step:].copy()
+        read = np.isfinite(early.sum(axis=2))
+        for d in range(len(self.devices)):
+            if read[d].any():
+                pieces[d, 0] = early[d][read[d]].mean(axis=0)
+        return Readings(self.devices, pieces, self.core_share[:, step:])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": "partita-readings",
+            "version": 1,
+            "devices": list(self.devices),
+            "piece_s": _numbers(self.piece_s),
+            "core_share": _numbers(self.core_share),
+        }
+
+    def write(self, path: str | Path) -> Path:
+        return write_whole(path, dump_json(self.to_json()))
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], what: str = "readings") -> Readings:
+        """Raises BadInput where it is damaged."""
+        try:
+            pieces, share = (np.array(value[k], np.float64) for k in ("piece_s", "core_share"))
+            readings = Readings(tuple(map(str, value["devices"])), pieces, share)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{what}: {type(error).__name__}: {error}", hint="run again") from error
+        if pieces.ndim != 3 or pieces.shape[:2] != share.shape or len(share) != len(readings.devices):
+            raise BadInput(f"{what}: shapes {pieces.shape} and {share.shape} do not fit", hint="run again")
+        return readings
+
+    @staticmethod
+    def read(path: str | Path) -> Readings:
+        """The readings in a file."""
+        return Readings.from_json(read_json(path, BadInput, "partita-readings"), str(path))
+
+
+def scatter(values: FloatArray) -> float:
+    """Standard deviation about the mean, as a share of it; 0 of less than two."""
+    return float(values.std() / values.mean()) if len(values) > 1 else 0.0
+
+
+def middle_mean(readings: FloatArray) -> FloatArray:
+    """[pieces] mean of readings [n, pieces] without the highest and the lowest tenth of them.
+
+    What a job takes is the sum of all that its time was like: so a mean, and not a median.
+    """
+    cut = len(readings) // 10
+    return np.asarray(np.sort(readings, axis=0)[cut : len(readings) - cut].mean(axis=0))
+
+
+def _closest(read: Sequence[int] | np.ndarray[Any, Any], steps: int, near: int) -> list[np.ndarray[Any, Any]]:
+    """[steps] of the steps that were read, the `near` closest to each.
+
+    >>> [c.tolist() for c in _closest(np.array([0, 3, 9]), 5, 2)]
+    [[0, 3], [0, 3], [3, 0], [3, 0], [3, 0]]
+    """
+    read = np.asarray(read)
+    return [read[np.argsort(np.abs(read - step), kind="stable")[:near]] for step in range(steps)]
+
+
+def _numbers(values: FloatArray) -> Any:
+    """Nested lists; null for nan."""
+    plain = values.astype(object)
+    plain[~np.isfinite(values)] = None
+    return plain.tolist()

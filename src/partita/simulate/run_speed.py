@@ -1,0 +1,116 @@
+"""What a plan would take at the speeds that its devices had while it ran: the part of an error that is the machine's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from partita.nouns.cluster import Cluster
+from partita.nouns.graph import FloatArray
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile
+from partita.nouns.probe import RESTLESS, Probe, Readings
+from partita.simulate.lower import program_of
+from partita.simulate.simulator import Simulator, durations
+
+_STEPS = 200  #: simulated at most; of a longer run so many, evenly spread
+CHANGED = 0.1  #: a device's speed changed by less than this share is not worth a word
+MODEL = (
+    0.08  #: of the predicted step: nine in ten runs on a quiet machine were predicted within (benchmarks/prediction.py)
+)
+NINE_IN_TEN = 1.645  #: standard deviations to either side
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """How fast a device was."""
+
+    device: str
+    planned: float  #: when it was measured; 1 is the device on which the costs were measured
+    ran: float  #: median over the steps of the run; nan where it was not read
+
+    @property
+    def change(self) -> float:
+        """ran / planned: below 1 it was slower than the plan was told."""
+        return self.ran / self.planned
+
+
+@dataclass(frozen=True)
+class RunSpeed:
+    """A prediction made again for the speeds of a run."""
+
+    step_s: float  #: median over its steps
+    low_s: float  #: nine times out of ten the measured median lies from here
+    high_s: float  #: to here
+    devices: tuple[DeviceSpeed, ...]
+    spread: float  #: of single readings about their median, the larger of those taken in measuring and in the run
+
+    @property
+    def restless(self) -> bool:
+        return self.spread > RESTLESS
+
+    @property
+    def changed(self) -> tuple[DeviceSpeed, ...]:
+        """Devices whose speed was clearly another than the plan was told."""
+        return tuple(d for d in self.devices if abs(math.log(d.change)) > CHANGED)
+
+    def to_json(self) -> dict[str, Any]:
+        """What stands beside a prediction in every document."""
+        return {
+            "predicted_at_run_speed_s": self.step_s,
+            "interval_at_run_speed_s": [self.low_s, self.high_s],
+            "devices_ran": [{"device": d.device, "planned": d.planned, "ran": d.ran} for d in self.devices],
+        }
+
+
+def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
+    """The prediction at the speeds of a run; None where they are not known."""
+    problem, plan = file.problem, file.plan
+    if readings is None or not isinstance(problem, PipelineProblem) or not isinstance(plan, PipelinePlan):
+        return None
+    if problem.probe is None or any(d not in problem.cluster.by_name for d in readings.devices):
+        return None
+    speeds = readings.speeds(problem.probe)
+    if not np.isfinite(speeds).any():
+        return None
+    steps = steps_at_run_speed(problem, plan, problem.probe, readings)
+    planned = [problem.cluster.by_name[d].speed for d in readings.devices]
+    devices = tuple(
+        DeviceSpeed(d, p, float(r)) for d, p, r in zip(readings.devices, planned, _medians(speeds), strict=True)
+    )
+    middle, spread = float(np.median(steps)), readings.spread(problem.probe)
+    wide = float(np.hypot(MODEL, NINE_IN_TEN * spread / np.sqrt(max(1, readings.count))))
+    return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, max(spread, problem.probe.spread))
+
+
+def steps_at_run_speed(problem: PipelineProblem, plan: PipelinePlan, probe: Probe, readings: Readings) -> FloatArray:
+    """[steps] seconds of each step that was run, as the simulator predicts them at the speeds that the devices had in it.
+
+    Computing and handling messages go as fast as the device; links are taken to be as they were measured. O(steps x instructions).
+    """
+    program = program_of(problem, plan)
+    given = durations(program, problem.graph, problem.costs, problem.cluster)
+    ran = readings.speeds(probe)
+    ran = ran[:, np.unique(np.linspace(0, ran.shape[1] - 1, _STEPS).astype(int))]
+    slower = np.ones((ran.shape[1], len(program.queues)))
+    for device, speeds in zip(readings.devices, ran, strict=True):
+        planned = problem.cluster.by_name[device].speed
+        slower[:, program.queues.index(device)] = np.where(np.isfinite(speeds), planned / speeds, 1.0)
+    return Simulator(program).evaluate_many(given.busy_s * slower[:, program.queue], given.lag_s)
+
+
+def as_they_ran(problem: PipelineProblem, devices: tuple[DeviceSpeed, ...]) -> Cluster:
+    """The problem's cluster with the devices at the speeds at which they ran."""
+    ran = {d.device: d.ran for d in devices if math.isfinite(d.ran)}
+    return replace(
+        problem.cluster, devices=tuple(replace(d, speed=ran.get(d.name, d.speed)) for d in problem.cluster.devices)
+    )
+
+
+def _medians(speeds: FloatArray) -> FloatArray:
+    """[devices] over the steps; nan where there is none."""
+    return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in speeds])

@@ -1,0 +1,61 @@
+"""How fast the devices are beside each other, told by readings of the probe that were taken on all of them at the same time.
+
+Readings scatter, and the machine drifts under them: so the time is cut into spans, a device is compared with the measured
+one within each, and it is called slower or faster only where the spans agree about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from partita.nouns.cluster import Device
+from partita.nouns.graph import FloatArray
+from partita.nouns.probe import Probe, ProbePiece, middle_mean, scatter
+
+ALIKE = 0.03  #: devices whose speeds differ by less are called equal
+_SPANS = 8
+
+
+def job_probe(pieces: Sequence[ProbePiece], own: FloatArray, core_share: float, alone: float) -> Probe:
+    """The probe of a job on the device where it was measured; `own` [readings, 1 + pieces]: moment, seconds of each piece."""
+    typical = middle_mean(own[:, 1:])
+    known = tuple(replace(p, seconds=float(s)) for p, s in zip(pieces, typical, strict=True))
+    probe = Probe(known, core_share, alone)
+    return replace(probe, spread=scatter(probe.slowness(own[:, 1:])))
+
+
+def relative_speed(probe: Probe, own: FloatArray, other: FloatArray) -> float:
+    """Speed of another device, the measured one's being 1; exactly 1 where the readings do not tell them apart.
+
+    `own` [readings, 1 + pieces]; `other` [steps, 3 + pieces]: when a step had ended, its CPU seconds, its seconds, and the
+    pieces'.
+    """
+    begin, end = max(own[0, 0], other[0, 0]), min(own[-1, 0], other[-1, 0])
+    edges = np.linspace(begin, end, _SPANS + 1)
+    ratios = []
+    for low, high in pairwise(edges.tolist()):
+        mine, its = (rows[(rows[:, 0] >= low) & (rows[:, 0] <= high)] for rows in (own, other))
+        if len(mine) and len(its):
+            share = its[:, 1].sum() / its[:, 2].sum()
+            speeds = [
+                probe.speed(middle_mean(r), np.array(s))
+                for r, s in ((its[:, 3:], share), (mine[:, 1:], probe.core_share))
+            ]
+            ratios.append(float(np.log(speeds[0] / speeds[1])))
+    if len(ratios) < 2:
+        return 1.0
+    middle, error = float(np.median(ratios)), float(np.std(ratios, ddof=1) / np.sqrt(len(ratios)))
+    return float(np.exp(middle)) if abs(middle) > max(ALIKE, 2 * error) else 1.0
+
+
+def with_speeds(
+    devices: Sequence[Device], probe: Probe, own: FloatArray, others: Mapping[str, FloatArray]
+) -> tuple[Device, ...]:
+    """The devices with their speeds; one that shares its cores with another has the other's."""
+    speed = {d: relative_speed(probe, own, rows) for d, rows in others.items() if len(rows) and len(own)}
+    by_cores = {d.cores: speed[d.name] for d in devices if d.name in speed}
+    return tuple(replace(d, speed=speed.get(d.name, by_cores.get(d.cores, 1.0))) for d in devices)

@@ -1,0 +1,97 @@
+"""Probe and Readings: speeds from seconds and shares of a core, files that are damaged."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partita.errors import BadInput
+from partita.nouns.probe import Probe, ProbePiece, Readings, middle_mean
+
+PROBE = Probe((ProbePiece("product", (1, 8, 8, 8), 0.75, 1e-3), ProbePiece("calls", (4,), 0.25, 2e-3)), core_share=0.9)
+SAME = [1e-3, 2e-3]
+
+
+def readings(piece_s: object, core_share: object) -> Readings:
+    pieces, share = np.array(piece_s, float), np.array(core_share, float)
+    return Readings(tuple(f"cpu{d}" for d in range(len(share))), pieces, share)
+
+
+def test_the_same_readings_mean_the_same_speed() -> None:
+    assert PROBE.speed(np.array([SAME]), np.array([0.9])) == pytest.approx([1.0])
+
+
+def test_half_of_the_core_is_half_the_speed() -> None:
+    assert PROBE.speed(np.array([SAME]), np.array([0.45])) == pytest.approx([0.5])
+
+
+def test_pieces_count_by_their_share_of_the_job() -> None:
+    slower = PROBE.speed(np.array([[2e-3, 2e-3], [1e-3, 4e-3]]), np.array([0.9, 0.9]))
+    assert slower == pytest.approx([1 / 1.75, 1 / 1.25])
+
+
+def test_steps_without_a_reading_go_by_those_that_are_near() -> None:
+    nothing = [math.nan] * 2
+    told = readings([[SAME, nothing, nothing, [2e-3, 4e-3]]], [[0.9, 0.9, 0.45, 0.9]])
+    assert told.speeds(PROBE, near=1) == pytest.approx(np.array([[1.0, 1.0, 0.25, 0.5]]))
+
+
+def test_a_device_that_was_never_read_has_no_speed() -> None:
+    told = readings([[SAME] * 2, [[math.nan] * 2] * 2], [[0.9, 0.9], [0.9, 0.9]])
+    speeds = told.speeds(PROBE)
+    assert speeds[0] == pytest.approx([1.0, 1.0])
+    assert np.isnan(speeds[1]).all()
+
+
+def test_a_device_that_computed_nothing_in_a_step_is_taken_as_in_its_others() -> None:
+    told = readings([[SAME] * 3], [[0.9, math.nan, 0.9]])
+    assert told.speeds(PROBE) == pytest.approx(np.array([[1.0, 1.0, 1.0]]))
+
+
+def test_warm_up_leaves_its_readings_to_the_first_step_that_counts() -> None:
+    nothing = [math.nan] * 2
+    told = readings([[SAME, [3e-3, 6e-3], nothing, nothing]], [[0.1, 0.2, 0.3, 0.4]]).since(2)
+    assert told.core_share.tolist() == [[0.3, 0.4]]
+    assert told.piece_s[0, 0] == pytest.approx([2e-3, 4e-3])
+    assert np.isnan(told.piece_s[0, 1]).all()
+
+
+def test_one_outlier_does_not_move_the_mean_of_the_middle() -> None:
+    assert middle_mean(np.array([[1.0]] * 19 + [[100.0]])) == pytest.approx([1.0])
+    assert middle_mean(np.array([[1.0], [3.0]])) == pytest.approx([2.0])
+
+
+def test_files_give_back_what_was_written(tmp_path: Path) -> None:
+    told = readings([[SAME, [math.nan] * 2]], [[0.9, math.nan]])
+    again = Readings.read(told.write(tmp_path / "readings.json"))
+    np.testing.assert_array_equal(again.piece_s, told.piece_s)
+    np.testing.assert_array_equal(again.core_share, told.core_share)
+    assert Probe.from_json(PROBE.to_json(), "it") == PROBE
+    assert Probe.from_json(None, "it") is None
+
+
+@pytest.mark.parametrize(
+    "part", [{"piece_s": [[[1.0]]], "core_share": [[1.0, 1.0]]}, {"core_share": "x"}, {"devices": []}]
+)
+def test_damaged_readings_are_refused(part: dict[str, object]) -> None:
+    value = {**readings([[SAME]], [[0.9]]).to_json(), **part}
+    with pytest.raises(BadInput):
+        Readings.from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pieces": []}, "no pieces"),
+        ({"core_share": 0}, "core_share is 0"),
+        ({"alone": -1.0}, "alone is -1"),
+        ({"pieces": [{"kind": "calls", "sizes": [4], "share": 0.0, "seconds": 1e-3}]}, "no share"),
+        ({"pieces": [{"kind": "calls", "sizes": [0], "share": 1.0, "seconds": 1e-3}]}, "size 0"),
+        ({"pieces": [{"kind": "song", "sizes": [1], "share": 1.0, "seconds": 1e-3}]}, "song"),
+        ({"pieces": [{"kind": "calls", "sizes": [1], "share": 1.0, "seconds": 0.0}]}, "takes 0"),
+    ],
+)
+def test_impossible_probes_are_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        Probe.from_json({**PROBE.to_json(), **change}, "it")

@@ -1,0 +1,67 @@
+"""Predictions made again for the speeds of a run."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pipeline.plan.planning_worlds import chain_profile
+
+from partita.nouns.probe import Probe, ProbePiece, Readings
+from partita.pipeline.plan.planner import plan_pipeline
+from partita.simulate.predicted import predicted
+from partita.simulate.run_speed import as_they_ran, run_speed
+
+PROBE = Probe((ProbePiece("calls", (4,), 1.0, 1e-3),))
+
+
+def planned(devices: int = 2):
+    file = plan_pipeline(chain_profile(devices=devices), stages=devices, allow_replicas=False)
+    return replace(file, problem=replace(file.problem, probe=PROBE))
+
+
+def ran(*speeds: list[float]) -> Readings:
+    """[devices][steps] speeds, told by the pieces."""
+    table = np.array(speeds)
+    return Readings(tuple(f"cpu{d}" for d in range(len(table))), 1e-3 / table[:, :, None], np.ones(table.shape))
+
+
+def test_the_speed_of_the_plan_gives_the_plan_s_prediction() -> None:
+    file = planned()
+    found = run_speed(file, ran([1.0] * 3, [1.0] * 3))
+    assert found is not None
+    assert found.step_s == pytest.approx(predicted(file.problem, file.plan).duration_s)
+    assert found.changed == ()
+
+
+def test_devices_at_half_their_speed_take_twice_as_long() -> None:
+    file = planned()
+    found = run_speed(file, ran([0.5] * 3, [0.5] * 3))
+    assert found is not None
+    assert found.step_s == pytest.approx(2 * predicted(file.problem, file.plan).duration_s)
+    assert [d.change for d in found.changed] == pytest.approx([0.5, 0.5])
+
+
+def test_one_slow_device_is_simulated_as_what_it_is() -> None:
+    file = planned()
+    found = run_speed(file, ran([1.0] * 3, [0.6] * 3))
+    assert found is not None
+    cluster = as_they_ran(file.problem, found.devices)
+    assert found.step_s == pytest.approx(predicted(file.problem.on(cluster), file.plan).duration_s)
+
+
+def test_the_median_is_over_the_steps() -> None:
+    file = planned()
+    slow = run_speed(file, ran([1.0] * 20 + [0.5] * 30, [1.0] * 20 + [0.5] * 30))
+    assert slow is not None
+    assert slow.step_s == pytest.approx(2 * predicted(file.problem, file.plan).duration_s)
+    assert slow.low_s < slow.step_s < slow.high_s
+
+
+def test_without_a_probe_or_readings_nothing_is_said() -> None:
+    file = planned()
+    assert run_speed(file, None) is None
+    assert run_speed(replace(file, problem=replace(file.problem, probe=None)), ran([1.0], [1.0])) is None
+    never = Readings(("cpu0", "cpu1"), np.full((2, 3, 1), math.nan), np.ones((2, 3)))
+    assert run_speed(file, never) is None
+    assert run_speed(file, replace(ran([1.0], [1.0]), devices=("a", "b"))) is None
