@@ -47,6 +47,12 @@ class Prober:
                 row[i] = self._now() - began
         return tuple(float(x) for x in np.median(found, axis=0))
 
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            return time.perf_counter()
+        return time.thread_time()
+
 
 # ---- choosing the pieces ------------------------------------------------------------------------------------------------
 
