@@ -9,6 +9,7 @@ calls         (times): a tiny operation with its backward, which costs Python, t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
