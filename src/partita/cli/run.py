@@ -19,6 +19,7 @@ from partita.simulate.predicted import predicted
 
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile
+    from partita.simulate.run_speed import RunSpeed
     from partita.training.runtime.worker_status import Row
 
 
@@ -44,6 +45,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every", type=int, default=0, metavar="STEPS", help="besides the one at the end (default: none)"
     )
     parser.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in this folder")
+    parser.add_argument(
+        "--replan",
+        action="store_true",
+        help="probe the devices first, and plan again where they are not as fast as the plan was told",
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each worker (default: 1)")
     parser.add_argument(
         "--timeout-s",
@@ -72,6 +78,8 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         read_metrics(Path(options.out) / "metrics.jsonl")  # and so is a damaged record that would be continued
     check_folder(options.out)
     file = _plan(options, settings, talk)
+    if options.replan:
+        file = _replanned(file, settings, talk)
     step_s = predicted(file.problem, file.plan).duration_s
     workers = len(getattr(file.plan, "devices", ()))
     talk.step(f"training on {workers} worker{'s' * (workers != 1)}, predicted {seconds(step_s)} a step")
@@ -148,6 +156,24 @@ def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> 
     return plan_pipeline(profile, allow_replicas=options.engine != "torch", allow_recompute=options.engine != "torch")
 
 
+def _replanned(file: PlanFile, settings: dict[str, str], talk: Talk) -> PlanFile:
+    """The plan, or a better one for the devices as fast as they are now. Raises BadInput for a plan that knows no probe."""
+    from partita.nouns.pipeline_problem import PipelineProblem
+    from partita.page.run_speed import device_changes, gain
+    from partita.pipeline.run.replan import replanned
+    from partita.training.measure.again import speeds_now
+
+    problem = file.problem
+    if not isinstance(problem, PipelineProblem) or problem.probe is None:
+        raise BadInput("--replan: the plan does not say how fast the devices were", hint="measure and plan again")
+    talk.step("probing the devices")
+    speeds = speeds_now(problem, settings, tuple(d.name for d in problem.cluster.devices))
+    found = replanned(file, speeds)
+    for line in [*device_changes(speeds), gain(found.old_s, found.new_s, found.worth_it)]:
+        talk.say(f"   {line}")
+    return found.file
+
+
 def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> dict[str, Any]:
     """Inside torchrun: this process is one rank."""
     from partita.nouns.plan import PlanFile
@@ -213,10 +239,21 @@ def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str) -> dict[s
         "measured_step_s": measured,
         "error": foreseen / measured - 1 if measured else None,
         **(ran.to_json() if ran else {"predicted_at_run_speed_s": None}),
-        "machine": sentences(ran, foreseen, measured) if ran and measured else [],
+        "machine": [*sentences(ran, foreseen, measured), *_advice(file, ran)] if ran and measured else [],
         "wall_s": wall_s,
         "checkpoints": str(folder / "checkpoints") if (folder / "checkpoints").is_dir() else None,
     }
+
+
+def _advice(file: PlanFile, ran: RunSpeed) -> list[str]:
+    """What a new plan would bring, where a device was slower or faster than it was."""
+    from partita.page.run_speed import advice
+    from partita.pipeline.run.replan import replanned
+
+    if not ran.changed:
+        return []
+    found = replanned(file, ran.devices)
+    return [advice(found.old_s, found.new_s)] if found.worth_it else []
 
 
 def text(document: dict[str, Any]) -> str:

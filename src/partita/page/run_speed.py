@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from partita.page.agreement import relative_error
 from partita.page.text import percent, seconds
-from partita.simulate.run_speed import RunSpeed
+from partita.simulate.run_speed import DeviceSpeed, RunSpeed
 
 
 def sentences(run: RunSpeed, predicted_s: float, measured_s: float) -> list[str]:
@@ -20,7 +22,7 @@ def sentences(run: RunSpeed, predicted_s: float, measured_s: float) -> list[str]
         f"At the speeds that the devices had in this run, {seconds(run.step_s)} are predicted: "
         f"{percent(abs(model))} off, which is the model's part."
     ]
-    changed = " ".join(changes(run))
+    changed = " ".join(device_changes(run.devices))
     lines.append(f"The machine's part: {percent(machine, signed=True)}. {changed}".strip())
     if run.restless:
         lines.append(
@@ -29,6 +31,22 @@ def sentences(run: RunSpeed, predicted_s: float, measured_s: float) -> list[str]
     return lines
 
 
-def changes(run: RunSpeed) -> list[str]:
+def device_changes(devices: Sequence[DeviceSpeed]) -> list[str]:
     """A sentence for every device that was clearly slower or faster than the plan was told."""
-    return [f"{d.device} ran at {d.change:.2f} of the speed that the plan was made for." for d in run.changed]
+    return [f"{d.device} ran at {d.change:.2f} of the speed that the plan was made for." for d in devices if d.changed]
+
+
+def advice(old_s: float, new_s: float) -> str:
+    """What a new plan would bring."""
+    return f"At these speeds a new plan would take {seconds(new_s)} a step, this one {seconds(old_s)} (--replan)."
+
+
+def gain(old_s: float, new_s: float, worth_it: bool) -> str:
+    """What planning again came to.
+
+    >>> gain(0.26, 0.21, True)
+    'Planned again: 210 ms a step instead of 260 ms.'
+    """
+    if worth_it:
+        return f"Planned again: {seconds(new_s)} a step instead of {seconds(old_s)}."
+    return f"The plan stays: {seconds(old_s)} a step at these speeds, and no other plan found is clearly faster."

@@ -38,6 +38,11 @@ class DeviceSpeed:
         """ran / planned: below 1 it was slower than the plan was told."""
         return self.ran / self.planned
 
+    @property
+    def changed(self) -> bool:
+        """It was clearly slower or faster than the plan was told."""
+        return math.isfinite(self.ran) and abs(math.log(self.change)) > CHANGED
+
 
 @dataclass(frozen=True)
 class RunSpeed:
@@ -56,7 +61,7 @@ class RunSpeed:
     @property
     def changed(self) -> tuple[DeviceSpeed, ...]:
         """Devices whose speed was clearly another than the plan was told."""
-        return tuple(d for d in self.devices if abs(math.log(d.change)) > CHANGED)
+        return tuple(d for d in self.devices if d.changed)
 
     def to_json(self) -> dict[str, Any]:
         """What stands beside a prediction in every document."""

@@ -63,10 +63,10 @@ class Company:
 def company(
     source: str, settings: Mapping[str, str], devices: Sequence[Device], size: int, pieces: Sequence[ProbePiece]
 ) -> Iterator[Company]:
-    """While the context lasts, every other device's cores train the job's model on micro-batches of `size`, and read the
-    probe after every step."""
-    taken, others = set(devices[0].cores), []
-    for d in devices[1:]:
+    """While the context lasts, each of these devices, as far as they have cores of their own, trains the job's model on
+    micro-batches of `size`, and reads the probe after every step."""
+    taken, others = set[int](), []
+    for d in devices:
         if d.kind == "cpu" and d.cores and not set(d.cores) & taken:
             taken |= set(d.cores)
             others.append(d)

@@ -63,7 +63,8 @@ def measure_job(
     steps = len(wanted) + 1
     with pinned(local[0]):
         measuring.take_alone(wanted[0])
-    with company(source, settings or {}, local, wanted[0], measuring.pieces) as others, pinned(local[0]):
+    others = [d for d in local[1:] if d.cores != local[0].cores]
+    with company(source, settings or {}, others, wanted[0], measuring.pieces) as busy, pinned(local[0]):
         ready = time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
@@ -71,7 +72,7 @@ def measure_job(
             if measuring.samples and not sizes and left < _cost_of(measuring.samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
             measuring.take(size, max(left, 0.0) / (len(wanted) - i))
-        read = {name: others.steps(name, ready) for name in others.logs}
+        read = {name: busy.steps(name, ready) for name in busy.logs}
     samples = measuring.samples
     progress("measuring tasks", steps - 1, steps)
     cluster = _linked(with_speeds(local, probe_of(samples), np.array(measuring.readings), read))
