@@ -7,8 +7,8 @@ For throughput, a portfolio in rounds; in each, two threads work side by side an
                 contiguous optimum, each device alone  the set that a minimum cut says is hardest
     proof       annealing, short restarts              the whole as a constraint program, to find    25 %
                                                        better or prove that there is none
-    search      annealing, one long run                sets of atoms, priced: a bound, and           45 %
-                                                       placements made of them; annealing
+    search      annealing, one long run; placements    sets of atoms, priced: a bound                45 %
+                made of priced sets
     finish      annealing from the best                the same again, from the best now known       20 %
 
 Large narrow graphs begin with the prices. Graphs of many parallel branches are too wide for them: a few devices at a time are
@@ -41,7 +41,7 @@ from partita.placement.plan.free_links import free_over_unequal_links
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import plan_makespan
 from partita.placement.plan.min_cut import anchors, network
-from partita.placement.plan.portfolio import Search, anchored, annealed, narrow, parts, priced, provable, proven
+from partita.placement.plan.portfolio import Search, anchored, annealed, filled, narrow, parts, priced, provable, proven
 
 MOST_TO_PROVE = 200  #: atoms of a narrow graph up to which the constraint program is tried before the prices
 
@@ -143,10 +143,11 @@ def _proof(search: Search) -> None:
 
 def _search(search: Search) -> None:
     """One long run beside parts and a second run."""
-    long = annealed(search, search.base, 0.45)
     if narrow(search):
-        search.round([long], [priced(search, 0.45)])
-    elif _has_parts(search):
+        search.round([filled(search, 0.2), annealed(search, search.base, 0.25)], [priced(search, 0.45)])
+        return
+    long = annealed(search, search.base, 0.45)
+    if _has_parts(search):
         search.round([long], [parts(search, 0.2), annealed(search, search.base, 0.25)])
     else:
         search.round([long], [annealed(search, search.base, 0.45)])
@@ -154,10 +155,11 @@ def _search(search: Search) -> None:
 
 def _finish(search: Search) -> None:
     """The best improved at low heat, and proven if it can be."""
-    cool = annealed(search, search.base, 0.2, 1e-2)
     if narrow(search):
-        search.round([cool], [priced(search, 0.2)])
-    elif _has_parts(search):
+        search.round([filled(search, 0.12), annealed(search, search.base, 0.08, 1e-2)], [priced(search, 0.2)])
+        return
+    cool = annealed(search, search.base, 0.2, 1e-2)
+    if _has_parts(search):
         search.round([cool], [*([proven(search, 0.12)] if provable(search) else []), parts(search, 0.08)])
     else:
         search.round([cool], [annealed(search, search.base, 0.2, 1e-3)])

@@ -205,18 +205,23 @@ def narrow(search: Search) -> bool:
 
 
 def priced(search: Search, share: float) -> Job:
-    """A job: the bound of priced sets, then annealing from the best placement by such sets."""
+    """A job: the bound of priced sets."""
+    prices, bound, value = search.prices, search.bound_s, search.value_s
+    assert prices is not None
+    most = share * search.budget_s * CELLS_PER_S
+    return lambda: Finding(None, "priced sets", prices.raised(bound, value, most, search.stop))
+
+
+def filled(search: Search, share: float) -> Job:
+    """A job: placements of the sets that are worth most by the prices known, then annealing from the best of them."""
     prices, best, bound, value = search.prices, search.base, search.bound_s, search.value_s
-    seed = search.seed * 1000 + next(search.numbers)
+    assert prices is not None
+    price, seed = prices.price, search.seed * 1000 + next(search.numbers)
+    cells, units = 0.7 * share * search.budget_s * CELLS_PER_S, 0.3 * share * search.budget_s * UNITS_PER_S
 
     def job() -> Finding:
-        assert prices is not None
-        found = prices.raised(bound, value, 0.72 * share * search.budget_s * CELLS_PER_S, search.stop)
-        where = prices.filled(best, found, value, 0.2 * share * search.budget_s * CELLS_PER_S, seed)
-        units = 0.1 * share * search.budget_s * UNITS_PER_S
-        return Finding(
-            anneal(search.model, where, units=units, seed=seed, hot=1e-2, stop=search.stop), "priced sets", found
-        )
+        where = prices.filled(best, price, bound, value, cells, seed, search.stop)
+        return Finding(anneal(search.model, where, units=units, seed=seed, hot=1e-2, stop=search.stop), "priced sets")
 
     return job
 

@@ -9,6 +9,10 @@ This is Gilmore and Gomory's bound for bin packing, with loads that share costs 
 its relaxed labels. Good prices are the duals of the linear program over the sets met so far (column generation), kept in a
 box around the best known prices, which keeps them from leaping (Marsten, Hogan and Blankenship, "The boxstep method",
 Operations Research 1975). Prices near the work of the atoms are good from the start. Memory is left out of account.
+
+Networks repeat their layers, and a set stands for its copies in the other layers too. So at first all atoms of a kind have
+one price: some forty prices instead of hundreds, found in a tenth of the sweeps. Once the linear program knows no better
+ones, every atom gets its own.
 """
 
 from __future__ import annotations
@@ -20,8 +24,10 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, hstack
 
 from partita.nouns.graph import Csr, FloatArray, IntArray
+from partita.placement.plan.absorbed import absorbed
 from partita.placement.plan.alarm import FlagArray
-from partita.placement.plan.load import Bools, LoadModel
+from partita.placement.plan.atom_kinds import atom_kinds
+from partita.placement.plan.load import Bools, LoadModel, summed
 from partita.placement.plan.sweep import Sweep
 
 MOST_STATES = 100_000
@@ -34,17 +40,19 @@ BUCKETS = (
     2048,
 )  #: of load: at first, where prices look good, and when proving; more for sweeps of few states
 ROUGH = 48  #: when filling devices
-FINEST, CELLS = 16_384, 1e6  #: buckets; cells of the first kind that are not too many
-HALVINGS = 2  #: of the way from the bound to a limit that could not be excluded
+FINEST, CELLS = 4096, 1e6  #: buckets; cells of the first kind that are not too many
 FIRST_BOX, LEAST_BOX = 0.03, 2e-4
-ENOUGH = 1.0 + 2e-5  #: worth of prices, the most that devices hold being 1, with which the proof is tried
+KINDS_BOX = 0.1  #: the first one where atoms of a kind have one price
+ENOUGH = (
+    1.001  #: worth of prices, the most that devices hold being 1, with which the proof is tried; it is dear for less
+)
 WIDE = 1e-2  #: a gap, as a share, from which prices close more than other searches
 CLOSE = 1e-3  #: share of the value, at which nothing more is tried
 MOST_WORTH = 1e6  #: of prices, where no set is below the limit
 ROUNDING = 1e-6
 MOST_ROWS = 400  #: of a linear program: sets
 LP_CELLS = 1800.0  #: cells of the sweep that an entry of the linear program takes as long as
-CELLS_PER_S = 8e8  #: cautiously: 1.1e9 on one of 2 Xeon cores with others at work, 2026-11-21
+CELLS_PER_S = 8e8  #: 7e8 to 9e8 on one of 2 Xeon cores with others at work, 2026-11-21
 
 
 @dataclass(eq=False)
@@ -52,12 +60,14 @@ class SetPrices:
     """The search for prices."""
 
     whole: LoadModel  #: the problem
-    model: LoadModel  #: without nets that cost next to nothing
+    atom_of: IntArray  #: [atoms of the whole]
+    model: LoadModel  #: without atoms that may as well be beside a neighbour, nor nets that cost next to nothing
     sweeps: list[Sweep]  #: [classes]
+    kind: IntArray  #: [atoms] those of a kind have one price
     price: FloatArray  #: [atoms] the best known, worth 1 in total
     reach: FloatArray  #: [atoms] how far a price may move in a box of 1
     sets: list[tuple[int, Bools, float]] = field(default_factory=list)  #: (class, [atoms], the limit it was met under)
-    box: float = FIRST_BOX
+    box: float = KINDS_BOX
     spent: float = 0.0  #: cells of the sweep, and the linear programs in the same unit
 
     @staticmethod
@@ -65,16 +75,19 @@ class SetPrices:
         """For a bound up to a known value; None where the model is too wide, or not of rule "sum"."""
         if model.rule != "sum" or not model.class_pays.any() or model.work_s.shape[1] > MOST_CLASSES:
             return None
-        work, whole, model = model.work_s.min(axis=1), model, _without_cheap_nets(model, LEFT_OUT * known_s)
-        if model.atoms > MOST_ATOMS or not work.sum() > 0 or float((np.diff(model.nets.start) ** 2).sum()) > MOST_PAIRS:
+        if model.atoms > MOST_ATOMS or _pairs(model) > MOST_PAIRS:
             return None
-        sweep = Sweep.of(model, MOST_STATES)
+        whole, (model, atom_of) = model, absorbed(model, known_s)
+        model = _without_cheap_nets(model, LEFT_OUT * known_s)
+        work = model.work_s[:, model.class_pays].min(axis=1)
+        sweep = Sweep.of(model, MOST_STATES) if 0 < work.sum() < np.inf else None
         if sweep is None:
             return None
-        alone = sweep.without_nets()
+        alone, kind = sweep.without_nets(), atom_kinds(model)
         beside = np.bincount(model.nets.items, np.repeat(model.cost_s, np.diff(model.nets.start)), model.atoms)
         sweeps = [sweep if pays else alone for pays in model.class_pays]
-        return SetPrices(whole, model, sweeps, work / work.sum(), (work + beside / 3) / work.sum())
+        price, reach = (_mean(kind, x / work.sum()) for x in (work, work + beside / 3))
+        return SetPrices(whole, atom_of, model, sweeps, kind, price, reach)
 
     def raised(self, bound_s: float, value_s: float, most: float, stop: FlagArray) -> float:
         """A bound, at least the given one: no placement has a smaller largest load. `value_s` is one that some placement has,
@@ -82,35 +95,44 @@ class SetPrices:
         end, step = self.spent + most, 0.5
         while self.spent < end and not stop[0] and step * (value_s - bound_s) > CLOSE * value_s:
             limit = bound_s + step * (value_s - bound_s)
-            if self._excluded(limit, min(end, self.spent + most / 3), stop):
-                bound_s = limit
+            share = self._excluded(limit, min(end, self.spent + most / 2), stop)
+            if share > 1:
+                bound_s, step = limit, min(0.5, 2 * step)
                 continue
-            step /= 2
-            low, high = bound_s, limit  # how far these prices go
-            for _ in range(HALVINGS):
-                middle = (low + high) / 2
-                low, high = (middle, high) if self._certainly(middle) > 1 else (low, middle)
-            bound_s = low
+            step, near = step / 2, limit * share / ENOUGH**2  # what these prices should exclude
+            if near > bound_s + CLOSE * value_s and self._certainly(near) > 1:
+                bound_s = near
         return bound_s
 
-    def _excluded(self, limit_s: float, end: float, stop: FlagArray) -> bool:
-        """Whether prices were found that exclude this limit."""
+    def _excluded(self, limit_s: float, end: float, stop: FlagArray) -> float:
+        """What the best prices found for this limit seem to be worth; above 1 they certainly are, which excludes it."""
         price, best, asked = self.price, 0.0, self._known(limit_s)
-        self.box = min(FIRST_BOX, max(self.box, 2 * LEAST_BOX) * 2)
-        while self.spent < end and not stop[0] and self.box > LEAST_BOX:
+        self.box = min(self._first_box, max(self.box, 2 * LEAST_BOX) * 2)
+        while self.spent < end and not stop[0]:
             share = self._share(price, limit_s, asked, best)
             if share > best * (1 + 1e-5):
                 best, self.box, self.price = share, self.box * 1.2, price * (share / float(price.sum()))
                 if share > ENOUGH:
                     best = self._certainly(limit_s)
                     if best > 1:
-                        return True
+                        return best
             else:
                 self.box *= 0.75
             price, asked = self._duals(limit_s, self.price, self.box * self.reach)
-            if price.sum() < min(1.0, best * (1 + 1e-4)):
-                break
-        return False
+            if price.sum() < min(1.0, best * (1 + 1e-4)) or self.box <= LEAST_BOX:
+                if not self._kinds:
+                    break
+                self.kind, self.box = np.arange(len(self.kind)), FIRST_BOX
+        return min(best, 1.0)
+
+    @property
+    def _kinds(self) -> bool:
+        """Whether atoms of a kind have one price still."""
+        return int(self.kind.max()) + 1 < len(self.kind)
+
+    @property
+    def _first_box(self) -> float:
+        return KINDS_BOX if self._kinds else FIRST_BOX
 
     def _share(self, price: FloatArray, limit_s: float, asked: FloatArray, enough: float) -> float:
         """What prices are worth, the most that all devices hold being 1: at most that, by the sets met. More sets are met;
@@ -161,23 +183,33 @@ class SetPrices:
         sent = float(self.model.cost_s[torn].sum()) if self.model.class_pays[c] else 0.0
         return float(self.model.work_s[inside, c].sum()) + sent
 
-    def filled(self, where: IntArray, bound_s: float, value_s: float, most: float, seed: int) -> IntArray:
+    def filled(
+        self,
+        where: IntArray,
+        price: FloatArray,
+        bound_s: float,
+        value_s: float,
+        most: float,
+        seed: int,
+        stop: FlagArray,
+    ) -> IntArray:
         """[atoms] the best placement met by filling one device after another with what is worth most; at least as good as
-        the given one. Prices, the limit (between a bound and a value known) and the order of the devices are random. `most`:
-        the work in cells."""
+        the given one. `price` shaken at random, the limit (between a bound and a value known) and the order of the devices are random. `most`:
+        the work in cells. Leaves the search for prices, which may go on beside it, as it is."""
         random, model, best = np.random.default_rng(seed), self.model, where
-        while most > 0:
-            price = np.maximum(self.price, 0.0) * random.lognormal(0.0, 0.1, model.atoms)
+        work_s = np.stack([summed(self.atom_of, column, model.atoms) for column in self.whole.work_s.T], axis=1)
+        while most > 0 and not stop[0]:
+            shaken = np.maximum(price, 0.0) * random.lognormal(0.0, 0.1, model.atoms)
             limit, line = random.uniform(bound_s, value_s), random.permutation(model.devices)
             found, left = np.full(model.atoms, line[-1]), np.ones(model.atoms, np.bool_)
             for d in line[:-1].tolist():
                 c = int(model.class_of[d])
-                work = np.where(left, model.work_s[:, c], np.inf)
-                _, sets, cells = self.sweeps[c].best(work, price, limit, 0.0, ROUGH)
+                work = np.where(left, work_s[:, c], np.inf)
+                _, sets, cells = self.sweeps[c].best(work, shaken, limit, 0.0, ROUGH)
                 most -= cells
                 if len(sets):
                     found[sets[0]], left = d, left & ~sets[0]
-            best = min(best, found, key=self.whole.value)
+            best = min(best, found[self.atom_of], key=self.whole.value)
         return best
 
     def _duals(self, limit_s: float, centre: FloatArray, reach: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -188,21 +220,33 @@ class SetPrices:
         top = np.array([c for c, _ in known])
         slack = np.array([slack[top == c].max(initial=0.0) for c in range(len(self.sweeps))])[top] - slack
         met = [known[i] for i in np.sort(np.argsort(slack, kind="stable")[:MOST_ROWS])]
-        k, n, types = len(met), self.model.atoms, len(self.sweeps)
-        rows = csr_matrix(np.array([s for _, s in met], np.float64))
+        k, n, types = len(met), int(self.kind.max()) + 1, len(self.sweeps)
+        rows = csr_matrix(np.array([np.bincount(self.kind[s], minlength=n) for _, s in met], np.float64))
         most = csr_matrix((-np.ones(k), (np.arange(k), [c for c, _ in met])), shape=(k, types))
+        one = np.unique(self.kind, return_index=True)[1]
+        low, high = (centre - reach)[one], (centre + reach)[one]
         self.spent += LP_CELLS * rows.nnz
         answer = linprog(
-            np.concatenate([-np.ones(n), np.zeros(types)]),
+            np.concatenate([-np.bincount(self.kind).astype(np.float64), np.zeros(types)]),
             A_ub=hstack([rows, most]).tocsr(),
             b_ub=np.zeros(k),
             A_eq=np.concatenate([np.zeros(n), self.model.class_size])[None],
             b_eq=[1.0],
-            bounds=[*zip(centre - reach, centre + reach, strict=True), *[(0.0, None)] * types],
+            bounds=[*zip(low, high, strict=True), *[(0.0, None)] * types],
         )
         if answer.status != 0:
             return centre, np.zeros(types)
-        return np.asarray(answer.x[:n], np.float64), np.asarray(answer.x[n:], np.float64)
+        return np.asarray(answer.x[:n], np.float64)[self.kind], np.asarray(answer.x[n:], np.float64)
+
+
+def _mean(kind: IntArray, x: FloatArray) -> FloatArray:
+    """[atoms] the mean over all atoms of its kind, for each atom."""
+    return (np.bincount(kind, x) / np.bincount(kind))[kind]
+
+
+def _pairs(model: LoadModel) -> float:
+    """Pairs of atoms that share a net."""
+    return float((np.diff(model.nets.start) ** 2).sum())
 
 
 def _buckets(sweep: Sweep, fineness: int) -> int:

@@ -29,7 +29,7 @@ MOST_OPEN = 30  #: nets at a time, two bits of a word each
 MOST_SETS = 10  #: handed back
 STARTS, MOST_STEPS = 64, 50_000_000  #: orders tried, and atoms looked at for that
 STEPS_OF_MU = 24
-LABEL = 40.0  #: cells that a label takes as long as
+LABEL = 130.0  #: cells that a label takes as long as
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,16 +207,17 @@ def _labels(
     next_load, next_value = load.copy(), value.copy()
     came, next_came = np.full((widest, buckets + 1), -1), np.full((widest, buckets + 1), -1)
     parent, layer_of = np.empty(1024, np.int64), np.empty(1024, np.int64)  # of labels with their atom inside
+    low, high = np.full(widest, buckets + 1), np.full(widest, -1)  # buckets with labels, from and to
+    next_low, next_high = low.copy(), high.copy()
     kept, looked = 0, 0
-    load[0, 0], value[0, 0] = 0.0, 0.0
+    load[0, 0], value[0, 0], low[0], high[0] = 0.0, 0.0, 0, 0
     grain = buckets / limit
     for k in range(n):
-        next_load[: start[k + 2] - start[k + 1]] = np.inf
-        next_value[: start[k + 2] - start[k + 1]] = -np.inf
         for s in range(start[k], start[k + 1]):
             here, top = s - start[k], -np.inf
-            for b in range(buckets + 1):
+            for b in range(low[here], high[here] + 1):
                 v = value[here, b]
+                value[here, b] = -np.inf  # free for the next layer but one
                 if v <= top:
                     continue
                 spent = load[here, b]
@@ -244,7 +245,8 @@ def _labels(
                         or (not relaxed and w - mu[0] * x > next_value[to, c] - mu[0] * next_load[to, c])
                     ):
                         next_value[to, c] = w
-                        next_load[to, c] = min(x, next_load[to, c]) if relaxed else x
+                        next_load[to, c] = min(x, next_load[to, c]) if relaxed and not first else x
+                        next_low[to], next_high[to] = min(next_low[to], c), max(next_high[to], c)
                         next_came[to, c] = came[here, b]
                         if taken:
                             if kept == len(parent):
@@ -255,9 +257,12 @@ def _labels(
                             kept += 1
                     elif relaxed:
                         next_load[to, c] = min(x, next_load[to, c])
+            low[here], high[here] = buckets + 1, -1
         load, next_load = next_load, load
         value, next_value = next_value, value
         came, next_came = next_came, came
+        low, next_low = next_low, low
+        high, next_high = next_high, high
     final = value[0].copy()
     best = max(asked, final.max())
     sets = np.zeros((MOST_SETS, n), np.bool_)
