@@ -16,7 +16,7 @@ from typing import Any
 
 import side_by_side
 from harness import Json, Machine, order
-from intervals import Interval, of_medians, ratio
+from intervals import RESTLESS_ALONE, Claim, Interval, bootstrap, over_median, ratio
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -25,6 +25,8 @@ from partita.nouns.plan import PlanFile
 from partita.pipeline.run.loop import Comparison, check_rounds, compare_engines
 
 WARMUP = side_by_side.WARMUP  #: rounds of a block that are not counted
+
+FORESEEN = Claim("the prediction is within 10 % of a step", low=0.9, high=1.1, most_drift=RESTLESS_ALONE)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,11 @@ class Compared:
     @property
     def copies(self) -> list[list[float]]:
         """Seconds of every counted step of each copy. [copies][rounds]"""
-        return [[s for block in self.sides for s in block[k].wall_s] for k in range(len(self.sides[0]))] if self.sides else []
+        return (
+            [[s for block in self.sides for s in block[k].wall_s] for k in range(len(self.sides[0]))]
+            if self.sides
+            else []
+        )
 
     def median_s(self, engine: str) -> float:
         return statistics.median(self.steps(engine))
@@ -57,7 +63,9 @@ class Compared:
     @property
     def limit(self) -> Interval:
         """How often as much w copies side by side do as one process alone."""
-        return of_medians(lambda one, *many: len(many) * one / side_by_side.step_s(many), self.steps("single"), *self.copies)
+        return bootstrap(
+            lambda one, *many: len(many) * one / side_by_side.step_s(many), self.steps("single"), *self.copies
+        )
 
     @property
     def gradient_errors(self) -> dict[str, float]:
@@ -68,10 +76,20 @@ class Compared:
         """What would have been predicted at the speed of the run, median of the blocks; empty where that is not known."""
         known: dict[str, list[float]] = {}
         for b in self.blocks:
-            given: Mapping[str, float | None] = getattr(b, "predicted_at_run_speed_s", {})  # until every Comparison has it
+            given: Mapping[str, float | None] = getattr(
+                b, "predicted_at_run_speed_s", {}
+            )  # until every Comparison has it
             for engine, value in given.items():
                 known.setdefault(engine, []).extend([] if value is None else [value])
         return {e: statistics.median(v) if v else None for e, v in known.items()}
+
+    def foreseen(self, predicted_s: float) -> dict[str, tuple[Claim, Interval]]:
+        """What is claimed of a prediction of the pipeline's step, and of the one at the speed of the run where it is known."""
+        steps, at_run_speed = self.steps("pipeline"), self.at_run_speed_s.get("pipeline")
+        claims = {"prediction": (FORESEEN, over_median(predicted_s, steps))}
+        if at_run_speed is not None:
+            claims["prediction_at_run_speed"] = (FORESEEN, over_median(at_run_speed, steps))
+        return claims
 
     def raw(self) -> Json:
         """Every sample, block by block."""
@@ -117,15 +135,15 @@ def compare_in_turn(
     with _copies(file, source, settings) if with_copies else contextlib.nullcontext() as side:
         for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
             machine.look_again(every_s=5.0)
-            for what in order(("engines", "copies"), k % 4):
-                talk.progress(f"block {k + 1}, {what}", 0, counted)
-                if what == "engines":
-                    names = order(engines, (first_block + k) % (2 * len(engines)))
-                    found.blocks.append(
-                        compare_engines(file, source, settings, out, engines=names, rounds=counted + WARMUP, warmup=WARMUP)
-                    )
-                elif side is not None:
+            for what in order(["engines", *(["copies"] if side else [])], k):
+                talk.progress(f"block {k + 1} of {blocks}: {what}", 0, counted)
+                if what == "copies":
                     found.sides.append(side_by_side.turn(side, counted))
+                    continue
+                names = order(engines, first_block + k)
+                found.blocks.append(
+                    compare_engines(file, source, settings, out, engines=names, rounds=counted + WARMUP, warmup=WARMUP)
+                )
     return found
 
 

@@ -2,7 +2,7 @@
 
     order(names, round)        who goes first in this round: everybody equally often
     in_turn(works, rounds)     every alternative once a round -> its samples, [rounds] each
-    Machine                    probes before, between and after; `record()` goes into the document
+    Machine                    probes before, between and after; `finished()` goes into the document
     run_script(...)            a benchmark's `main`: options, errors, --json
 
 intervals.py makes intervals of ratios and verdicts, machine_probe.py the probes, side_by_side.py the limit of the machine.
@@ -80,7 +80,7 @@ def in_turn(
     for turn in range(-warmup, rounds):
         if between is not None and turn >= 0:
             between()
-        for name in order(names, turn % max(1, 2 * len(names))):
+        for name in order(names, turn):
             began, used = time.perf_counter(), cpu_seconds()
             result = works[name]()
             wall, cpu = time.perf_counter() - began, cpu_seconds() - used
@@ -137,13 +137,17 @@ class Machine:
         drift = self.drift(since)["drift"]
         return {name: verdict(claim, found, drift) for name, (claim, found) in claims.items()}
 
-    def record(self) -> Json:
-        """Probes once more and gives what stands beside the figures. CPU time is of this process and its ended children."""
-        self.look("after")
+    def record(self, since: int = 0) -> Json:
+        """What stands beside the figures: the probes from number `since` on. CPU time is of this process and its ended children."""
         return {
-            "facts": self.facts, "load": [self.facts["load"], list(os.getloadavg())], "drift": self.drift(), "probes": self.probed,
-            "wall_s": time.monotonic() - self.began_s, "cpu_s": cpu_seconds() - self.cpu_before_s,
+            "facts": self.facts, "load": [self.facts["load"], list(os.getloadavg())], "drift": self.drift(since),
+            "probes": self.probed[since:], "wall_s": time.monotonic() - self.began_s, "cpu_s": cpu_seconds() - self.cpu_before_s,
         }  # fmt: skip
+
+    def finished(self) -> Json:
+        """Probes once more; the record of all."""
+        self.look("after")
+        return self.record()
 
 
 @contextlib.contextmanager

@@ -51,37 +51,43 @@ class Interval:
         return Interval(value, value, value)
 
 
-def of_medians(
+def bootstrap(
     figure: Callable[..., Floats],
     *columns: Sequence[float],
+    middle: Callable[..., Any] = np.median,
     level: float = LEVEL,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
     """A figure made of the columns' medians. Each of `columns` [rounds] holds a value a round, the same rounds in each.
 
-    `figure` gets a median of each column, or arrays of them, and works elementwise. The same columns and seed give the same
-    interval. Raises ValueError for columns of different lengths. O(columns x resamples x rounds).
+    `figure` gets a median of each column, or arrays of them, and works elementwise; `middle` may be np.mean. The same columns
+    and seed give the same interval. Raises ValueError for columns of different lengths. O(columns x resamples x rounds).
 
-    >>> of_medians(lambda a, b: a / b, [2.0] * 8, [1.0] * 8)
+    >>> bootstrap(lambda a, b: a / b, [2.0] * 8, [1.0] * 8)
     Interval(value=2.0, low=2.0, high=2.0)
     """
     if not columns or not columns[0] or len({len(c) for c in columns}) > 1:
         raise ValueError(f"columns of {[len(c) for c in columns]} rounds; they need the same rounds, at least one")
     samples = np.array(columns, np.float64)
-    value = float(figure(*np.median(samples, axis=1)))
+    value = float(figure(*middle(samples, axis=1)))
     rounds = samples.shape[1]
     if rounds < FEWEST:
         return Interval(value, math.nan, math.nan)
     drawn = np.random.default_rng(seed).integers(0, rounds, (resamples, rounds))
-    found = figure(*(np.median(column[drawn], axis=1) for column in samples))
+    found = figure(*(middle(column[drawn], axis=1) for column in samples))
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
 
 
 def ratio(above: Sequence[float], below: Sequence[float], **how: Any) -> Interval:
-    """Median of `above` over median of `below`, both [rounds]; see `of_medians`."""
-    return of_medians(lambda a, b: a / b, above, below, **how)
+    """Median of `above` over median of `below`, both [rounds]; see `bootstrap`."""
+    return bootstrap(lambda a, b: a / b, above, below, **how)
+
+
+def over_median(value: float, below: Sequence[float], **how: Any) -> Interval:
+    """A fixed value, e.g. a prediction, over the median of `below` [rounds]; see `bootstrap`."""
+    return bootstrap(lambda b: value / b, below, **how)
 
 
 @dataclass(frozen=True, slots=True)

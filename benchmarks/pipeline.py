@@ -18,7 +18,7 @@ from typing import Any
 import side_by_side
 from engines import WARMUP, Compared, compare_in_turn
 from harness import Json, Machine, parser, run_script, said
-from intervals import RESTLESS_ALONE, Claim, Interval, of_medians
+from intervals import Claim, Interval, bootstrap
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -34,7 +34,6 @@ BATCH = 64
 #: What this project says of its pipeline (README.md), and what each run is judged by.
 AS_FAST_AS_TORCH = Claim("torch's engine needs at least 0.97 of a step of ours", low=0.97)
 NEAR_THE_LIMIT = Claim("at least 0.9 of what machine and micro-batches allow", low=0.9)
-FORESEEN = Claim("the prediction is within 10 % of a step", low=0.9, high=1.1, most_drift=RESTLESS_ALONE)
 
 
 def benchmark(options: Any, out: Path, machine: Machine, talk: Talk) -> Json:
@@ -51,7 +50,7 @@ def benchmark(options: Any, out: Path, machine: Machine, talk: Talk) -> Json:
         machine, file, f"{JOB}:job", settings, out, ENGINES,
         rounds=options.rounds, blocks=options.blocks, talk=talk, with_copies=True,
     )  # fmt: skip
-    record = machine.record()
+    record = machine.finished()
     return figures(file, found) | {
         "verdicts": machine.verdicts(claimed(file, found)), "samples": found.raw(), "machine_record": record,
         "load": record["load"][0], "facts": record["facts"],
@@ -111,24 +110,15 @@ def _limits(found: Compared, slots: float) -> Json:
 def claimed(file: PlanFile, found: Compared) -> dict[str, tuple[Claim, Interval]]:
     """Every claimed figure of this run with its interval."""
     assert isinstance(file.plan, PipelinePlan)
-    steps, fill = {e: found.steps(e) for e in ENGINES}, filling(file.plan)
-    claims = {
-        "faster_than_torch": (AS_FAST_AS_TORCH, found.ratio("torch", "pipeline")),
-        "prediction": (FORESEEN, _over(file.verdict.value_s, steps["pipeline"])),
-    }
+    claims = {"faster_than_torch": (AS_FAST_AS_TORCH, found.ratio("torch", "pipeline"))}
+    claims |= found.foreseen(file.verdict.value_s)
     if found.copies:  # the single process cancels out of speed-up over limit
-        near = of_medians(
-            lambda ours, *many: side_by_side.step_s(many) / len(many) / fill / ours, steps["pipeline"], *found.copies
+        slots = len(found.copies) * filling(file.plan)
+        near = bootstrap(
+            lambda ours, *many: side_by_side.step_s(many) / slots / ours, found.steps("pipeline"), *found.copies
         )
         claims["share_of_limit"] = (NEAR_THE_LIMIT, near)
-    at_run_speed = found.at_run_speed_s.get("pipeline")
-    if at_run_speed is not None:
-        claims["prediction_at_run_speed"] = (FORESEEN, _over(at_run_speed, steps["pipeline"]))
     return claims
-
-
-def _over(value_s: float, steps: list[float]) -> Interval:
-    return of_medians(lambda s: value_s / s, steps)
 
 
 def text(result: Json) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from engines import WARMUP, Compared, compare_in_turn, shares
 from harness import Json, Machine, machine_line, order, parser, run_script
-from intervals import RESTLESS_ALONE, Claim, Interval, of_medians, sentences
+from intervals import over_median, sentences
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -34,8 +34,6 @@ MODELS = ("resnet", "vit", "bert", "gpt2")
 PLANS = {"best": {"micro_batches": 8}, "even": {"micro_batches": 8, "method": "even"}}
 ENGINES = ("single", "pipeline")
 
-FORESEEN = Claim("the prediction is within 10 % of a step", low=0.9, high=1.1, most_drift=RESTLESS_ALONE)
-
 
 def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json]:
     """One row a model and plan."""
@@ -46,22 +44,24 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
         machine.look_again()
         source = f"{JOBS}:{model}"
         profile = measure_job(
-            source, devices=options.devices, sizes=(2,), progress=lambda w, d, t, m=model: talk.progress(f"{m}: {w}", d, t)
+            source,
+            devices=options.devices,
+            sizes=(2,),
+            progress=lambda w, d, t, m=model: talk.progress(f"{m}: {w}", d, t),
         )
         files = {
             n: plan_pipeline(profile, stages=options.devices, allow_replicas=False, allow_recompute=False, **wish)
             for n, wish in PLANS.items()
         }
         compared = in_turn(machine, files, source, options, talk)
-        machine.look_again()
+        machine.look("after")
         found += [row(machine, since, model, name, file, compared[name]) for name, file in files.items()]
         for r in found[-len(files) :]:
             talk.say(
                 f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
                 f"{100 * r['error']:+.1f} %: {r['verdicts']['prediction']['verdict']}"
             )
-    record = machine.record()
-    return [r | {"machine_record": record} for r in found[:1]] + found[1:]
+    return found
 
 
 def in_turn(
@@ -70,7 +70,7 @@ def in_turn(
     """The plans of a model in blocks, another plan and another engine first each time."""
     found = {n: Compared() for n in files}
     for k, counted in enumerate(shares(options.rounds - WARMUP, options.blocks)):
-        for name in order(list(files), k % 4):
+        for name in order(list(files), k):
             with tempfile.TemporaryDirectory() as folder:
                 block = compare_in_turn(
                     machine, files[name], source, {}, Path(folder), ENGINES,
@@ -84,10 +84,6 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
     """All about one plan; its verdicts go by the probes of its model."""
     assert isinstance(file.plan, PipelinePlan)
     predicted, measured, steps = file.verdict.value_s, run.median_s("pipeline"), run.steps("pipeline")
-    at_run_speed = run.at_run_speed_s.get("pipeline")
-    claims = {"prediction": (FORESEEN, _over(predicted, steps))}
-    if at_run_speed is not None:
-        claims["prediction_at_run_speed"] = (FORESEEN, _over(at_run_speed, steps))
     return {
         "model": model,
         "plan": name,
@@ -96,10 +92,10 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
         "measured_step_s": measured,
         "error": predicted / measured - 1,
         "ratio_interval": {
-            "predicted/pipeline": _over(predicted, steps).ends,
+            "predicted/pipeline": over_median(predicted, steps).ends,
             "single/pipeline": run.ratio("single", "pipeline").ends,
         },
-        "verdicts": machine.verdicts(claims, since),
+        "verdicts": machine.verdicts(run.foreseen(predicted), since),
         "single_step_s": run.median_s("single"),
         "range_s": [min(steps), max(steps)],
         "cpu_s": statistics.median(run.cpu_s("pipeline")),
@@ -107,11 +103,8 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
         "stages": [len(s.tasks) for s in file.plan.stages],
         "load": os.getloadavg()[0],
         "samples": run.raw(),
+        "machine_record": machine.record(since),
     }
-
-
-def _over(value_s: float, steps: list[float]) -> Interval:
-    return of_medians(lambda s: value_s / s, steps)
 
 
 def text(found: list[Json]) -> str:
