@@ -137,7 +137,7 @@ def compare_in_turn(
             machine.look_again(every_s=5.0)
             for what in order(["engines", *(["copies"] if side else [])], k):
                 talk.progress(f"block {k + 1} of {blocks}: {what}", 0, counted)
-                if what == "copies":
+                if side is not None and what == "copies":
                     found.sides.append(side_by_side.turn(side, counted))
                     continue
                 names = order(engines, first_block + k)
