@@ -7,11 +7,11 @@ Models are those of the onnx wheel with random weights. What a plan has to know 
 inside the quota and over the shaped link: the device's times once for each share of its core, the server's once, the link
 and what messages take of both sides in each setting.
 
-    alexnet   6 jobs at 20 Mbit/s, device at 25 and 10 %: auto, the best cut of a lone job, exact; means of two runs
+    alexnet   6 jobs at 20 Mbit/s, device at 25 and 10 %: auto, the best cut of a lone job, exact; medians of two runs
     mixed     30 jobs of 5 models, device at 10, 25, 100 %, link of 5, 20, 100 Mbit/s: auto and all baselines
 
 Sessions are built and models sent with neither quota nor slow link, then both are set and the clock starts. A run that is
-predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and load stand beside every figure.
+predicted to take longer than 20 s is not made. The plans of a setting are made first, then run in turn. Wants root and two cores; CPU time and load stand beside every figure.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import onnx
-import onnxruntime
+from harness import Json, Machine, in_turn, parser, run_script, said
+from intervals import RESTLESS, RESTLESS_ALONE, Claim, Interval, bootstrap
 
 from partita import __version__
+from partita.cli.talk import Talk
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.plan import OffloadFile
 from partita.offload.capture.jobs import JobSpec
@@ -54,8 +56,7 @@ from partita.offload.run.record import MACHINES, busy_s
 from partita.testbed import processors
 from partita.testbed.hosts import Testbed
 
-Json = dict[str, Any]
-
+PACKAGES = ("onnxruntime", "onnx")
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 ALEXNET = "bvlc_alexnet"
 MIXED = ("squeezenet", "resnet50", "inception_v1", "shufflenet", "densenet121")
@@ -63,6 +64,10 @@ SHARES, MBITS = (10, 25, 100), (5, 20, 100)
 LONGEST_S = 20.0  #: a run predicted to take longer is not made
 SETTLE_S = 0.3  #: between setting rate and quota and starting the clock
 FAST = "2gbit"
+
+#: What each run is judged by; a round of the bootstrap is a setting.
+FORESEEN = Claim("the median error of auto's predictions is at most 20 %", high=0.2, most_drift=RESTLESS_ALONE)
+FASTER = Claim("auto is as fast as the better of single-cut and min-cut in most settings", low=0.0, most_drift=RESTLESS)
 
 
 def models_of(names: Sequence[str]) -> dict[str, OnnxModel]:
@@ -223,8 +228,8 @@ def stage(names: Sequence[str]) -> Any:
 # -------------------------------------------------------------------------------------------------- the problems
 
 
-def run_of(on: Stage, work: Sequence[str], file: OffloadFile, share: int, mbit: int, times: int = 1) -> Json:
-    """One method's row: predicted, and measured where it is not too long; of several runs the median."""
+def run_of(file: OffloadFile, runs: Sequence[Json]) -> Json:
+    """One method's row: predicted, and measured where it ran; of several runs the median."""
     verdict = file.verdict
     expected = part_times(file.problem, file.plan)[0].sum(axis=0).tolist()
     row: Json = {
@@ -234,14 +239,24 @@ def run_of(on: Stage, work: Sequence[str], file: OffloadFile, share: int, mbit: 
         "found_by": verdict.method,
         "busy_predicted_s": dict(zip(MACHINES, expected, strict=True)),
     }
-    if verdict.value_s > LONGEST_S:
-        return row
-    asked = {"do": "run", "problem": file.problem.to_json(), "plan": file.plan.to_json(), "models": list(work)}
-    runs = [on.run(asked, share, mbit) for _ in range(times)]
-    row["runs"] = runs
-    row["measured_s"] = statistics.median(r["makespan_s"] for r in runs)
-    row["error"] = verdict.value_s / row["measured_s"] - 1
+    if runs:
+        row["runs"] = list(runs)
+        row["measured_s"] = statistics.median(r["makespan_s"] for r in runs)
+        row["error"] = verdict.value_s / row["measured_s"] - 1
     return row
+
+
+def runs_of(
+    on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int, rounds: int
+) -> dict[str, list[Json]]:
+    """Method -> its runs, of those that are not too long; all of them in turn."""
+
+    def runner(file: OffloadFile) -> Callable[[], Json]:
+        asked = {"do": "run", "problem": file.problem.to_json(), "plan": file.plan.to_json(), "models": list(work)}
+        return lambda: on.run(asked, share, mbit)
+
+    works = {m: runner(f) for m, f in files.items() if f.verdict.value_s <= LONGEST_S}
+    return {m: s.results for m, s in in_turn(works, rounds).items()}
 
 
 def setting(
@@ -252,19 +267,20 @@ def setting(
     mbit: int,
     methods: Sequence[str],
     budget_s: float,
-    runs: int = 1,
+    rounds: int = 1,
 ) -> Json:
-    """One setting: measured, all methods planned and run."""
+    """One setting: measured, all methods planned, then run in turn."""
     on.limit(share, f"{mbit}mbit")
     found = on.ask(do="measure", models=sorted(set(names)), budget_s=budget_s, kept=str(kept / str(share)))
     on.limit(100, FAST)
     one = OffloadProblem.from_json(found["problem"])
     by_name = {j.name.partition(" ")[0]: j for j in one.jobs}
     problem = replace(one, jobs=tuple(replace(by_name[n], name=f"{n} {k}") for k, n in enumerate(names)))
-    rows: Json = {}
-    for method in methods:
-        rows[method] = run_of(on, names, plan_offload(problem, method), share, mbit, runs)
-        say(share, mbit, method, rows[method])
+    files = {m: plan_offload(problem, m) for m in methods}
+    runs = runs_of(on, names, files, share, mbit, rounds)
+    rows = {m: run_of(f, runs.get(m, [])) for m, f in files.items()}
+    for method, row in rows.items():
+        say(share, mbit, method, row)
     link = found["problem"]["link"]
     about = {"device_percent": share, "mbit_per_s": mbit, "link": link, "models": found["models"]}
     return {**about, "messages": found["messages"], "methods": rows}
@@ -331,43 +347,65 @@ def _fair(ours: Json, theirs: Json) -> float:
     return float(ours[what] / theirs[what])
 
 
-def benchmark(quick: bool, out: Path | None) -> Json:
-    began, load = time.time(), os.getloadavg()
+def claimed(found: Json) -> dict[str, tuple[Claim, Interval]]:
+    """What is claimed of the mixed jobs."""
+    rows = [r["methods"]["auto"] for r in found["mixed"]["settings"]]
+    claims = {"below_the_better": (FASTER, bootstrap(lambda b: b, found["mixed"]["figures"]["below_the_better"]))}
+    errors = [abs(r["error"]) for r in rows if "error" in r]
+    return claims | ({"error_median": (FORESEEN, bootstrap(lambda e: e, errors))} if errors else {})
+
+
+def benchmark(quick: bool, out: Path | None, rounds: int | None, machine: Machine) -> Json:
+    """All settings; `rounds` None: two of the alexnet part, one of the mixed part."""
+    began = time.time()
     mix = MIXED[:2] if quick else MIXED
     settings = [(25, 20)] if quick else [(s, m) for s in SHARES for m in MBITS]
-    found: Json = {"benchmark": "offload", "quick": quick, "machine": platform.platform(), "load": load}
-    found["versions"] = {"partita": __version__, "onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__}
+    found: Json = {
+        "benchmark": "offload",
+        "quick": quick,
+        "machine": platform.platform(),
+        "load": machine.facts["load"],
+    }
+    found["versions"] = {"partita": __version__, **{n: machine.facts[n] for n in PACKAGES}}
     found["time"] = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
     with tempfile.TemporaryDirectory() as kept, stage([ALEXNET, *mix]) as on:
         rows: dict[str, list[Json]] = {"alexnet": [], "mixed": []}
         cases = [("alexnet", s, 20, [ALEXNET] * 6, ("auto", "single-cut", "exact"), 2) for s in (25, 10)[: 2 - quick]]
         cases += [("mixed", s, m, list(mix) * (3 if quick else 6), ("auto", *BASELINES), 1) for s, m in settings]
-        for part, share, mbit, names, methods, runs in cases:
+        for part, share, mbit, names, methods, usual in cases:
             budget_s = 3.0 if quick else 7.0
-            rows[part].append(setting(on, Path(kept), names, share, mbit, methods, budget_s, runs))
+            machine.look_again()
+            rows[part].append(setting(on, Path(kept), names, share, mbit, methods, budget_s, rounds or usual))
             found |= {p: {"settings": r, "figures": FIGURES[p](r)} for p, r in rows.items() if r}
             found["seconds"] = time.time() - began
             if out:
                 out.write_text(json.dumps(found, indent=1) + "\n")
+    record = machine.finished()
+    found |= {"verdicts": machine.verdicts(claimed(found)), "machine_record": record}
+    if out:
+        out.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
 FIGURES: Mapping[str, Callable[[Sequence[Json]], Any]] = {"alexnet": alexnet_figures, "mixed": mixed_figures}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two models, one setting")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--out", type=Path, help="write the JSON there too, after every setting")
-    parser.add_argument("--device", help=argparse.SUPPRESS)
-    parser.add_argument("--models", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.device:
-        device(options.device, options.models.split(","))
-        return
-    found = benchmark(options.quick, options.out)
-    print(json.dumps(found) if options.json else text(found))
+def main() -> int:
+    options = parser((__doc__ or "").splitlines()[0])
+    options.add_argument("--quick", action="store_true", help="two models, one setting")
+    options.add_argument("--rounds", type=int, help="runs of each plan; default: 2 of alexnet, 1 of mixed")
+    options.add_argument("--out", type=Path, help="write the JSON there too, after every setting")
+    options.add_argument("--device", help=argparse.SUPPRESS)
+    options.add_argument("--models", default="", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.device:
+        device(given.device, given.models.split(","))
+        return 0
+
+    def run(machine: Machine, _: Talk) -> Json:
+        return benchmark(given.quick, given.out, given.rounds, machine)
+
+    return run_script(given, run, text, packages=PACKAGES)
 
 
 def text(found: Json) -> str:
@@ -382,10 +420,10 @@ def text(found: Json) -> str:
         f"at worst {f['worst_against_any_baseline']:+.1%} against any baseline",
         f"prediction of auto: error median {f['error_median']:.1%}, worst {f['error_worst']:.1%}; "
         f"of all runs {f['error_median_all_runs']:.1%} and {f['error_worst_all_runs']:.1%}",
-        f"{found['seconds']:.0f} s, load {found['load'][0]:.1f} at the start",
+        f"{found['seconds']:.0f} s",
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, said(found)])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,9 +9,9 @@ warm-up of a tenth of the time and at the end.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
+from harness import Json, Machine, parser, run_script, said
+from intervals import Claim, Interval, bootstrap
 from onnx import TensorProto, helper, numpy_helper
 
 from partita import __version__
@@ -36,7 +37,12 @@ from partita.offload.run.counters import quantile
 from partita.offload.run.model_store import cut_id
 from partita.offload.run.wire import pack, unpack
 
+PACKAGES = ("onnxruntime", "onnx")
 IMAGES = 4  #: different inputs of a client
+
+#: What each run is judged by; no time is in them: they hold on any machine.
+NONE_LOST = Claim("no job is lost, answered wrongly or ends in an error", high=0, most_drift=float("inf"))
+FLAT = Claim("the server's memory grows by at most 5 % after the warm-up", high=0.05, most_drift=float("inf"))
 
 
 def small_net(seed: int) -> OnnxModel:
@@ -80,7 +86,8 @@ class Tally:
     answered: int = 0
     refused: int = 0
     wrong: int = 0
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  #: of each answer, until it came
+    came_s: list[float] = field(default_factory=list)  #: when, on the common clock
     error: str = ""
 
 
@@ -130,7 +137,9 @@ class LoadClient:
         if head["kind"] == "received":
             return
         k = int(head["job"])
-        self.tally.seconds.append(time.perf_counter() - self.sent_s.pop(k))
+        now = time.perf_counter()
+        self.tally.seconds.append(now - self.sent_s.pop(k))
+        self.tally.came_s.append(now)
         self.slots.release()
         if head["kind"] == "refused":
             self.tally.refused += 1
@@ -156,8 +165,7 @@ def resident(client: Client) -> float:
     return float(rows["partita_offload_resident_bytes"])
 
 
-def measure(clients: int, seconds: float, threads: int, ahead: int) -> dict[str, Any]:
-    load = os.getloadavg()
+def measure(clients: int, seconds: float, threads: int, ahead: int, machine: Machine) -> Json:
     with tempfile.TemporaryDirectory(prefix="partita-load-") as folder:
         server, where = start_server(Path(folder), threads)
         try:
@@ -176,15 +184,18 @@ def measure(clients: int, seconds: float, threads: int, ahead: int) -> dict[str,
             spent = time.perf_counter() - begun
         finally:
             server.terminate()
-            said = json.loads(server.communicate(timeout=30)[0] or "{}")
-    return _document([c.tally for c in crowd], memory, spent, said, clients, threads, load)
+            ended_with = json.loads(server.communicate(timeout=30)[0] or "{}")
+    found = _document([c.tally for c in crowd], memory, begun, spent, ended_with, clients, threads)
+    record = machine.finished()
+    return found | _about(record) | {"verdicts": machine.verdicts(claimed(found)), "machine_record": record}
 
 
 def _document(
-    tallies: list[Tally], memory: list[float], spent: float, said: dict[str, Any], clients: int, threads: int, load: Any
-) -> dict[str, Any]:
+    tallies: list[Tally], memory: list[float], begun: float, spent: float, ended_with: Any, clients: int, threads: int
+) -> Json:
     taken = sorted(s for t in tallies for s in t.seconds)
     sent, answered, refused = (sum(getattr(t, what) for t in tallies) for what in ("sent", "answered", "refused"))
+    answers = sorted((c - begun, s) for t in tallies for c, s in zip(t.came_s, t.seconds, strict=True))
     return {
         "clients": clients,
         "threads": threads,
@@ -198,36 +209,66 @@ def _document(
         "jobs_per_s": answered / spent,
         "p50_s": quantile(taken, 0.5) if taken else None,
         "p99_s": quantile(taken, 0.99) if taken else None,
+        **_by_second(answers),
         "resident_bytes": memory,
         "memory_growth": memory[-1] / memory[0] - 1,
-        "server": said,
-        "load": load,
-        "versions": {"partita": __version__, "onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__},
-        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "server": ended_with,
+        "samples": {"came_s": [round(c, 6) for c, _ in answers], "answer_s": [round(s, 6) for _, s in answers]},
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=50.0)
-    parser.add_argument("--threads", type=int, default=1, help="of the server")
-    parser.add_argument("--ahead", type=int, default=4, help="jobs of a client under way at once")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    found = measure(options.clients, options.seconds, options.threads, options.ahead)
-    if options.json:
-        print(json.dumps(found))
-    else:
-        print(
-            f"{found['answered']} answers in {found['seconds']:.1f} s ({found['jobs_per_s']:.0f}/s), "
-            f"{found['lost']} lost, {found['wrong']} wrong, {found['refused']} refused; "
-            f"p50 {found['p50_s'] * 1e3:.1f} ms, p99 {found['p99_s'] * 1e3:.1f} ms; "
-            f"server memory {found['resident_bytes'][0] / 1e6:.1f} -> {found['resident_bytes'][-1] / 1e6:.1f} MB"
-        )
-    if found["lost"] or found["wrong"] or found["errors"]:
-        raise SystemExit(1)
+def _by_second(answers: list[tuple[float, float]]) -> Json:
+    """Intervals of the rate and of the median answer: whole seconds are drawn, since answers in one second are alike."""
+    seconds: dict[int, list[float]] = {}
+    for came_s, taken_s in answers:
+        seconds.setdefault(int(came_s), []).append(taken_s)
+    whole = [seconds[k] for k in sorted(seconds)[1:-1]]  # the first and the last one are none
+    if not whole:
+        return {"jobs_per_s_interval": None, "p50_interval_s": None}
+    rate = bootstrap(lambda n: n, [float(len(s)) for s in whole])
+    middle = bootstrap(lambda t: t, [statistics.median(s) for s in whole])
+    return {"jobs_per_s_interval": rate.ends, "p50_interval_s": middle.ends}
+
+
+def _about(record: Json) -> Json:
+    """What stood in the document before there was a record."""
+    facts = record["facts"]
+    versions = {"partita": __version__, **{name: facts[name] for name in PACKAGES if name in facts}}
+    return {"load": facts["load"], "versions": versions, "time": facts["time"]}
+
+
+def claimed(found: Json) -> dict[str, tuple[Claim, Interval]]:
+    bad = found["lost"] + found["wrong"] + len(found["errors"])
+    return {
+        "none_lost": (NONE_LOST, Interval.exact(bad)),
+        "memory": (FLAT, Interval.exact(found["memory_growth"])),
+    }
+
+
+def text(found: Json) -> str:
+    return (
+        f"{found['answered']} answers in {found['seconds']:.1f} s ({found['jobs_per_s']:.0f}/s), "
+        f"{found['lost']} lost, {found['wrong']} wrong, {found['refused']} refused; "
+        f"p50 {found['p50_s'] * 1e3:.1f} ms, p99 {found['p99_s'] * 1e3:.1f} ms; "
+        f"server memory {found['resident_bytes'][0] / 1e6:.1f} -> {found['resident_bytes'][-1] / 1e6:.1f} MB\n{said(found)}"
+    )
+
+
+def main() -> int:
+    options = parser((__doc__ or "").splitlines()[0])
+    options.add_argument("--clients", type=int, default=8)
+    options.add_argument("--seconds", type=float, default=50.0)
+    options.add_argument("--threads", type=int, default=1, help="of the server")
+    options.add_argument("--ahead", type=int, default=4, help="jobs of a client under way at once")
+    given = options.parse_args()
+    return run_script(
+        given,
+        lambda m, _: measure(given.clients, given.seconds, given.threads, given.ahead, m),
+        text,
+        packages=PACKAGES,
+        failed=lambda found: bool(found["lost"] or found["wrong"] or found["errors"]),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Plan every graph of a folder, score every plan independently, compare with the best values known.
 
-    python benchmarks/planner.py DIR [--placement contiguous|free|both] [--budget-s 10] [--json] [--plot out.svg]
+    python benchmarks/planner.py DIR [--placement contiguous|free|both] [--budget-s 10] [--rounds 1] [--json] [--plot out.svg]
     python benchmarks/planner.py DIR --budget-s 1,3,10 --plot quality.svg       quality against time
     python benchmarks/planner.py --synthetic 1000,10000,100000 --plot scale.svg  layered graphs on 8 and 64 devices
     python benchmarks/planner.py --calibrate    units of work a second, for the constants in partita.placement.plan
@@ -16,21 +16,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
-import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-Json = dict[str, Any]
+from harness import Json, Machine, cpu_seconds, in_turn, parser, run_script, said
+from intervals import Claim, Interval
+
+from partita.cli.talk import Talk
+
 PIPEDREAM_DEVICES = (4, 8, 16)
 SCALE_DEVICES = (8, 64)
+
+#: What each run is judged by; no time is in them: they hold on any machine.
+FEASIBLE = Claim("every plan is feasible", high=0, most_drift=math.inf)
+AS_CLAIMED = Claim("values are what the evaluators find, to 1e-6", high=1e-6, most_drift=math.inf)
+NO_WORSE = Claim("no plan is worse than the best known by more than 1e-6", high=1e-6, most_drift=math.inf)
+ALIKE = Claim("every round gives the same value", high=0, most_drift=math.inf)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # independent evaluators
@@ -114,11 +124,9 @@ def planned(graph: Path, placement: str, devices: int | None, budget_s: float, s
         out = Path(folder) / "plan.json"
         words = ["plan", str(graph), "--placement", placement, "--objective", "throughput", "--budget-s", str(budget_s)]
         words += ["--seed", str(seed), "-o", str(out), "--json", *(["--devices", str(devices)] if devices else [])]
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        began = time.monotonic()
+        began, used = time.monotonic(), cpu_seconds()
         run = subprocess.run([sys.executable, "-m", "partita", *words], capture_output=True, text=True)
-        wall = time.monotonic() - began
-        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall, cpu = time.monotonic() - began, cpu_seconds() - used
         row: Json = {
             "graph": graph.stem,
             "placement": placement,
@@ -126,8 +134,7 @@ def planned(graph: Path, placement: str, devices: int | None, budget_s: float, s
             "budget_s": budget_s,
             "seed": seed,
         }
-        row |= {"wall_s": wall, "cpu_s": now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime}
-        row |= {"load": os.getloadavg()[0]}
+        row |= {"wall_s": wall, "cpu_s": cpu, "load": os.getloadavg()[0]}
         if run.returncode:
             return {**row, "error": run.stderr.strip().splitlines()[-1] if run.stderr.strip() else "no message"}
         said, plan = json.loads(run.stdout), json.loads(out.read_text())
@@ -146,6 +153,15 @@ def planned(graph: Path, placement: str, devices: int | None, budget_s: float, s
     row |= {"claimed": unit * said["value_s"], "lower_bound": unit * said["lower_bound_s"], "bound": said["bound"]}
     gap = row["value"] / row["lower_bound"] - 1 if row["value"] and row["lower_bound"] > 0 else None
     return row | {"gap": gap, "method": said["method"], "seconds_spent": said["seconds_spent"]}
+
+
+def timed(cases: Mapping[str, Callable[[], Json]], rounds: int, machine: Machine) -> Iterator[Json]:
+    """Rows of cases that take turns: the first round's, its times the medians of all rounds."""
+    machine.look_again(every_s=30.0)
+    for found in in_turn(cases, rounds).values():
+        samples = {key: [r[key] for r in found.results] for key in ("wall_s", "cpu_s")}
+        medians = {key: statistics.median(values) for key, values in samples.items()}
+        yield {**found.results[0], **medians, "samples": samples, "values": [r.get("value") for r in found.results]}
 
 
 def wanted(folder: Path, placement: str, devices: list[int] | None) -> Iterator[tuple[Path, str, int | None]]:
@@ -203,14 +219,22 @@ def layered(tasks: int, devices: int, seed: int = 0) -> Json:
     return {"maxSizePerFPGA": 1e12, "maxFPGAs": devices, "maxCPUs": 1, "nodes": nodes, "edges": edges}
 
 
-def synthetic(sizes: list[int], options: argparse.Namespace) -> Iterator[Json]:
+def synthetic(sizes: list[int], options: argparse.Namespace, machine: Machine) -> Iterator[Json]:
     """Rows of the scale test."""
     for n in sizes:
         for d in options.devices or SCALE_DEVICES:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"layered-{n}.json"
                 path.write_text(json.dumps(layered(n, d, options.seed)))
-                yield planned(path, "free", d, options.budgets[-1], options.seed, options.scorer)
+                yield from timed(
+                    {"free": _case(path, "free", d, options.budgets[-1], options)}, options.rounds, machine
+                )
+
+
+def _case(
+    path: Path, placement: str, devices: int | None, budget_s: float, options: argparse.Namespace
+) -> Callable[[], Json]:
+    return lambda: planned(path, placement, devices, budget_s, options.seed, options.scorer)
 
 
 def calibrated() -> Json:
@@ -306,44 +330,75 @@ def plot(rows: list[Json], path: str, scale: bool) -> None:
     figure.savefig(path)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="DIR", nargs="?", type=Path)
-    parser.add_argument("--budget-s", default="10", metavar="S[,S]", help="seconds to search; default: 10")
-    parser.add_argument("--placement", choices=("contiguous", "free", "both"), default="both")
-    parser.add_argument("--devices", metavar="N[,N]", help="default: the file's; PipeDream 4,8,16; synthetic 8,64")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scorer", metavar="SCRIPT", help="score with this script instead")
-    parser.add_argument("--synthetic", metavar="N[,N]", help="layered graphs of so many tasks instead of DIR")
-    parser.add_argument("--plot", metavar="SVG")
-    parser.add_argument("--calibrate", action="store_true")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args()
-    if options.calibrate:
-        print(json.dumps(calibrated()))
-        return 0
-    options.budgets = [float(x) for x in options.budget_s.split(",")]
-    options.devices = [int(x) for x in options.devices.split(",")] if options.devices else None
-    if options.synthetic is None and (options.folder is None or not options.folder.is_dir()):
-        parser.error("give a folder of graphs, or --synthetic")
+def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
+    """All rows, the claims about them, and the machine."""
     rows: list[Json] = []
-    for row in _rows(options):
+    for row in _rows(options, machine):
         rows.append(row)
-        print("   " + "  ".join(_cells(row)), file=sys.stderr, flush=True)
+        talk.say("   " + "  ".join(_cells(row)))
     if options.plot:
         plot(rows, options.plot, scale=options.synthetic is not None)
-    print(json.dumps({"rows": rows, "python": sys.version.split()[0]}) if options.json else table(rows))
-    return 0 if rows and all(r.get("feasible") for r in rows) else 1
+    record = machine.finished()
+    return {
+        "rows": rows, "python": sys.version.split()[0], "verdicts": machine.verdicts(claimed(rows)), "machine_record": record,
+    }  # fmt: skip
 
 
-def _rows(options: argparse.Namespace) -> Iterator[Json]:
+def _rows(options: argparse.Namespace, machine: Machine) -> Iterator[Json]:
     if options.synthetic:
-        yield from synthetic([int(x) for x in options.synthetic.split(",")], options)
+        yield from synthetic([int(x) for x in options.synthetic.split(",")], options, machine)
         return
     best = best_known(options.folder)
+    graphs: dict[Path, dict[str, Callable[[], Json]]] = {}
     for path, placement, devices in wanted(options.folder, options.placement, options.devices):
         for budget_s in options.budgets if placement == "free" else options.budgets[-1:]:
-            yield compared(planned(path, placement, devices, budget_s, options.seed, options.scorer), best)
+            name = f"{placement} {devices} {budget_s}"
+            graphs.setdefault(path, {})[name] = _case(path, placement, devices, budget_s, options)
+    for cases in graphs.values():
+        yield from (compared(row, best) for row in timed(cases, options.rounds, machine))
+
+
+def claimed(rows: list[Json]) -> dict[str, tuple[Claim, Interval]]:
+    """Claims about all rows together: the worst row counts."""
+    scored = [r for r in rows if r.get("value") is not None]
+    faults = len(rows) - sum(bool(r.get("feasible")) for r in rows)
+    found = {"feasible": (FEASIBLE, Interval.exact(faults))}
+    if scored:
+        off = max(abs(r["claimed"] / r["value"] - 1) if r["value"] else 0.0 for r in scored)
+        apart = max(max(r["values"]) - min(r["values"]) for r in scored if None not in r["values"])
+        found |= {"as_claimed": (AS_CLAIMED, Interval.exact(off)), "alike": (ALIKE, Interval.exact(apart))}
+    above = [r["value"] / r["best_known"] - 1 for r in scored if r.get("best_known")]
+    if above:
+        found["best_known"] = (NO_WORSE, Interval.exact(max(above)))
+    return found
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("folder", metavar="DIR", nargs="?", type=Path)
+    options.add_argument("--budget-s", default="10", metavar="S[,S]", help="seconds to search; default: 10")
+    options.add_argument("--placement", choices=("contiguous", "free", "both"), default="both")
+    options.add_argument("--devices", metavar="N[,N]", help="default: the file's; PipeDream 4,8,16; synthetic 8,64")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--rounds", type=int, default=1, help="how often each plan is made; default: 1")
+    options.add_argument("--scorer", metavar="SCRIPT", help="score with this script instead")
+    options.add_argument("--synthetic", metavar="N[,N]", help="layered graphs of so many tasks instead of DIR")
+    options.add_argument("--plot", metavar="SVG")
+    options.add_argument("--calibrate", action="store_true")
+    given = options.parse_args()
+    if given.calibrate:
+        print(json.dumps(calibrated()))
+        return 0
+    given.budgets = [float(x) for x in given.budget_s.split(",")]
+    given.devices = [int(x) for x in given.devices.split(",")] if given.devices else None
+    if given.synthetic is None and (given.folder is None or not given.folder.is_dir()):
+        options.error("give a folder of graphs, or --synthetic")
+    return run_script(
+        given,
+        lambda m, t: benchmark(given, m, t),
+        lambda found: f"{table(found['rows'])}\n{said(found)}",
+        failed=lambda found: not (found["rows"] and all(r.get("feasible") for r in found["rows"])),
+    )
 
 
 if __name__ == "__main__":

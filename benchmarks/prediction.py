@@ -1,15 +1,15 @@
 """Predicted against measured step time: four transformers models, two plans each.
 
-    python benchmarks/prediction.py [--devices 2] [--rounds 14] [--json]
+    python benchmarks/prediction.py [--devices 2] [--rounds 14] [--blocks 2] [--only MODEL,MODEL] [--json]
 
 Models are built from configs with random weights (nothing is downloaded) and trained on random data: only time matters
-here. Each is measured once; the prediction is made before the run, from that measurement alone.
+here. Each is measured once; the prediction is made before the run, from that measurement alone. The plans of a model take
+turns, and in each turn the engines.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -17,88 +17,118 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from engines import WARMUP, Compared, compare_in_turn, shares
+from harness import Json, Machine, machine_line, order, parser, run_script
+from intervals import over_median, sentences
+
 from partita.cli.talk import Talk
-from partita.errors import PartitaError
 from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
 from partita.page.text import table
 from partita.pipeline.plan.planner import plan_pipeline
-from partita.pipeline.run.loop import compare_engines
+from partita.pipeline.run.loop import check_rounds
 from partita.training.measure.job import measure_job
 
 JOBS = Path(__file__).parent / "prediction_jobs.py"
 MODELS = ("resnet", "vit", "bert", "gpt2")
 PLANS = {"best": {"micro_batches": 8}, "even": {"micro_batches": 8, "method": "even"}}
+ENGINES = ("single", "pipeline")
 
 
-def rows(devices: int, rounds: int, talk: Talk) -> list[dict[str, Any]]:
+def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json]:
     """One row a model and plan."""
+    check_rounds(options.rounds, WARMUP)
     found = []
-    for model in MODELS:
+    for model in options.only:
+        since = len(machine.probed)
+        machine.look_again()
         source = f"{JOBS}:{model}"
         profile = measure_job(
-            source, devices=devices, sizes=(2,), progress=lambda w, d, t, m=model: talk.progress(f"{m}: {w}", d, t)
+            source,
+            devices=options.devices,
+            sizes=(2,),
+            progress=lambda w, d, t, m=model: talk.progress(f"{m}: {w}", d, t),
         )
-        for name, wish in PLANS.items():
-            file = plan_pipeline(profile, stages=devices, allow_replicas=False, allow_recompute=False, **wish)
-            assert isinstance(file.plan, PipelinePlan)
-            with tempfile.TemporaryDirectory() as folder:
-                run = compare_engines(file, source, {}, folder, engines=("single", "pipeline"), rounds=rounds)
-            predicted, measured = file.verdict.value_s, run.median_s("pipeline")
-            found.append(
-                {
-                    "model": model,
-                    "plan": name,
-                    "predicted_step_s": predicted,
-                    "measured_step_s": measured,
-                    "error": predicted / measured - 1,
-                    "single_step_s": run.median_s("single"),
-                    "range_s": [min(run.step_s["pipeline"]), max(run.step_s["pipeline"])],
-                    "cpu_s": statistics.median(run.cpu_s["pipeline"]),
-                    "gradient_error": run.gradient_errors["pipeline"],
-                    "stages": [len(s.tasks) for s in file.plan.stages],
-                    "load": os.getloadavg()[0],
-                }
-            )
+        files = {
+            n: plan_pipeline(profile, stages=options.devices, allow_replicas=False, allow_recompute=False, **wish)
+            for n, wish in PLANS.items()
+        }
+        compared = in_turn(machine, files, source, options, talk)
+        machine.look("after")
+        found += [row(machine, since, model, name, file, compared[name]) for name, file in files.items()]
+        for r in found[-len(files) :]:
             talk.say(
-                f"   {model}, {name}: predicted {predicted * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms, {100 * (predicted / measured - 1):+.1f} %"
+                f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
+                f"{100 * r['error']:+.1f} %: {r['verdicts']['prediction']['verdict']}"
             )
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=14)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    talk = Talk.to_stderr()
-    try:
-        found = rows(options.devices, options.rounds, talk)
-    except PartitaError as error:
-        talk.error(str(error))
-        return error.exit_code
-    if options.json:
-        print(json.dumps(found))
-        return 0
-    print(
-        table(
-            [
-                ("model", "text"),
-                ("plan", "text"),
-                ("predicted", "s"),
-                ("measured", "s"),
-                ("error", "error"),
-                ("one process", "s"),
-            ],
-            [
-                [r["model"], r["plan"], r["predicted_step_s"], r["measured_step_s"], r["error"], r["single_step_s"]]
-                for r in found
-            ],
-        )
-    )
+def in_turn(
+    machine: Machine, files: dict[str, PlanFile], source: str, options: argparse.Namespace, talk: Talk
+) -> dict[str, Compared]:
+    """The plans of a model in blocks, another plan and another engine first each time."""
+    found = {n: Compared() for n in files}
+    for k, counted in enumerate(shares(options.rounds - WARMUP, options.blocks)):
+        for name in order(list(files), k):
+            with tempfile.TemporaryDirectory() as folder:
+                block = compare_in_turn(
+                    machine, files[name], source, {}, Path(folder), ENGINES,
+                    rounds=counted + WARMUP, blocks=1, talk=talk, first_block=k,
+                )  # fmt: skip
+            found[name].blocks.extend(block.blocks)
+    return found
+
+
+def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run: Compared) -> Json:
+    """All about one plan; its verdicts go by the probes of its model."""
+    assert isinstance(file.plan, PipelinePlan)
+    predicted, measured, steps = file.verdict.value_s, run.median_s("pipeline"), run.steps("pipeline")
+    return {
+        "model": model,
+        "plan": name,
+        "predicted_step_s": predicted,
+        "predicted_at_run_speed_s": run.at_run_speed_s,
+        "measured_step_s": measured,
+        "error": predicted / measured - 1,
+        "ratio_interval": {
+            "predicted/pipeline": over_median(predicted, steps).ends,
+            "single/pipeline": run.ratio("single", "pipeline").ends,
+        },
+        "verdicts": machine.verdicts(run.foreseen(predicted), since),
+        "single_step_s": run.median_s("single"),
+        "range_s": [min(steps), max(steps)],
+        "cpu_s": statistics.median(run.cpu_s("pipeline")),
+        "gradient_error": run.gradient_errors["pipeline"],
+        "stages": [len(s.tasks) for s in file.plan.stages],
+        "load": os.getloadavg()[0],
+        "samples": run.raw(),
+        "machine_record": machine.record(since),
+    }
+
+
+def text(found: list[Json]) -> str:
+    columns = [("model", "text"), ("plan", "text"), ("predicted", "s"), ("measured", "s"), ("error", "error"), ("one process", "s")]  # fmt: skip
+    keys = ("model", "plan", "predicted_step_s", "measured_step_s", "error", "single_step_s")
     errors = sorted(abs(r["error"]) for r in found)
-    print(f"median error {100 * statistics.median(errors):.1f} %, worst {100 * errors[-1]:.1f} %")
-    return 0
+    said: dict[str, Any] = {f"{r['model']}, {r['plan']}": r["verdicts"]["prediction"] for r in found}
+    lines = [f"{name}: {line}" for name, line in zip(said, sentences(said).splitlines(), strict=True)]
+    end = f"median error {100 * statistics.median(errors):.1f} %, worst {100 * errors[-1]:.1f} %"
+    body = table(columns, [[r[k] for k in keys] for r in found])  # type: ignore[arg-type]
+    return "\n".join([body, end, *lines, machine_line(found[0]["machine_record"])])
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--devices", type=int, default=2)
+    options.add_argument("--rounds", type=int, default=14, help=f"{WARMUP} of them are not counted; default: 14")
+    options.add_argument("--blocks", type=int, default=2, help="the rounds are taken in so many blocks; default: 2")
+    options.add_argument("--only", default=",".join(MODELS), metavar="MODEL[,MODEL]")
+    given = options.parse_args()
+    given.only = given.only.split(",")
+    if unknown := set(given.only) - set(MODELS):
+        options.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(MODELS)}")
+    return run_script(given, lambda m, t: rows(given, m, t), text)
 
 
 if __name__ == "__main__":

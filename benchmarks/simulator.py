@@ -8,29 +8,22 @@ is one of 8192 evaluations with different durations in one call of `Simulator.ev
 
 Million: 1F1B over 16 stages with enough micro-batches for a million instructions, lowered. `million_ms` is everything
 between the program and its times: the durations from costs and cluster, all array set-up, the walk. Each figure is a
-median over the repeats; the range stands beside it. One thread.
+median over the repeats, in each of which every figure is taken once; range and interval stand beside it. One thread.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import os
-import platform
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
-import numba
 import numpy as np
+from harness import Json, Machine, Samples, in_turn, parser, run_script, said
+from intervals import RESTLESS_ALONE, Claim, Interval, bootstrap
 
-from partita import __version__
-from partita.errors import PartitaError
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
@@ -87,22 +80,24 @@ def large_pipeline(instructions: int) -> tuple[Program, Callable[[], Durations]]
     return program, lambda: durations(program, graph, costs, cluster)
 
 
-def clocked(repeats: int, work: Callable[[], object], scale: float) -> list[float]:
-    """[repeats] wall-clock seconds of the work, times `scale`, after one run that compiles."""
-    work()
-    found = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        found.append((time.perf_counter() - begin) * scale)
-    return found
+def figures(name: str, samples: Samples, scale: float) -> Json:
+    """Median, range and interval of what was timed, in seconds times `scale`."""
+    return {
+        name: samples.median_s * scale,
+        f"{name}_range": [s * scale for s in samples.range_s],
+        f"{name}_interval": _scaled(samples, scale).ends,
+    }
 
 
-def figures(name: str, found: list[float]) -> dict[str, Any]:
-    return {name: statistics.median(found), f"{name}_range": [min(found), max(found)]}
+def _scaled(samples: Samples, scale: float) -> Interval:
+    return bootstrap(lambda s: s * scale, samples.wall_s)
 
 
-def small(repeats: int, evaluations: int = 8192, calls: int = 500) -> dict[str, Any]:
+Works = dict[str, tuple[Callable[[], object], float]]  #: figure -> (what is timed, its unit over a second)
+
+
+def small(evaluations: int = 8192, calls: int = 500) -> tuple[Works, Json]:
+    """What is timed of the small program, and its sizes."""
     program, d = small_program()
     simulator = Simulator(program)
     many = d.busy_s * np.random.default_rng(4).uniform(0.5, 1.5, (evaluations, len(program)))
@@ -115,58 +110,57 @@ def small(repeats: int, evaluations: int = 8192, calls: int = 500) -> dict[str, 
         for busy in many[:calls]:
             times(program, Durations(busy, d.lag_s))
 
-    return {
-        **figures("small_us", clocked(repeats, lambda: simulator.evaluate_many(many, d.lag_s), 1e6 / evaluations)),
-        **figures("small_one_call_us", clocked(repeats, one_by_one, 1e6 / calls)),
-        **figures("small_walk_us", clocked(repeats, walks, 1e6 / calls)),
-        "small_tasks": 300,
-        "small_instructions": len(program),
+    works: Works = {
+        "small_us": (lambda: simulator.evaluate_many(many, d.lag_s), 1e6 / evaluations),
+        "small_one_call_us": (one_by_one, 1e6 / calls),
+        "small_walk_us": (walks, 1e6 / calls),
     }
+    return works, {"small_tasks": 300, "small_instructions": len(program)}
 
 
-def million(repeats: int, instructions: int = 1_000_000) -> dict[str, Any]:
+def million(instructions: int = 1_000_000) -> tuple[Works, Json]:
+    """What is timed of the large program, and its sizes."""
     begin = time.perf_counter()
     program, costed = large_pipeline(instructions)
     lowered = time.perf_counter() - begin
     d = costed()
     simulator = Simulator(program)
-    return {
-        **figures("million_ms", clocked(repeats, lambda: times(program, costed()), 1e3)),
-        **figures("million_durations_ms", clocked(repeats, costed, 1e3)),
-        **figures("million_times_ms", clocked(repeats, lambda: times(program, d), 1e3)),
-        **figures("million_compile_ms", clocked(repeats, lambda: Simulator(program), 1e3)),
-        **figures("million_compiled_ms", clocked(repeats, lambda: simulator.evaluate(d.busy_s, d.lag_s), 1e3)),
-        "million_lower_s": lowered,
-        "million_instructions": len(program),
+    works: Works = {
+        "million_ms": (lambda: times(program, costed()), 1e3),
+        "million_durations_ms": (costed, 1e3),
+        "million_times_ms": (lambda: times(program, d), 1e3),
+        "million_compile_ms": (lambda: Simulator(program), 1e3),
+        "million_compiled_ms": (lambda: simulator.evaluate(d.busy_s, d.lag_s), 1e3),
     }
+    return works, {"million_lower_s": lowered, "million_instructions": len(program)}
 
 
-def machine() -> dict[str, Any]:
-    names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+#: What each run is judged by; README.md gives the figures of one run.
+CLAIMS = {
+    "small_us": Claim(
+        "an evaluation of 300 tasks on 4 devices takes at most 1 us", high=1.0, most_drift=RESTLESS_ALONE
+    ),
+    "million_ms": Claim("a million instructions take at most 60 ms", high=60.0, most_drift=RESTLESS_ALONE),
+}
+
+
+def benchmark(repeats: int, machine: Machine) -> Json:
+    """Every figure once a round; the first round compiles."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    parts = [small(), million()]
+    works: Works = {name: work for part, _ in parts for name, work in part.items()}
+    found = in_turn({n: w for n, (w, _) in works.items()}, repeats, warmup=1, between=lambda: machine.look_again(5.0))
+    record = machine.finished()
+    claims = {n: (claim, _scaled(found[n], works[n][1])) for n, claim in CLAIMS.items()}
+    document: Json = {}
+    for name, (_, scale) in works.items():
+        document |= figures(name, found[name], scale)
+    for _, sizes in parts:
+        document |= sizes
     return {
-        "machine": names[0] if names else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load": list(os.getloadavg()),
-        "partita": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path) as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
-
-
-def benchmark(repeats: int) -> dict[str, Any]:
-    facts, cpu, wall = machine(), time.process_time(), time.perf_counter()
-    found = {**small(repeats), **million(repeats), **facts, "repeats": repeats}
-    return {**found, "cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}
+        **document, **record["facts"], "repeats": repeats, "cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall,
+        "verdicts": machine.verdicts(claims), "samples": {n: s.to_json() for n, s in found.items()}, "machine_record": record,
+    }  # fmt: skip
 
 
 ROWS = (
@@ -181,7 +175,7 @@ ROWS = (
 )
 
 
-def readable(found: dict[str, Any]) -> str:
+def readable(found: Json) -> str:
     lines = [f"{'':46}{'median':>12}{'min':>12}{'max':>12}"]
     lines += [
         f"{what:46}" + "".join(f"{value:>9.2f} {unit}" for value in (found[key], *found[f"{key}_range"]))
@@ -189,26 +183,18 @@ def readable(found: dict[str, Any]) -> str:
     ]
     lines.append(
         f"{found['small_instructions']} and {found['million_instructions']} instructions; {found['repeats']} repeats; "
-        f"{found['machine']}, {found['cores']} cores, load {found['load'][0]:.2f} at the start, "
-        f"{found['cpu_s']:.1f} CPU-s in {found['wall_s']:.1f} s; numba {found['numba']}, numpy {found['numpy']}"
+        f"numba {found['numba']}, numpy {found['numpy']}"
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, said(found)])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="how often each figure is taken (default 15)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error(f"--repeats {options.repeats}: at least 1")
-    try:
-        found = benchmark(options.repeats)
-    except PartitaError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(found) if options.json else readable(found))
-    return 0
+    options = parser(__doc__)
+    options.add_argument("--repeats", type=int, default=15, help="how often each figure is taken (default 15)")
+    given = options.parse_args()
+    if given.repeats < 1:
+        options.error(f"--repeats {given.repeats}: at least 1")
+    return run_script(given, lambda m, _: benchmark(given.repeats, m), readable, packages=("numba",))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.page.text import percent, seconds, times
+from partita.page.text import NOTHING, percent, seconds, times
 
 HERE = Path(__file__).parent
 MARK = re.compile(r"(<!-- \w+ table: benchmarks/(\w+)\.py -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -39,44 +39,85 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
-    """benchmarks/prediction.py: a row a model and plan, then median and worst."""
+    """benchmarks/prediction.py: a row a model and plan, then median and worst; intervals and verdicts where they are known."""
     errors = [r["predicted_step_s"] / r["measured_step_s"] - 1 for r in rows]
-    body = [
+    heads, columns = (
+        ["model", "predicted step", "measured step", "error"],
         [
-            f"{r['model']}, {r['plan']} plan",
-            seconds(r["predicted_step_s"]),
-            seconds(r["measured_step_s"]),
-            percent(e, signed=True),
-        ]
-        for r, e in zip(rows, errors, strict=True)
-    ]
+            [f"{r['model']}, {r['plan']} plan" for r in rows],
+            [seconds(r["predicted_step_s"]) for r in rows],
+            [seconds(r["measured_step_s"]) for r in rows],
+            [percent(e, signed=True) for e in errors],
+        ],
+    )
+    at_run_speed = [(r.get("predicted_at_run_speed_s") or {}).get("pipeline") for r in rows]
+    if any(at_run_speed):
+        pairs = zip(at_run_speed, rows, strict=True)
+        heads.append("error at the run's speed")
+        columns.append([NOTHING if v is None else percent(v / r["measured_step_s"] - 1, signed=True) for v, r in pairs])
+    if any("verdicts" in r for r in rows):
+        heads += ["95 % of the error", "within 10 %"]
+        columns.append([_errors(r.get("ratio_interval", {}).get("predicted/pipeline")) for r in rows])
+        columns.append([_short(r.get("verdicts", {}).get("prediction")) for r in rows])
     sizes = [abs(e) for e in errors]
     load = max((float(r.get("load", 0.0)) for r in rows), default=0.0)
     end = f"Median error {percent(statistics.median(sizes))}, worst {percent(max(sizes))}"
-    return f"{markdown(['model', 'predicted step', 'measured step', 'error'], body)}\n\n{end}. Highest load average after a run: {load:.1f}."
+    drifts = [r["machine_record"]["drift"]["drift"] for r in rows if "machine_record" in r]
+    drift = f" The machine drifted by {percent(min(drifts))} to {percent(max(drifts))}." if drifts else ""
+    body = zip(*columns, strict=True)
+    return f"{markdown(heads, body)}\n\n{end}. Highest load average after a run: {load:.1f}.{drift}"
 
 
 def pipeline(found: Mapping[str, Any]) -> str:
-    """benchmarks/pipeline.py: the three engines, and what the prediction was."""
-    single = found["single_step_s"]
-    body = [
-        [name, seconds(found[f"{key}_step_s"]), times(single / found[f"{key}_step_s"]), seconds(found["cpu_s"][key])]
-        for key, name in ENGINES.items()
-    ]
+    """benchmarks/pipeline.py: the engines, the limit, what the prediction was; intervals and verdicts where they are known."""
+    single, intervals = found["single_step_s"], found.get("ratio_interval", {})
+    heads = ["engine", "step", "speed-up", *(["95 % of it"] if intervals else []), "CPU time"]
+    body = []
+    for key, name in ENGINES.items():
+        step_s = found[f"{key}_step_s"]
+        of_it = [_span(intervals.get(f"single/{key}"), times)] if intervals else []
+        body.append([name, seconds(step_s), times(single / step_s), *of_it, seconds(found["cpu_s"][key])])
+    if "side_by_side_step_s" in found:
+        limit = [_span(found.get("limit_interval"), times)] if intervals else []
+        copies = f"the limit: {len(found['side_by_side_each_s'])} copies of the job side by side"
+        body.append([copies, seconds(found["side_by_side_step_s"]), times(found["limit"]), *limit, NOTHING])
     error = found["predicted_step_s"] / found["pipeline_step_s"] - 1
     end = (
         f"CIFAR-10 ResNet, batch 64, {found['plan']['micro_batches']} micro-batches, medians of one interleaved run; the limit is "
-        f"{times(found['limit'])}. Predicted {seconds(found['predicted_step_s'])} ({percent(error, signed=True)}). "
+        f"{times(found.get('fill_limit', found['limit']))}{' on cores that do not slow each other' if 'fill_limit' in found else ''}. "
+        f"Predicted {seconds(found['predicted_step_s'])} ({percent(error, signed=True)}).{_verdicts(found)} "
         f"{_machine(found['facts'], found['load'])}"
     )
-    return f"{markdown(['engine', 'step', 'speed-up', 'CPU time'], body)}\n\n{end}"
+    return f"{markdown(heads, body)}\n\n{end}"
+
+
+def _span(ends: Sequence[float] | None, written: Callable[[float], str]) -> str:
+    return f"{written(ends[0])} to {written(ends[1])}" if ends else NOTHING
+
+
+def _errors(ends: Sequence[float] | None) -> str:
+    return _span(ends, lambda ratio: percent(ratio - 1, signed=True))
+
+
+def _short(verdict: Mapping[str, Any] | None) -> str:
+    """A verdict in a cell."""
+    said = verdict["verdict"] if verdict else NOTHING
+    return said if said in ("met", "missed", NOTHING) else "too restless to tell"
+
+
+def _verdicts(found: Mapping[str, Any]) -> str:
+    """Every claim and whether it was met, and how restless the machine was; empty for results without them."""
+    if "verdicts" not in found:
+        return ""
+    said = "; ".join(f"{v['claim']}: {_short(v)}" for v in found["verdicts"].values())
+    return f" Claims: {said}. The machine drifted by {percent(found['machine_record']['drift']['drift'])}."
 
 
 def simulator(found: Mapping[str, Any]) -> str:
     """benchmarks/simulator.py: one sentence."""
     return (
         f"The simulator takes {found['small_us']:.2f} µs an evaluation of {found['small_tasks']} tasks on 4 devices (one of many in a call), "
-        f"and {found['million_ms']:.0f} ms for a program of {found['million_instructions']:,} instructions, after compilation. "
+        f"and {found['million_ms']:.0f} ms for a program of {found['million_instructions']:,} instructions, after compilation.{_verdicts(found)} "
         f"{_machine(found, found['load'])}"
     )
 
@@ -98,7 +139,9 @@ def models(found: Mapping[str, Any]) -> str:
     end = f"Mean absolute errors. The 90 % intervals of the best explainable model held {', '.join(coverage)} of the held-out rows."
     if "seeds" in found:
         end += f" Ten seeds: predictions of 1,440 rows at most {percent(found['seeds']['largest'])} from their mean."
-    return f"{markdown(['question', *names], body)}\n\n{end} {_machine(found['facts'], found['load'])}"
+    return (
+        f"{markdown(['question', *names], body)}\n\n{end}{_verdicts(found)} {_machine(found['facts'], found['load'])}"
+    )
 
 
 def offload(found: Mapping[str, Any]) -> str:
@@ -118,7 +161,7 @@ def offload(found: Mapping[str, Any]) -> str:
     end = (
         f"30 jobs of 5 models; the device has that share of a core; measured makespans, in brackets predicted ones of plans that were not run. "
         f"Last column: predicted over measured of auto; median error {percent(statistics.median(sizes))}, worst {percent(max(sizes))}. "
-        f"One run a cell, load {found['load'][0]:.1f} before it began, {found['time'][:10]}."
+        f"One run a cell, load {found['load'][0]:.1f} before it began, {found['time'][:10]}.{_verdicts(found)}"
     )
     return f"{markdown(['setting', *names, 'error'], body)}\n\n{end}"
 

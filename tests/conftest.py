@@ -23,6 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Tests that pin cores, run several processes at once or measure time; `make test` runs them one at a time, after the others.
 MACHINE = (
+    "benchmarks/test_harness_processes.py",
     "cli/test_cli_demo.py",
     "cli/test_cli_measure.py",
     "models/measure/test_campaign.py",

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from benchmark_scripts import loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
-
-
-def loaded(name: str) -> ModuleType:
-    """A script of benchmarks/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 law_of_steps = loaded("convergence")
 ConvergenceError, Spread = law_of_steps.ConvergenceError, law_of_steps.Spread

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
+from benchmark_scripts import loaded
 
 from partita.models.compare import Fitter, judge
 from partita.models.opponents import OPPONENTS, threadpool_limits
 from partita.models.study import prepare
 
-
-def loaded() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "model_tables.py"
-    spec = importlib.util.spec_from_file_location("model_tables", path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["model_tables"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLES = loaded().TABLES
+TABLES = loaded("model_tables").TABLES
 
 
 def errors(

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from benchmark_scripts import loaded
 
 from partita.nouns.program import Op
 from partita.simulate.simulator import Simulator, times
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "simulator.py"
-
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("simulator_benchmark", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("simulator")
 
 
 def test_the_small_program_is_300_tasks_on_four_devices_with_transfers(benchmark: ModuleType) -> None:
@@ -45,12 +37,14 @@ def test_it_prints_one_json_object(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, million = benchmark.small, benchmark.million
-    monkeypatch.setattr(benchmark, "small", lambda repeats: small(repeats, 64, 8))
-    monkeypatch.setattr(benchmark, "million", lambda repeats: million(repeats, 5000))
+    monkeypatch.setattr(benchmark, "small", lambda: small(64, 8))
+    monkeypatch.setattr(benchmark, "million", lambda: million(5000))
     monkeypatch.setattr(sys, "argv", ["simulator.py", "--repeats", "3", "--json"])
     assert benchmark.main() == 0
     found = json.loads(capsys.readouterr().out)
     assert {"small_us", "million_ms", "machine", "numba", "load", "cpu_s", "repeats"} <= set(found)
+    assert set(found["verdicts"]) == {"small_us", "million_ms"}
+    assert all(len(s["wall_s"]) == 3 for s in found["samples"].values())
     for name in ("small_us", "million_ms"):
         low, high = found[f"{name}_range"]
         assert 0 < low <= found[name] <= high

@@ -1,0 +1,158 @@
+"""Engines compared in turn: the same steps by each, in blocks, another one first in each block; beside them, where they are
+wanted, copies of the whole job side by side.
+
+A block starts the workers anew and lets the engines take each step in turn (`compare_engines`). Between two blocks the copies
+have the cores for as many steps. Round k of the engines is paired with round k of the copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import side_by_side
+from harness import Json, Machine, order
+from intervals import RESTLESS_ALONE, Claim, Interval, bootstrap, over_median, ratio
+
+from partita.cli.talk import Talk
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile
+from partita.pipeline.run.loop import Comparison, check_rounds, compare_engines
+
+WARMUP = side_by_side.WARMUP  #: rounds of a block that are not counted
+
+FORESEEN = Claim("the prediction is within 10 % of a step", low=0.9, high=1.1, most_drift=RESTLESS_ALONE)
+FORESEEN_AT_RUN_SPEED = Claim("the prediction at the speed of the run is within 10 % of a step", low=0.9, high=1.1)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All blocks together; a round's values stand at the same place in every list."""
+
+    blocks: list[Comparison] = field(default_factory=list)
+    sides: list[list[side_by_side.Steps]] = field(default_factory=list)  #: [blocks][copies]; empty without copies
+
+    def steps(self, engine: str) -> list[float]:
+        """Seconds of every counted step. [rounds]"""
+        return [s for b in self.blocks for s in b.step_s[engine]]
+
+    def cpu_s(self, engine: str) -> list[float]:
+        """CPU seconds of all ranks. [rounds]"""
+        return [s for b in self.blocks for s in b.cpu_s[engine]]
+
+    @property
+    def copies(self) -> list[list[float]]:
+        """Seconds of every counted step of each copy. [copies][rounds]"""
+        return (
+            [[s for block in self.sides for s in block[k].wall_s] for k in range(len(self.sides[0]))]
+            if self.sides
+            else []
+        )
+
+    def median_s(self, engine: str) -> float:
+        return statistics.median(self.steps(engine))
+
+    def ratio(self, above: str, below: str) -> Interval:
+        """A step of one engine over a step of another."""
+        return ratio(self.steps(above), self.steps(below))
+
+    @property
+    def limit(self) -> Interval:
+        """How often as much w copies side by side do as one process alone."""
+        return bootstrap(
+            lambda one, *many: len(many) * one / side_by_side.step_s(many), self.steps("single"), *self.copies
+        )
+
+    @property
+    def gradient_errors(self) -> dict[str, float]:
+        return {e: max(b.gradient_errors[e] for b in self.blocks) for e in self.blocks[0].gradient_errors}
+
+    @property
+    def at_run_speed_s(self) -> dict[str, float | None]:
+        """What would have been predicted at the speed of the run, median of the blocks; empty where that is not known."""
+        known: dict[str, list[float]] = {}
+        for b in self.blocks:
+            given: Mapping[str, float | None] = getattr(
+                b, "predicted_at_run_speed_s", {}
+            )  # until every Comparison has it
+            for engine, value in given.items():
+                known.setdefault(engine, []).extend([] if value is None else [value])
+        return {e: statistics.median(v) if v else None for e, v in known.items()}
+
+    def foreseen(self, predicted_s: float) -> dict[str, tuple[Claim, Interval]]:
+        """What is claimed of a prediction of the pipeline's step, and of the one at the speed of the run where it is known."""
+        steps, at_run_speed = self.steps("pipeline"), self.at_run_speed_s.get("pipeline")
+        claims = {"prediction": (FORESEEN, over_median(predicted_s, steps))}
+        if at_run_speed is not None:
+            claims["prediction_at_run_speed"] = (FORESEEN_AT_RUN_SPEED, over_median(at_run_speed, steps))
+        return claims
+
+    def raw(self) -> Json:
+        """Every sample, block by block."""
+        return {
+            "step_s": [dict(b.step_s) for b in self.blocks],
+            "cpu_s": [dict(b.cpu_s) for b in self.blocks],
+            "load": [b.load for b in self.blocks],
+            "side_by_side": [[{"wall_s": c.wall_s, "cpu_s": c.cpu_s} for c in block] for block in self.sides],
+            "predicted_at_run_speed_s": [dict(getattr(b, "predicted_at_run_speed_s", {})) for b in self.blocks],
+        }
+
+
+def shares(rounds: int, blocks: int) -> list[int]:
+    """Rounds of each block.
+
+    >>> shares(22, 4), shares(2, 3)
+    ([6, 6, 5, 5], [1, 1])
+    """
+    n = min(rounds, blocks)
+    return [rounds // n + (k < rounds % n) for k in range(n)]
+
+
+def compare_in_turn(
+    machine: Machine,
+    file: PlanFile,
+    source: str,
+    settings: Mapping[str, str],
+    out: Path,
+    engines: Sequence[str],
+    *,
+    rounds: int,
+    blocks: int,
+    talk: Talk,
+    first_block: int = 0,
+    with_copies: bool = False,
+) -> Compared:
+    """`rounds` less WARMUP counted rounds in so many blocks, each with a warm-up of its own; a probe before each block.
+
+    Raises BadInput where no round would be counted, and what a worker failed with.
+    """
+    check_rounds(rounds, WARMUP)
+    found = Compared()
+    with _copies(file, source, settings) if with_copies else contextlib.nullcontext() as side:
+        for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
+            machine.look_again(every_s=5.0)
+            for what in order(["engines", *(["copies"] if side else [])], k):
+                talk.progress(f"block {k + 1} of {blocks}: {what}", 0, counted)
+                if side is not None and what == "copies":
+                    found.sides.append(side_by_side.turn(side, counted))
+                    continue
+                names = order(engines, first_block + k)
+                found.blocks.append(
+                    compare_engines(file, source, settings, out, engines=names, rounds=counted + WARMUP, warmup=WARMUP)
+                )
+    return found
+
+
+def _copies(file: PlanFile, source: str, settings: Mapping[str, str]) -> Any:
+    """A copy on the first core of each of the plan's devices; no copies where a device is no core."""
+    assert isinstance(file.plan, PipelinePlan)
+    assert isinstance(file.problem, PipelineProblem)
+    cores = {c for d in file.plan.devices for c in file.cluster.by_name[d].cores[:1]}
+    if len(cores) < len(file.plan.devices):
+        return contextlib.nullcontext()
+    return side_by_side.copies(source, settings, file.problem.micro_batch_size, sorted(cores))

@@ -1,0 +1,57 @@
+"""README's tables say what the results say: intervals, the limit and verdicts where they are known, nothing where not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmark_scripts import loaded
+
+tables = loaded("tables")
+RECORD = {"drift": {"drift": 0.07}}
+FACTS = {"machine": "A core", "cores": 2, "torch": "2.13.0", "time": "2026-11-21 12:00:00"}
+
+
+def verdict(said: str) -> dict[str, Any]:
+    return {"claim": "it is fast", "verdict": said}
+
+
+def result(**more: Any) -> dict[str, Any]:
+    """What benchmarks/pipeline.py printed before it had a harness, and more."""
+    steps = {"single_step_s": 0.6, "pipeline_step_s": 0.32, "torch_step_s": 0.33, "predicted_step_s": 0.3}
+    cpu_s = {"single": 0.6, "pipeline": 0.62, "torch": 0.63}
+    return steps | {"cpu_s": cpu_s, "limit": 1.88, "plan": {"micro_batches": 16}, "load": [0.1], "facts": FACTS} | more
+
+
+def test_a_result_without_a_harness_makes_the_table_it_made() -> None:
+    found = tables.pipeline(result())
+    assert "| engine | step | speed-up | CPU time |" in found
+    assert "the limit is 1.88x." in found
+    assert "Claims" not in found
+
+
+def test_a_result_with_intervals_limit_and_verdicts() -> None:
+    more = {
+        "ratio_interval": {"single/pipeline": [1.8, 1.95], "single/torch": None},
+        "side_by_side_step_s": 0.61, "side_by_side_each_s": [0.6, 0.62], "limit": 1.97, "limit_interval": [1.9, 2.0],
+        "fill_limit": 1.88, "verdicts": {"fast": verdict("met")}, "machine_record": RECORD,
+    }  # fmt: skip
+    found = tables.pipeline(result(**more))
+    assert "1.80x to 1.95x" in found
+    assert "| the limit: 2 copies of the job side by side | 610 ms | 1.97x | 1.90x to 2.00x | - |" in found
+    assert "it is fast: met. The machine drifted by 7.0 %." in found
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [("met", "met"), ("missed", "missed"), ("the machine was too restless to tell", "too restless to tell")],
+)
+def test_predictions_with_verdicts(said: str, shown: str) -> None:
+    row = {
+        "model": "vit", "plan": "best", "predicted_step_s": 0.4, "measured_step_s": 0.5, "load": 0.1,
+        "predicted_at_run_speed_s": {"pipeline": 0.49}, "ratio_interval": {"predicted/pipeline": [0.78, 0.83]},
+        "verdicts": {"prediction": verdict(said)}, "machine_record": RECORD,
+    }  # fmt: skip
+    found = tables.prediction([row])
+    assert "error at the run's speed" in found
+    assert f"| vit, best plan | 400 ms | 500 ms | -20 % | -2.0 % | -22 % to -17 % | {shown} |" in found
