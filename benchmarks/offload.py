@@ -46,7 +46,7 @@ from partita.offload.measure.inference import InferenceTimes
 from partita.offload.plan.baselines import BASELINES
 from partita.offload.plan.lower import part_times
 from partita.offload.plan.planner import plan_offload
-from partita.offload.run.both_sides import measure_both_sides
+from partita.offload.run.both_sides import LOOPS, BothSides, measure_both_sides, with_plans
 from partita.offload.run.client import Client
 from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.execute import RunSettings, execute
@@ -78,41 +78,56 @@ def device(server: str, names: Sequence[str]) -> None:
         models_of(names),
         ClientCredentials.of(server.rpartition(":")[0], insecure=True, ca=None, token_file=None),
     )
+    def connect() -> Client:
+        return Client(server, key)
+
+    found: BothSides | None = None
     tell({"pid": os.getpid()})
     for line in sys.stdin:
         asked = json.loads(line)
+        if asked["do"] == "run":
+            tell(carried_out(asked, models, connect))
+            continue
         if asked["do"] == "measure":
-            tell(measured(asked, models, server, key))
-        else:
-            tell(carried_out(asked, models, server, key))
+            found = measured(asked, models, connect)
+        elif found is not None:
+            before, plans = found, [OffloadPlan.from_json(p) for p in asked["plans"]]
+            found = with_plans(found, plans, connect, asked["budget_s"])
+            if found is before:
+                tell({"known": True})
+                continue
+        if found is not None:
+            tell(told(found))
 
 
 def tell(value: Json) -> None:
     print(json.dumps(value), flush=True)
 
 
-def measured(asked: Json, models: Mapping[str, OnnxModel], server: str, key: ClientCredentials) -> Json:
-    """The problem of the jobs, one of each model; the device's times are kept in a folder, for this quota."""
+def measured(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[[], Client]) -> BothSides:
+    """The jobs measured; what the models take by themselves is kept in a folder, for this quota."""
 
     def here(model: OnnxModel, budget_s: float) -> InferenceTimes:
         return cached_times(model, Path(asked["kept"]), budget_s)[0]
 
-    found = measure_both_sides(
-        jobs_of(models, asked["models"]), lambda: Client(server, key), asked["budget_s"], here=here
-    )
-    sides = {"device": found.device, "server": found.server}
+    return measure_both_sides(jobs_of(models, asked["models"]), connect, asked["budget_s"], here=here)
+
+
+def told(found: BothSides) -> Json:
+    """The problem, and what it was made of."""
     whole = {
-        n: {
-            side: {"wall_s": t.whole.seconds, "cpu_s": t.cpu_s, "points": t.points}
-            for side, x in sides.items()
-            for t in [x[models[n].hash]]
+        m.name: {
+            name: {"wall_s": e.seconds, "cpu_s": e.seconds * side.turns.speed.share, "low_s": e.low, "high_s": e.high}
+            for name, side in (("device", found.device), ("server", found.server))
+            for e in [side.whole(k)]
         }
-        for n in dict.fromkeys(asked["models"])
+        for k, m in enumerate(found.device.models)
     }
-    return {"problem": found.problem.to_json(), "models": whole, "messages": asdict(found.messages)}
+    halves = {"device": len(found.device.halves), "server": len(found.server.halves)}
+    return {"problem": found.problem.to_json(), "models": whole, "messages": asdict(found.messages), "halves": halves}
 
 
-def carried_out(asked: Json, models: Mapping[str, OnnxModel], server: str, key: ClientCredentials) -> Json:
+def carried_out(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[[], Client]) -> Json:
     """Run a plan; between getting ready and the clock, wait for a line: quota and rate are set meanwhile."""
     problem = OffloadProblem.from_json(asked["problem"])
     plan = OffloadPlan.from_json(asked["plan"])
@@ -124,16 +139,18 @@ def carried_out(asked: Json, models: Mapping[str, OnnxModel], server: str, key: 
         time.sleep(SETTLE_S)
 
     inputs = [random_inputs(m, seed) for seed, m in enumerate(of_job)]
-    done = execute(problem, plan, of_job, inputs, lambda: Client(server, key), RunSettings(begin=begin))
+    done = execute(problem, plan, of_job, inputs, connect, RunSettings(begin=begin))
     whole = [sum(t.sent_bytes for t in done.times), sum(t.where == "device" for t in done.times)]
     return {
         "makespan_s": done.makespan_s,
+        "at_run_speed_s": done.expected_s(problem, plan),
+        "speeds": asdict(done.speeds) if done.speeds else None,
         "cpu_s": done.cpu_s,
         "load": os.getloadavg()[0],
         "busy_s": busy_s(done.times),
         "sent_bytes": whole[0],
         "on_device": whole[1],
-        "jobs": [[t.device, t.uplink, t.server, t.downlink] for t in done.times],
+        "probes": done.facts.get("probes"), "jobs": [[t.device, t.uplink, t.server, t.downlink, t.device_cpu_s, t.server_cpu_s] for t in done.times],
         "order": list(plan.order),
         "trouble": {k: done.facts[k] for k in ("lost", "refused", "late", "replans")},
     }
@@ -223,25 +240,40 @@ def stage(names: Sequence[str]) -> Any:
 # -------------------------------------------------------------------------------------------------- the problems
 
 
-def run_of(on: Stage, work: Sequence[str], file: OffloadFile, share: int, mbit: int, times: int = 1) -> Json:
-    """One method's row: predicted, and measured where it is not too long; of several runs the median."""
+def predicted_of(file: OffloadFile) -> Json:
+    """One method's row before it has run."""
     verdict = file.verdict
     expected = part_times(file.problem, file.plan)[0].sum(axis=0).tolist()
-    row: Json = {
+    return {
         "predicted_s": verdict.value_s,
         "bound_s": verdict.lower_bound_s,
         "bound": verdict.bound,
         "found_by": verdict.method,
         "busy_predicted_s": dict(zip(MACHINES, expected, strict=True)),
     }
-    if verdict.value_s > LONGEST_S:
+
+
+def in_turn(on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int, rounds: int) -> Json:
+    """Method -> row. Plans that are not too long run one after another, `rounds` times; methods of one plan share its runs."""
+    plans = {json.dumps(f.plan.to_json()): f for f in files.values() if f.verdict.value_s <= LONGEST_S}
+    runs: dict[str, list[Json]] = {plan: [] for plan in plans}
+    for _ in range(rounds):
+        for plan, f in plans.items():
+            asked = {"problem": f.problem.to_json(), "plan": f.plan.to_json(), "models": list(work)}
+            runs[plan].append(on.run({"do": "run", **asked}, share, mbit))
+    return {m: with_runs(predicted_of(f), runs.get(json.dumps(f.plan.to_json()), [])) for m, f in files.items()}
+
+
+def with_runs(row: Json, runs: Sequence[Json]) -> Json:
+    """The row with what was measured: medians over the runs."""
+    if not runs:
         return row
-    asked = {"do": "run", "problem": file.problem.to_json(), "plan": file.plan.to_json(), "models": list(work)}
-    runs = [on.run(asked, share, mbit) for _ in range(times)]
-    row["runs"] = runs
-    row["measured_s"] = statistics.median(r["makespan_s"] for r in runs)
-    row["error"] = verdict.value_s / row["measured_s"] - 1
-    return row
+    measured_s = statistics.median(r["makespan_s"] for r in runs)
+    error = row["predicted_s"] / measured_s - 1
+    at_speed_s = [r["at_run_speed_s"] for r in runs]
+    off = [e / r["makespan_s"] - 1 for e, r in zip(at_speed_s, runs, strict=True)]
+    seen = {"at_run_speed_s": statistics.median(at_speed_s), "error_at_run_speed": statistics.median(off)}
+    return {**row, "runs": list(runs), "measured_s": measured_s, "error": error, **seen}
 
 
 def setting(
@@ -252,26 +284,31 @@ def setting(
     mbit: int,
     methods: Sequence[str],
     budget_s: float,
-    runs: int = 1,
+    rounds: int = 1,
 ) -> Json:
     """One setting: measured, all methods planned and run."""
     on.limit(share, f"{mbit}mbit")
-    found = on.ask(do="measure", models=sorted(set(names)), budget_s=budget_s, kept=str(kept / str(share)))
+    found = on.ask(do="measure", models=list(names), budget_s=budget_s, kept=str(kept / str(share)))
+    files = {m: plan_offload(OffloadProblem.from_json(found["problem"]), m) for m in methods}
+    for _ in range(LOOPS):
+        plans = [f.plan.to_json() for f in files.values()]
+        better = on.ask(do="halves", plans=plans, budget_s=budget_s)
+        if "known" in better:
+            break
+        found = better
+        files = {m: plan_offload(OffloadProblem.from_json(found["problem"]), m) for m in methods}
     on.limit(100, FAST)
-    one = OffloadProblem.from_json(found["problem"])
-    by_name = {j.name.partition(" ")[0]: j for j in one.jobs}
-    problem = replace(one, jobs=tuple(replace(by_name[n], name=f"{n} {k}") for k, n in enumerate(names)))
-    rows: Json = {}
-    for method in methods:
-        rows[method] = run_of(on, names, plan_offload(problem, method), share, mbit, runs)
-        say(share, mbit, method, rows[method])
+    rows = in_turn(on, names, files, share, mbit, rounds)
+    for method, row in rows.items():
+        say(share, mbit, method, row)
     link = found["problem"]["link"]
     about = {"device_percent": share, "mbit_per_s": mbit, "link": link, "models": found["models"]}
-    return {**about, "messages": found["messages"], "methods": rows}
+    about |= {"halves": found["halves"]}
+    return {**about, "messages": found["messages"], "speeds": found["problem"].get("speeds"), "methods": rows}
 
 
 def say(share: int, mbit: int, method: str, row: Json) -> None:
-    real = f"{row['measured_s']:7.3f} s measured, {row['error']:+6.1%}" if "measured_s" in row else "not run"
+    real = f"{row['measured_s']:7.3f} s measured, {row['error']:+6.1%}, {row['error_at_run_speed']:+6.1%} at run speed" if "measured_s" in row else "not run"
     print(
         f"{time.monotonic() % 10000:7.1f}  {share:3} % {mbit:3} Mbit/s  {method:15} {row['predicted_s']:7.3f} s predicted, {real}",
         file=sys.stderr,
@@ -331,20 +368,28 @@ def _fair(ours: Json, theirs: Json) -> float:
     return float(ours[what] / theirs[what])
 
 
-def benchmark(quick: bool, out: Path | None) -> Json:
+def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
+    """(part, device's share in percent, link in Mbit/s); `only` names some of them, as "mixed:10:5,alexnet:25:20"."""
+    if only:
+        words = [w.split(":") for w in only.split(",")]
+        return [(part, int(share), int(mbit)) for part, share, mbit in words]
+    if quick:
+        return [("alexnet", 25, 20), ("mixed", 25, 20)]
+    return [(part, s, m) for part in FIGURES for s in SHARES for m in MBITS]
+
+
+def benchmark(quick: bool, out: Path | None, rounds: int = 3, only: str = "", budget_s: float = 7.0) -> Json:
     began, load = time.time(), os.getloadavg()
     mix = MIXED[:2] if quick else MIXED
-    settings = [(25, 20)] if quick else [(s, m) for s in SHARES for m in MBITS]
     found: Json = {"benchmark": "offload", "quick": quick, "machine": platform.platform(), "load": load}
     found["versions"] = {"partita": __version__, "onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__}
     found["time"] = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
     with tempfile.TemporaryDirectory() as kept, stage([ALEXNET, *mix]) as on:
         rows: dict[str, list[Json]] = {"alexnet": [], "mixed": []}
-        cases = [("alexnet", s, 20, [ALEXNET] * 6, ("auto", "single-cut", "exact"), 2) for s in (25, 10)[: 2 - quick]]
-        cases += [("mixed", s, m, list(mix) * (3 if quick else 6), ("auto", *BASELINES), 1) for s, m in settings]
-        for part, share, mbit, names, methods, runs in cases:
-            budget_s = 3.0 if quick else 7.0
-            rows[part].append(setting(on, Path(kept), names, share, mbit, methods, budget_s, runs))
+        for part, share, mbit in cases_of(quick, only):
+            names = [ALEXNET] * 6 if part == "alexnet" else list(mix) * (3 if quick else 6)
+            row = setting(on, Path(kept), names, share, mbit, ("auto", "exact", *BASELINES), budget_s, rounds)
+            rows[part].append(row)
             found |= {p: {"settings": r, "figures": FIGURES[p](r)} for p, r in rows.items() if r}
             found["seconds"] = time.time() - began
             if out:
@@ -360,23 +405,26 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two models, one setting")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path, help="write the JSON there too, after every setting")
+    parser.add_argument("--settings", default="", help="only these, e.g. mixed:10:5,alexnet:25:20")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of every plan, in turn; default 3")
+    parser.add_argument("--budget-s", type=float, default=7.0, help="to measure a model on a side; default 7")
     parser.add_argument("--device", help=argparse.SUPPRESS)
     parser.add_argument("--models", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device:
         device(options.device, options.models.split(","))
         return
-    found = benchmark(options.quick, options.out)
+    found = benchmark(options.quick, options.out, options.rounds, options.settings, options.budget_s)
     print(json.dumps(found) if options.json else text(found))
 
 
 def text(found: Json) -> str:
-    f = found["mixed"]["figures"]
     lines = [
         f"6 AlexNet, 20 Mbit/s, device {r['device_percent']} %: auto {r['auto_by_single_cut']:.2f}x the single cut, "
         f"{r['auto_by_exact']:.2f}x exact"
-        for r in found["alexnet"]["figures"]
+        for r in found.get("alexnet", {"figures": []})["figures"]
     ]
+    f = found["mixed"]["figures"]
     lines += [
         f"mixed: >= 15 % below the better of single-cut and min-cut in {f['settings_15_percent_below']} settings; "
         f"at worst {f['worst_against_any_baseline']:+.1%} against any baseline",

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partita.errors import PlanError, refuse
-from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem
+from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem, OffloadSpeeds
 from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.measure.speed import Sightings, Speedometer
 from partita.offload.onnx_session import Session, model_inputs
 from partita.offload.plan.lower import part_times
 from partita.offload.plan.online import Decision, State, Waiting
@@ -118,6 +119,7 @@ class _Device:
         self.connection: Connection | None = None
         self.was_up = False
         self.said: set[str] = set()
+        self.meter, self.here, self.there = Speedometer(), Sightings(), Sightings()
         self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
 
     # ---- before and after ---------------------------------------------------------------------------------------------
@@ -162,6 +164,7 @@ class _Device:
         jobs, order = self.problem.jobs, tuple(dict.fromkeys(self.served))
         facts = {**self.counts, "cpu_s": cpu_s, "load": load, "up_bytes_per_s": self.rate.now}
         facts["round_trip_s"] = self.round_trip_s
+        facts["probes"] = self.here.probes, self.there.probes
         away = [t.server is not None for t in self.times]
         cuts = tuple(c if a else w for c, a, w in zip(self.cuts, away, self.whole, strict=True))
         plan = replace(self.plan, order=order, cuts=cuts)
@@ -174,7 +177,15 @@ class _Device:
             tuple(t.answered_s - job.release_s for t, job in zip(self.times, jobs, strict=True)),
             cpu_s,
             facts,
+            self._speeds(),
         )
+
+    def _speeds(self) -> OffloadSpeeds | None:
+        """Of both sides during the run; what was not seen is as when the times were measured."""
+        then = self.problem.speeds
+        here = self.here.speed(then.device if then else None)
+        there = self.there.speed(then.server if then else None)
+        return OffloadSpeeds(here, there) if here and there else None
 
     # ---- computing ----------------------------------------------------------------------------------------------------
 
@@ -266,10 +277,7 @@ class _Device:
 
     def _do_half(self, j: int, cut: frozenset[str]) -> None:
         session, names = self._half(j, cut)
-        start = self._now()
-        made = session.run(self.inputs[j]) if session is not None else {}
-        if session is not None:
-            self.times[j].device = start, self._now()
+        made = self._infer(j, session) if session is not None else {}
         there = {**self.inputs[j], **made}
         self.crossing[j] = {name: there[name] for name in names}
         self.made[j] = {name: made[name] for name in self.wanted[j] if name in made}
@@ -278,11 +286,17 @@ class _Device:
         session, _ = self._half(j, self.whole[j])
         if session is None:
             raise PlanError(f"job {self.problem.jobs[j].name!r} has nothing to compute")
+        self.times[j] = JobTimes(attempts=self.times[j].attempts)
+        made = self._infer(j, session)
+        self._answered(j, {name: made[name] for name in self.wanted[j]}, self._now())
+
+    def _infer(self, j: int, session: Session) -> dict[str, Array]:
         start = self._now()
-        made = session.run(self.inputs[j])
-        end = self._now()
-        self.times[j] = JobTimes(device=(start, end), attempts=self.times[j].attempts)
-        self._answered(j, {name: made[name] for name in self.wanted[j]}, end)
+        made, lap = self.meter.infer(lambda: session.run(self.inputs[j]))
+        self.times[j].device, self.times[j].device_cpu_s = (start, self._now()), lap.cpu_s
+        self.here.add(lap.wall_s, lap.received_s)
+        self.here.probes += self.meter.look()  # before the next message is under way, which has a price of its own
+        return made
 
     def _send(self, connection: Connection, j: int, cut: frozenset[str]) -> None:
         attempt = self.times[j].attempts + 1
@@ -387,6 +401,9 @@ class _Device:
         end = max(start, event.at_s - self.round_trip_s / 2)
         self.downlink_free_s = end
         self.times[j].server = self._since(float(head["start"]), float(head["end"]))
+        self.times[j].server_cpu_s = float(head["cpu_s"])
+        self.there.add(float(head["wall_s"]), float(head["received_s"]))
+        self.there.probes += [head["probe_s"]] if head["probe_s"] > 0 else []
         self.times[j].downlink = self._since(start, end)
         self._answered(j, {name: outputs[name] for name in self.wanted[j]}, event.at_s - self.start_s)
 

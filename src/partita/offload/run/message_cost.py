@@ -1,27 +1,30 @@
 """What a message costs the processors: sending on the device, receiving and answering on the server.
 
-Jobs of next to no arithmetic, small ones and large ones, go through the real runner and the real server; the CPU time of
-both processes is divided by the jobs. It counts where a device is slow: under a quota of a tenth of a core, a millisecond
-of Python and system calls a message is ten.
+Jobs that are hardly more than a message, small ones and large ones, go through the real runner and the real server while the
+device computes a network between them, as in a run: then each message wakes its threads anew and finds the caches full of
+weights, and the kernel's work for its packets falls on somebody who computes. A message's cost is what the processors need more
+than for that network alone; medians over rounds of none, small and large in turn. It counts where a device is slow: under a
+quota of a tenth of a core, a millisecond of Python and system calls a message is ten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto, helper
 
+from partita.nouns.graph import FloatArray
 from partita.nouns.offload import OffloadLink, OffloadPlan, OffloadProblem
+from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.run.client import Client
 from partita.offload.run.execute import RunSettings, execute
 
-JOBS = 24
-APART_S = 0.02  #: so that each message wakes all threads, as it does between jobs that compute
+JOBS, ROUNDS = 10, 4
 SMALL, LARGE = 1_000, 150_000  #: floats of a job
-ON_LINK_S = 0.1  #: of a large one
+ON_LINK_S = 0.15  #: of a large one
 
 
 @dataclass(frozen=True)
@@ -32,30 +35,43 @@ class MessageCost:
     server: tuple[float, float]
 
 
-def message_cost(connect: Callable[[], Client], up_bytes_per_s: float, jobs: int = JOBS) -> MessageCost:
-    """Measured with 2 x `jobs` jobs; large ones are such that the uplink is soon done. Raises Unreachable, Refused."""
+def message_cost(
+    connect: Callable[[], Client],
+    up_bytes_per_s: float,
+    networks: Mapping[OnnxModel, float],
+    jobs: int = JOBS,
+    rounds: int = ROUNDS,
+) -> MessageCost:
+    """Measured with `rounds` x 2 x `jobs` jobs, between them that of the networks (-> seconds on the device) that computes for
+    about as long as a large message is on the uplink. Raises Unreachable, Refused."""
     many = int(np.clip(ON_LINK_S * up_bytes_per_s / 4, 4 * SMALL, LARGE))
-    small, large = (_cpu_s(connect, n, jobs) for n in (SMALL, many))
+    on_link_s = 4 * many / up_bytes_per_s
+    between = min(networks, key=lambda m: abs(networks[m] - on_link_s))
+    seen = [[_cpu_s(connect, between, n, jobs) for n in (0, SMALL, many)] for _ in range(rounds)]
+    small, large = (np.median([row[k] - row[0] for row in seen], axis=0) / jobs for k in (1, 2))
     per_byte = np.maximum(0.0, (large - small) / (4 * (many - SMALL)))
     fixed = np.maximum(0.0, small - per_byte * 4 * SMALL)
     device, server = zip(fixed.tolist(), per_byte.tolist(), strict=True)
     return MessageCost(device, server)
 
 
-def _cpu_s(connect: Callable[[], Client], floats: int, jobs: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """[device, server] CPU seconds a job."""
-    model = _nothing(floats)
-    (task,) = model.tasks_topological
-    job = model.offload_job({task: 1.0}, {task: 0.0})
-    rows = tuple(replace(job, name=str(k), release_s=k * APART_S) for k in range(jobs))
-    problem = OffloadProblem(OffloadLink(1e9, 1e9), rows)
-    plan = OffloadPlan(tuple(range(jobs)), (frozenset(),) * jobs)
-    feed = {"x": np.ones(floats, np.float32)}
+def _cpu_s(connect: Callable[[], Client], between: OnnxModel, floats: int, jobs: int) -> FloatArray:
+    """[device, server] CPU seconds of `jobs` inferences here with a message of so many floats after each; 0: none."""
+    models = [between, _nothing(floats)] if floats else [between]
+    rows, cuts = [], []
+    for m in models:
+        tasks = m.tasks_topological
+        rows.append(m.offload_job(dict.fromkeys(tasks, 1.0), dict.fromkeys(tasks, 0.0)))
+        cuts.append(frozenset(tasks) if m is between else frozenset())
+    n = jobs * len(models)
+    named = tuple(replace(row, name=str(k)) for k, row in enumerate(rows * jobs))
+    problem, plan = OffloadProblem(OffloadLink(1e9, 1e9), named), OffloadPlan(tuple(range(n)), tuple(cuts * jobs))
+    feeds = [random_inputs(m) for m in models]
     before: list[float] = []
     with connect() as client:
         settings = RunSettings(begin=lambda: before.append(client.cpu_s()))
-        done = execute(problem, plan, [model] * jobs, [feed] * jobs, connect, settings)
-        return np.array([done.cpu_s, client.cpu_s() - before[0]]) / jobs
+        done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
+        return np.array([done.cpu_s, client.cpu_s() - before[0]])
 
 
 def _nothing(floats: int) -> OnnxModel:
