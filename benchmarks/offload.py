@@ -1,17 +1,17 @@
-"""Offloading as it really runs, against the plans of others and against its own prediction.
+r"""Offloading as it really runs, against the plans of others and against its own prediction.
 
     python benchmarks/offload.py [--quick] [--json] [--out benchmarks/results/offload.json]
 
 Device and server are hosts of the test bed: the device a share of core 0, the server core 1, the link shaped both ways.
 Models are those of the onnx wheel with random weights. What a plan has to know is measured as `partita offload measure` does,
-inside the quota and over the shaped link: the device's times once for each share of its core, the server's once, the link
-and what messages take of both sides in each setting.
+inside the quota and over the shaped link: models in turn, the link and what messages take of both sides, then the halves that
+the plans use, in each setting; how a model divides over its tasks once.
 
-    alexnet   6 jobs at 20 Mbit/s, device at 25 and 10 %: auto, the best cut of a lone job, exact; means of two runs
-    mixed     30 jobs of 5 models, device at 10, 25, 100 %, link of 5, 20, 100 Mbit/s: auto and all baselines
+    alexnet   6 jobs of one model    \  device at 10, 25, 100 % of its core, link of 5, 20, 100 Mbit/s:
+    mixed     30 jobs of 5 models    /  auto, exact and all baselines
 
-Sessions are built and models sent with neither quota nor slow link, then both are set and the clock starts. A run that is
-predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and load stand beside every figure.
+Plans run one after another, several rounds. Sessions are built and models sent with neither quota nor slow link, then both are
+set and the clock starts. A run that is predicted to take longer than 10 s is not made. Wants root and two cores; CPU time and load stand beside every figure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,8 +59,9 @@ Json = dict[str, Any]
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 ALEXNET = "bvlc_alexnet"
 MIXED = ("squeezenet", "resnet50", "inception_v1", "shufflenet", "densenet121")
+PARTS = ("alexnet", "mixed")
 SHARES, MBITS = (10, 25, 100), (5, 20, 100)
-LONGEST_S = 20.0  #: a run predicted to take longer is not made
+LONGEST_S = 10.0  #: a run predicted to take longer is not made
 SETTLE_S = 0.3  #: between setting rate and quota and starting the clock
 FAST = "2gbit"
 
@@ -78,6 +79,7 @@ def device(server: str, names: Sequence[str]) -> None:
         models_of(names),
         ClientCredentials.of(server.rpartition(":")[0], insecure=True, ca=None, token_file=None),
     )
+
     def connect() -> Client:
         return Client(server, key)
 
@@ -87,6 +89,10 @@ def device(server: str, names: Sequence[str]) -> None:
         asked = json.loads(line)
         if asked["do"] == "run":
             tell(carried_out(asked, models, connect))
+            continue
+        if asked["do"] == "prepare":
+            prepare(models, connect, Path(asked["kept"]), asked["budget_s"])
+            tell({})
             continue
         if asked["do"] == "measure":
             found = measured(asked, models, connect)
@@ -102,6 +108,14 @@ def device(server: str, names: Sequence[str]) -> None:
 
 def tell(value: Json) -> None:
     print(json.dumps(value), flush=True)
+
+
+def prepare(models: Mapping[str, OnnxModel], connect: Callable[[], Client], kept: Path, budget_s: float) -> None:
+    """The models sent, and how each divides over its tasks measured on both sides: neither is a matter of link and quota."""
+    with connect() as client:
+        for model in models.values():
+            client.measure(model, budget_s)
+            cached_times(model, kept, budget_s)
 
 
 def measured(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[[], Client]) -> BothSides:
@@ -143,14 +157,14 @@ def carried_out(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[
     whole = [sum(t.sent_bytes for t in done.times), sum(t.where == "device" for t in done.times)]
     return {
         "makespan_s": done.makespan_s,
-        "at_run_speed_s": done.expected_s(problem, plan),
-        "speeds": asdict(done.speeds) if done.speeds else None,
+        "at_run_speed_s": done.facts["predicted_at_run_speed_s"],
+        "speeds": done.facts["speeds"],
         "cpu_s": done.cpu_s,
         "load": os.getloadavg()[0],
         "busy_s": busy_s(done.times),
         "sent_bytes": whole[0],
         "on_device": whole[1],
-        "probes": done.facts.get("probes"), "jobs": [[t.device, t.uplink, t.server, t.downlink, t.device_cpu_s, t.server_cpu_s] for t in done.times],
+        "jobs": [[t.device, t.uplink, t.server, t.downlink, t.device_cpu_s, t.server_cpu_s] for t in done.times],
         "order": list(plan.order),
         "trouble": {k: done.facts[k] for k in ("lost", "refused", "late", "replans")},
     }
@@ -253,7 +267,9 @@ def predicted_of(file: OffloadFile) -> Json:
     }
 
 
-def in_turn(on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int, rounds: int) -> Json:
+def in_turn(
+    on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int, rounds: int
+) -> Json:
     """Method -> row. Plans that are not too long run one after another, `rounds` times; methods of one plan share its runs."""
     plans = {json.dumps(f.plan.to_json()): f for f in files.values() if f.verdict.value_s <= LONGEST_S}
     runs: dict[str, list[Json]] = {plan: [] for plan in plans}
@@ -288,7 +304,7 @@ def setting(
 ) -> Json:
     """One setting: measured, all methods planned and run."""
     on.limit(share, f"{mbit}mbit")
-    found = on.ask(do="measure", models=list(names), budget_s=budget_s, kept=str(kept / str(share)))
+    found = on.ask(do="measure", models=list(names), budget_s=budget_s, kept=str(kept))
     files = {m: plan_offload(OffloadProblem.from_json(found["problem"]), m) for m in methods}
     for _ in range(LOOPS):
         plans = [f.plan.to_json() for f in files.values()]
@@ -308,7 +324,11 @@ def setting(
 
 
 def say(share: int, mbit: int, method: str, row: Json) -> None:
-    real = f"{row['measured_s']:7.3f} s measured, {row['error']:+6.1%}, {row['error_at_run_speed']:+6.1%} at run speed" if "measured_s" in row else "not run"
+    real = (
+        f"{row['measured_s']:7.3f} s measured, {row['error']:+6.1%}, {row['error_at_run_speed']:+6.1%} at run speed"
+        if "measured_s" in row
+        else "not run"
+    )
     print(
         f"{time.monotonic() % 10000:7.1f}  {share:3} % {mbit:3} Mbit/s  {method:15} {row['predicted_s']:7.3f} s predicted, {real}",
         file=sys.stderr,
@@ -322,50 +342,40 @@ def jobs_of(models: Mapping[str, OnnxModel], names: Sequence[str]) -> list[JobSp
 # --------------------------------------------------------------------------------------------------- the figures
 
 
-def alexnet_figures(rows: Sequence[Json]) -> list[Json]:
-    """auto against the best single-job cut and against the exact plan."""
-    return [
-        {
-            "device_percent": r["device_percent"],
-            "auto_by_single_cut": _ratio(r, "auto", "single-cut"),
-            "auto_by_exact": _ratio(r, "auto", "exact"),
-            "predicted_auto_by_single_cut": _ratio(r, "auto", "single-cut", "predicted_s"),
-            "predicted_auto_by_exact": _ratio(r, "auto", "exact", "predicted_s"),
-        }
-        for r in rows
-    ]
+def figures(rows: Sequence[Json]) -> Json:
+    """What the prediction missed, raw and at the speed of the machines in each run; what the plans gain.
 
-
-def _ratio(row: Json, a: str, b: str, what: str = "measured_s") -> float:
-    return float(row["methods"][a][what] / row["methods"][b][what])
-
-
-def mixed_figures(rows: Sequence[Json]) -> Json:
-    """How far below the better of single-cut and min-cut, whether ever worse than a baseline, errors of the prediction.
-
-    A baseline that was not run counts by its prediction; so does the other side of such a comparison.
+    The gain is that over the better of the best cut of a lone job and the minimum cut of each, measured in turn, beside the one
+    that the exact plan promises. A plan that was not run counts by its prediction; so does the other side of such a comparison.
     """
-    below, worst = [], []
-    for r in rows:
-        by = {b: _fair(r["methods"]["auto"], r["methods"][b]) for b in BASELINES}
-        below.append(1 - max(by["single-cut"], by["min-cut"]))
-        worst.append(max(by.values()) - 1)
-    errors = sorted(abs(r["methods"]["auto"]["error"]) for r in rows if "error" in r["methods"]["auto"])
-    every = sorted(abs(m["error"]) for r in rows for m in r["methods"].values() if "error" in m)
+    ran = [m for r in rows for m in r["methods"].values() if "error" in m]
+    once = list({(m["measured_s"], m["predicted_s"]): m for m in ran}.values())  # methods of one plan share its runs
+    gains = [{"device_percent": r["device_percent"], "mbit_per_s": r["mbit_per_s"], **gain(r["methods"])} for r in rows]
     return {
-        "below_the_better": below,
-        "settings_15_percent_below": sum(b >= 0.15 for b in below),
-        "worst_against_any_baseline": max(worst),
-        "error_median": statistics.median(errors),
-        "error_worst": errors[-1],
-        "error_median_all_runs": statistics.median(every),
-        "error_worst_all_runs": every[-1],
-    }
+        "gains": gains,
+        "gain_off_worst": max(abs(g["measured"] - g["predicted"]) for g in gains),
+        "worst_against_any_baseline": max(
+            ratio(r["methods"]["auto"], r["methods"][b]) - 1 for r in rows for b in BASELINES
+        ),
+        "runs": sum(len(m["runs"]) for m in once),
+        **{f"{what}_{name}": fold(abs(m[what]) for m in once)
+           for what in ("error", "error_at_run_speed") for name, fold in (("median", statistics.median), ("worst", max))},
+    }  # fmt: skip
 
 
-def _fair(ours: Json, theirs: Json) -> float:
-    what = "measured_s" if "measured_s" in ours and "measured_s" in theirs else "predicted_s"
-    return float(ours[what] / theirs[what])
+def gain(methods: Json) -> Json:
+    """Of auto, measured; of the exact plan, predicted."""
+    others = [methods["single-cut"], methods["min-cut"]]
+    predicted = 1 - methods["exact"]["predicted_s"] / min(m["predicted_s"] for m in others)
+    return {"measured": 1 - max(ratio(methods["auto"], m) for m in others), "predicted": predicted}
+
+
+def ratio(ours: Json, theirs: Json) -> float:
+    """Of the makespans: the median over the rounds, in each of which both ran."""
+    if "runs" not in ours or "runs" not in theirs:
+        return float(ours["predicted_s"] / theirs["predicted_s"])
+    pairs = zip(ours["runs"], theirs["runs"], strict=True)
+    return statistics.median(a["makespan_s"] / b["makespan_s"] for a, b in pairs)
 
 
 def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
@@ -375,7 +385,19 @@ def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
         return [(part, int(share), int(mbit)) for part, share, mbit in words]
     if quick:
         return [("alexnet", 25, 20), ("mixed", 25, 20)]
-    return [(part, s, m) for part in FIGURES for s in SHARES for m in MBITS]
+    return [(part, s, m) for part in PARTS for s in SHARES for m in MBITS]
+
+
+def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
+    """Where only some settings are run: the others, from the file to be written."""
+    rows: dict[str, list[Json]] = {part: [] for part in PARTS}
+    if out is None or not only or not out.exists():
+        return rows
+    again, old = cases_of(False, only), json.loads(out.read_text())
+    for part in PARTS:
+        found = old.get(part, {}).get("settings", [])
+        rows[part] = [r for r in found if (part, r["device_percent"], r["mbit_per_s"]) not in again]
+    return rows
 
 
 def benchmark(quick: bool, out: Path | None, rounds: int = 3, only: str = "", budget_s: float = 7.0) -> Json:
@@ -385,19 +407,17 @@ def benchmark(quick: bool, out: Path | None, rounds: int = 3, only: str = "", bu
     found["versions"] = {"partita": __version__, "onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__}
     found["time"] = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
     with tempfile.TemporaryDirectory() as kept, stage([ALEXNET, *mix]) as on:
-        rows: dict[str, list[Json]] = {"alexnet": [], "mixed": []}
+        rows = kept_rows(out, only)
+        on.ask(do="prepare", kept=kept, budget_s=budget_s)
         for part, share, mbit in cases_of(quick, only):
             names = [ALEXNET] * 6 if part == "alexnet" else list(mix) * (3 if quick else 6)
             row = setting(on, Path(kept), names, share, mbit, ("auto", "exact", *BASELINES), budget_s, rounds)
-            rows[part].append(row)
-            found |= {p: {"settings": r, "figures": FIGURES[p](r)} for p, r in rows.items() if r}
+            rows[part] = sorted([*rows[part], row], key=lambda r: (r["device_percent"], r["mbit_per_s"]))
+            found |= {p: {"settings": r, "figures": figures(r)} for p, r in rows.items() if r}
             found["seconds"] = time.time() - began
             if out:
                 out.write_text(json.dumps(found, indent=1) + "\n")
     return found
-
-
-FIGURES: Mapping[str, Callable[[Sequence[Json]], Any]] = {"alexnet": alexnet_figures, "mixed": mixed_figures}
 
 
 def main() -> None:
@@ -405,7 +425,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two models, one setting")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path, help="write the JSON there too, after every setting")
-    parser.add_argument("--settings", default="", help="only these, e.g. mixed:10:5,alexnet:25:20")
+    parser.add_argument(
+        "--settings", default="", help="only these, e.g. mixed:10:5,alexnet:25:20; others stay in --out"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of every plan, in turn; default 3")
     parser.add_argument("--budget-s", type=float, default=7.0, help="to measure a model on a side; default 7")
     parser.add_argument("--device", help=argparse.SUPPRESS)
@@ -419,20 +441,22 @@ def main() -> None:
 
 
 def text(found: Json) -> str:
-    lines = [
-        f"6 AlexNet, 20 Mbit/s, device {r['device_percent']} %: auto {r['auto_by_single_cut']:.2f}x the single cut, "
-        f"{r['auto_by_exact']:.2f}x exact"
-        for r in found.get("alexnet", {"figures": []})["figures"]
-    ]
-    f = found["mixed"]["figures"]
-    lines += [
-        f"mixed: >= 15 % below the better of single-cut and min-cut in {f['settings_15_percent_below']} settings; "
-        f"at worst {f['worst_against_any_baseline']:+.1%} against any baseline",
-        f"prediction of auto: error median {f['error_median']:.1%}, worst {f['error_worst']:.1%}; "
-        f"of all runs {f['error_median_all_runs']:.1%} and {f['error_worst_all_runs']:.1%}",
-        f"{found['seconds']:.0f} s, load {found['load'][0]:.1f} at the start",
-    ]
-    return "\n".join(lines)
+    lines = []
+    for part in PARTS:
+        f = found.get(part, {}).get("figures")
+        if f is None:
+            continue
+        for g in f["gains"]:
+            lines.append(
+                f"{part} at {g['device_percent']:3} % and {g['mbit_per_s']:3} Mbit/s: {g['measured']:+.1%} below the better "
+                f"of single-cut and min-cut; the exact plan promises {g['predicted']:+.1%}"
+            )
+        lines += [
+            f"{part}: prediction off by {f['error_at_run_speed_median']:.1%} in the median, {f['error_at_run_speed_worst']:.1%} "
+            f"at worst at run speed; {f['error_median']:.1%} and {f['error_worst']:.1%} as predicted",
+            f"{part}: at worst {f['worst_against_any_baseline']:+.1%} against any baseline; {f['runs']} runs",
+        ]
+    return "\n".join([*lines, f"{found['seconds']:.0f} s, load {found['load'][0]:.1f} at the start"])
 
 
 if __name__ == "__main__":

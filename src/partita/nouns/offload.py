@@ -42,6 +42,10 @@ class OffloadTask:
     output_bytes: float
     inputs: tuple[str, ...] = ()  #: tasks whose outputs it reads; none: it reads the job's input
 
+    def slower(self, device: float, server: float) -> OffloadTask:
+        """The same on sides so many times slower."""
+        return replace(self, device_s=self.device_s * device, server_s=self.server_s * server)
+
 
 @dataclass(frozen=True)
 class OffloadJob:
@@ -71,13 +75,25 @@ class OffloadLink:
     receive_s: float = 0.0  #: what it takes of the *server*, before its tasks: taking the message and answering,
     receive_s_per_byte: float = 0.0  #: and receiving and copying its bytes
 
+    def slower(self, device: float, server: float) -> OffloadLink:
+        """The same between sides so many times slower."""
+        return replace(
+            self,
+            send_s=self.send_s * device,
+            send_s_per_byte=self.send_s_per_byte * device,
+            receive_s=self.receive_s * server,
+            receive_s_per_byte=self.receive_s_per_byte * server,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:
     """How fast a machine computed at some time; two of one machine tell how it changed."""
 
     probe_s: float  #: CPU seconds of the probe, a small network that is always the same
-    share: float = 1.0  #: CPU seconds that its process received for each second that it wanted one: a quota, less what others took
+    share: float = (
+        1.0  #: CPU seconds that its process received for each second that it wanted one: a quota, less what others took
+    )
 
     def slower_than(self, other: Speed) -> float:
         """How many times as long as then everything takes now.
@@ -130,16 +146,12 @@ class OffloadProblem:
         if self.speeds is None:
             return self
         here, there = now.device.slower_than(self.speeds.device), now.server.slower_than(self.speeds.server)
-        jobs = {id(j.tasks): tuple(_slower(t, here, there) for t in j.tasks) for j in self.jobs}
-        link = replace(
-            self.link,
-            send_s=self.link.send_s * here,
-            send_s_per_byte=self.link.send_s_per_byte * here,
-            receive_s=self.link.receive_s * there,
-            receive_s_per_byte=self.link.receive_s_per_byte * there,
-        )
+        jobs = {id(j.tasks): tuple(t.slower(here, there) for t in j.tasks) for j in self.jobs}
         return replace(
-            self, link=link, jobs=tuple(replace(j, tasks=jobs[id(j.tasks)]) for j in self.jobs), speeds=now
+            self,
+            link=self.link.slower(here, there),
+            jobs=tuple(replace(j, tasks=jobs[id(j.tasks)]) for j in self.jobs),
+            speeds=now,
         )
 
     def shown(self) -> dict[str, Any]:
@@ -225,10 +237,6 @@ def _in_order(tasks: Sequence[OffloadTask]) -> tuple[OffloadTask, ...]:
                 heapq.heappush(ready, k)
     circle = sorted(set(range(len(tasks))) - set(order))
     return tuple(tasks[k] for k in (*order, *circle))
-
-
-def _slower(task: OffloadTask, here: float, there: float) -> OffloadTask:
-    return replace(task, device_s=task.device_s * here, server_s=task.server_s * there)
 
 
 def _speed_faults(side: str, speed: Speed | None) -> list[str]:

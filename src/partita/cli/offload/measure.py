@@ -17,9 +17,9 @@ from partita.nouns.offload import OffloadLink, OffloadProblem
 from partita.page.text import facts, percent, rate, seconds, size, table
 
 if TYPE_CHECKING:
+    from partita.nouns.costs import Estimate
     from partita.offload.capture.jobs import JobSpec
     from partita.offload.capture.onnx_model import OnnxModel
-    from partita.nouns.costs import Estimate
     from partita.offload.measure.inference import InferenceTimes
     from partita.offload.measure.link import LinkTimes
 
@@ -140,9 +140,7 @@ def _measured(options: argparse.Namespace, jobs: Sequence[JobSpec], here: _Here,
         return Client(options.server, key)
 
     found = measure_both_sides(jobs, connect, options.budget_s, here=here, say=talk.step)
-    found, _ = planned(
-        found, plan_offload, lambda made: [made.plan], connect, options.budget_s, say=talk.step
-    )
+    found, _ = planned(found, plan_offload, lambda made: [made.plan], connect, options.budget_s, say=talk.step)
     device, server = (
         {m.hash: side.whole(k) for k, m in enumerate(side.models)} for side in (found.device, found.server)
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
-from partita.nouns.offload import OffloadPlan, OffloadProblem, OffloadSpeeds
+from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.plan import OffloadFile, Verdict
 from partita.offload.plan.lower import part_times, simulate_offload
 from partita.offload.plan.online import Policy
@@ -89,6 +89,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         replan=None
         if options.keep_plan
         else lambda rest: plan_offload(rest, options.method, budget_s=options.budget_s, seed=options.seed).plan,
+        replan_s=file.verdict.seconds_spent,
         decide=Policy.of(file.problem).decide if options.arrivals and connect else None,
         patience_s=options.patience_s,
         say=lambda line: talk.say(f"   {line}"),
@@ -219,14 +220,16 @@ def _document(
 
     expected = dict(zip(MACHINES, part_times(file.problem, file.plan)[0].sum(axis=0).tolist(), strict=True))
     predicted = file.verdict.value_s or None
-    at_speed = done.expected_s(file.problem, file.plan) if predicted else None
+    at_speed = done.facts["predicted_at_run_speed_s"] if predicted else None
     document = {
         **facts_of(done),
         "predicted_s": predicted,
         "error": done.makespan_s / predicted - 1 if predicted else None,
         "predicted_at_run_speed_s": at_speed,
         "error_at_run_speed": done.makespan_s / at_speed - 1 if at_speed else None,
-        "speeds": {"measured": _speeds(file.problem.speeds), "run": _speeds(done.speeds)},
+        "error_of_machines": at_speed / predicted - 1 if predicted and at_speed else None,
+        "speeds": {"measured": asdict(s) if (s := file.problem.speeds) else None, "run": done.facts["speeds"]},
+        "corrections": done.facts["corrections"],
         "method": file.verdict.method,
         "transfer": options.transfer,
         "machines": [
@@ -242,10 +245,6 @@ def _document(
     if options.out:
         _write(Path(options.out), file, done)
     return document
-
-
-def _speeds(speeds: OffloadSpeeds | None) -> dict[str, Any] | None:
-    return asdict(speeds) if speeds else None
 
 
 def _job(name: str, times: Any, latency_s: float) -> dict[str, Any]:
@@ -278,6 +277,11 @@ def text(document: dict[str, Any]) -> str:
     rows = [("makespan", seconds(d["makespan_s"]))]
     if d["predicted_s"] is not None:
         rows.append(("predicted", f"{seconds(d['predicted_s'])}; measured {percent(d['error'], signed=True)}"))
+    if d["predicted_at_run_speed_s"] is not None:
+        at_speed, off = seconds(d["predicted_at_run_speed_s"]), percent(d["error_at_run_speed"], signed=True)
+        machines = percent(d["error_of_machines"], signed=True)
+        cause = "machines" if abs(d["error_of_machines"]) > abs(d["error_at_run_speed"]) else "model"
+        rows.append(("at run speed", f"{at_speed}; measured {off} (machines {machines}: mostly the {cause})"))
     rows += [
         ("latency", f"median {seconds(d['latency_median_s'])}, worst {seconds(d['latency_worst_s'])}"),
         ("on device", f"{d['made_on_device']} of {len(d['jobs'])} jobs made there wholly"),

@@ -39,7 +39,9 @@ class SideTimes:
     models: tuple[OnnxModel, ...]
     tasks: Mapping[str, Mapping[str, float]]  #: hash -> task -> seconds, of the model by itself
     turns: Turns  #: of the whole models
-    halves: Mapping[tuple[str, frozenset[str]], float] = field(default_factory=dict)  #: (hash, tasks) -> share of the whole
+    halves: Mapping[tuple[str, frozenset[str]], float] = field(
+        default_factory=dict
+    )  #: (hash, tasks) -> share of the whole
 
     def whole(self, model: int) -> Estimate:
         """On the clock, in company."""

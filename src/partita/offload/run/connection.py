@@ -31,7 +31,12 @@ _HELLO_S = 5.0
 _STAMPS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
     {"received": ("received",), "answer": ("start", "end", "sent"), "refused": ()}
 )  #: kinds of replies, and the times that each has
-_LAPS = ("wall_s", "cpu_s", "received_s", "probe_s")  #: what an answer says of the server's inference and its speed; 0: nothing
+_LAPS = (
+    "wall_s",
+    "cpu_s",
+    "received_s",
+    "probe_s",
+)  #: what an answer says of the server's inference and its speed; 0: nothing
 
 
 @dataclass(frozen=True, slots=True)

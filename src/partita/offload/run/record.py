@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from partita.nouns.offload import OffloadPlan, OffloadProblem, OffloadSpeeds
+from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.timeline import Timeline
-from partita.offload.plan.lower import ANSWERS, ARRIVALS, DEVICE, DOWNLINK, UPLINK, lower_offload, simulate_offload
+from partita.offload.plan.lower import ANSWERS, ARRIVALS, DEVICE, DOWNLINK, UPLINK, lower_offload
 from partita.offload.run.wire import Array
 
 Interval = tuple[float, float]  #: start and end, seconds since the run began
@@ -50,13 +50,6 @@ class OffloadRun:
     latency_s: tuple[float, ...]  #: [jobs] from its release to its answer
     cpu_s: float  #: of this process
     facts: Mapping[str, Any] = field(default_factory=dict)
-    speeds: OffloadSpeeds | None = None  #: of both sides meanwhile; None: nobody knows how fast they were when measured
-
-    def expected_s(self, problem: OffloadProblem, plan: OffloadPlan) -> float | None:
-        """The makespan that the planner's model has for a plan at the speeds of this run: what is off then is the model."""
-        if problem.speeds is None or self.speeds is None:
-            return None
-        return simulate_offload(problem.at_speeds(self.speeds), plan).duration_s
 
 
 def timeline_of(
