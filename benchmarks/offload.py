@@ -165,8 +165,6 @@ def carried_out(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[
         "busy_s": busy_s(done.times),
         "sent_bytes": whole[0],
         "on_device": whole[1],
-        "jobs": [[t.device, t.uplink, t.server, t.downlink, t.device_cpu_s, t.server_cpu_s] for t in done.times],
-        "order": list(plan.order),
         "trouble": {k: done.facts[k] for k in ("lost", "refused", "late", "replans")},
     }
 
