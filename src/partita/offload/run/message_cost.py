@@ -2,9 +2,9 @@
 
 Jobs that are hardly more than a message, small ones and large ones, go through the real runner and the real server while the
 device computes a network between them, as in a run: then each message wakes its threads anew and finds the caches full of
-weights, and the kernel's work for its packets falls on somebody who computes. A message's cost is what the processors need more
-than for that network alone; medians over rounds of none, small and large in turn. It counts where a device is slow: under a
-quota of a tenth of a core, a millisecond of Python and system calls a message is ten.
+weights. A message's cost is what a process needs beside its inferences, more than without messages; medians over rounds of none,
+small and large in turn. The inferences themselves are left out: they change more with the machine's speed than a message costs.
+It counts where a device is slow: under a quota of a tenth of a core, a millisecond of Python and system calls a message is ten.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def message_cost(
 
 
 def _cpu_s(connect: Callable[[], Client], between: OnnxModel, floats: int, jobs: int) -> FloatArray:
-    """[device, server] CPU seconds of `jobs` inferences here with a message of so many floats after each; 0: none."""
+    """[device, server] CPU seconds beside `jobs` inferences here with a message of so many floats after each; 0: none."""
     models = [between, _nothing(floats)] if floats else [between]
     rows, cuts = [], []
     for m in models:
@@ -71,7 +71,8 @@ def _cpu_s(connect: Callable[[], Client], between: OnnxModel, floats: int, jobs:
     with connect() as client:
         settings = RunSettings(begin=lambda: before.append(client.cpu_s()))
         done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
-        return np.array([done.cpu_s, client.cpu_s() - before[0]])
+        beside_s = done.cpu_s - sum(t.device_cpu_s for t in done.times)
+        return np.array([beside_s, client.cpu_s() - before[0]])
 
 
 def _nothing(floats: int) -> OnnxModel:
