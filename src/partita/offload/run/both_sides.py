@@ -103,8 +103,7 @@ def measure_both_sides(
         say("measuring the link, and what messages take of both sides")
         plain = measure_link(lambda: client.link(0.4))
     device, server = SideTimes(each, alone_here, own), SideTimes(each, alone_there, there)
-    networks = {m: device.whole(k).seconds for k, m in enumerate(each)}
-    cost = message_cost(connect, plain.link.up_bytes_per_s, networks)
+    cost = message_cost(connect, plain.link.up_bytes_per_s)
     send, receive = (
         (c[0] / t.speed.share, c[1] / t.speed.share) for c, t in ((cost.device, own), (cost.server, there))
     )
