@@ -5,7 +5,8 @@ feeds the device again. Four machines serve the jobs in one order:
 
     device    the tasks of the cut, without a break; then what sending takes of it, where the link says so
     uplink    what crosses the cut, each tensor once, and the job's input if a task on the server reads it
-    server    the other tasks, on one of its threads: the one that is free first
+    server    what receiving takes of it, where the link says so; then the other tasks, on one of its threads: the one that
+              is free first
     downlink  the answers that the server made: outputs that no task reads
 
 A transfer occupies its link for bytes / rate and arrives half a round trip after it has left. A job that stays on the
@@ -41,6 +42,10 @@ class OffloadTask:
     output_bytes: float
     inputs: tuple[str, ...] = ()  #: tasks whose outputs it reads; none: it reads the job's input
 
+    def slower(self, device: float, server: float) -> OffloadTask:
+        """The same on sides so many times slower."""
+        return replace(self, device_s=self.device_s * device, server_s=self.server_s * server)
+
 
 @dataclass(frozen=True)
 class OffloadJob:
@@ -67,6 +72,44 @@ class OffloadLink:
     round_trip_s: float = 0.0
     send_s: float = 0.0  #: what an upload takes of the *device*, before it: handing over the message,
     send_s_per_byte: float = 0.0  #: and copying and sending its bytes
+    receive_s: float = 0.0  #: what it takes of the *server*, before its tasks: taking the message and answering,
+    receive_s_per_byte: float = 0.0  #: and receiving and copying its bytes
+
+    def slower(self, device: float, server: float) -> OffloadLink:
+        """The same between sides so many times slower."""
+        return replace(
+            self,
+            send_s=self.send_s * device,
+            send_s_per_byte=self.send_s_per_byte * device,
+            receive_s=self.receive_s * server,
+            receive_s_per_byte=self.receive_s_per_byte * server,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a machine computed at some time; two of one machine tell how it changed."""
+
+    probe_s: float  #: CPU seconds of the probe, a small network that is always the same
+    share: float = (
+        1.0  #: CPU seconds that its process received for each second that it wanted one: a quota, less what others took
+    )
+
+    def slower_than(self, other: Speed) -> float:
+        """How many times as long as then everything takes now.
+
+        >>> Speed(2e-3, 0.2).slower_than(Speed(1e-3, 0.25))
+        2.5
+        """
+        return (self.probe_s / self.share) / (other.probe_s / other.share)
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSpeeds:
+    """Of both sides, at one time."""
+
+    device: Speed
+    server: Speed
 
 
 @dataclass(frozen=True)
@@ -77,6 +120,7 @@ class OffloadProblem:
     link: OffloadLink
     jobs: tuple[OffloadJob, ...]
     server_threads: int = 1
+    speeds: OffloadSpeeds | None = None  #: when the times were measured; None: nobody looked
 
     def check(self) -> list[str]:
         """Every fault at once; empty when the problem is sound."""
@@ -87,13 +131,28 @@ class OffloadProblem:
             rate = getattr(self.link, what)
             if not 1 / LARGEST <= rate <= LARGEST:
                 faults.append(f"the link has {what} = {rate:g}; {1 / LARGEST:g} to {LARGEST:g} are possible")
-        for what in ("round_trip_s", "send_s", "send_s_per_byte"):
+        for what in ("round_trip_s", "send_s", "send_s_per_byte", "receive_s", "receive_s_per_byte"):
             faults += _number_fault("the link", what, getattr(self.link, what))
         if not 1 <= self.server_threads <= MOST_THREADS:
             faults.append(f"the server has {self.server_threads} threads; 1 to {MOST_THREADS} are possible")
+        for side in ("device", "server"):
+            faults += _speed_faults(side, getattr(self.speeds, side, None))
         for j in self.jobs:
             faults += [f"job {j.name!r}: {fault}" for fault in _job_faults(j)]
         return faults
+
+    def at_speeds(self, now: OffloadSpeeds) -> OffloadProblem:
+        """The same work as it takes on machines of these speeds; as it is where nothing is known of theirs then. O(tasks)."""
+        if self.speeds is None:
+            return self
+        here, there = now.device.slower_than(self.speeds.device), now.server.slower_than(self.speeds.server)
+        jobs = {id(j.tasks): tuple(t.slower(here, there) for t in j.tasks) for j in self.jobs}
+        return replace(
+            self,
+            link=self.link.slower(here, there),
+            jobs=tuple(replace(j, tasks=jobs[id(j.tasks)]) for j in self.jobs),
+            speeds=now,
+        )
 
     def shown(self) -> dict[str, Any]:
         """What of it stands beside the plan, for scripts."""
@@ -102,9 +161,10 @@ class OffloadProblem:
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "link": {k: v for k, v in asdict(self.link).items() if v or not k.startswith("send")},
+            "link": {k: v for k, v in asdict(self.link).items() if v or not k.startswith(("send", "receive"))},
             "server_threads": self.server_threads,
             "jobs": [_job_json(j) for j in self.jobs],
+            **({"speeds": asdict(self.speeds)} if self.speeds else {}),
         }
 
     @staticmethod
@@ -177,6 +237,14 @@ def _in_order(tasks: Sequence[OffloadTask]) -> tuple[OffloadTask, ...]:
                 heapq.heappush(ready, k)
     circle = sorted(set(range(len(tasks))) - set(order))
     return tuple(tasks[k] for k in (*order, *circle))
+
+
+def _speed_faults(side: str, speed: Speed | None) -> list[str]:
+    return [
+        f"the {side}'s speed has {what} = {value:g}; {1 / LARGEST:g} to {LARGEST:g} are possible"
+        for what, value in (asdict(speed) if speed else {}).items()
+        if not 1 / LARGEST <= value <= LARGEST
+    ]
 
 
 def _job_faults(job: OffloadJob) -> list[str]:

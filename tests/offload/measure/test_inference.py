@@ -16,7 +16,7 @@ from partita.nouns.offload import OffloadLink, OffloadProblem
 from partita.offload.capture.jobs import read_jobs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cache import cached_times
-from partita.offload.measure.cuts import cut_points, fitted, with_messages
+from partita.offload.measure.cuts import cut_points, fitted
 from partita.offload.measure.inference import InferenceTimes, measure_model
 from partita.offload.measure.link import measure_link
 from partita.offload.measure.profile import task_of_kernels
@@ -63,20 +63,6 @@ def test_tasks_sum_to_what_halves_take() -> None:
     last = fitted(seconds, halves, "server")[::-1].cumsum()[::-1]
     assert last[[0, 2, 3]] == pytest.approx([10.0, 5.0, 5.0])  # the shorter suffix is not slower than the longer one
     assert (fitted(seconds, {}, "device") == seconds).all()
-
-
-def test_a_message_costs_the_servers_half_and_the_whole(squeezenet: OnnxModel) -> None:
-    """Every cut that one tensor crosses costs at least its arithmetic."""
-    order = squeezenet.tasks_topological
-    plain = dict.fromkeys(order, 1e-3)
-    priced = with_messages(squeezenet, plain, (2e-4, 1e-9))
-    added = 2e-4 + 1e-9 * squeezenet.input_bytes
-    assert sum(priced.values()) == pytest.approx(sum(plain.values()) + added)
-    for k in cut_points(squeezenet, np.ones(len(order))):
-        own = order[k:]
-        (crossing,) = squeezenet.halves(frozenset(order[:k])).crossing
-        cost = 2e-4 + 1e-9 * (squeezenet.types[crossing].size_bytes or 0)
-        assert sum(priced[t] for t in own) == pytest.approx(sum(plain[t] for t in own) + cost, rel=0.05)
 
 
 def test_times_survive_a_file(times: InferenceTimes) -> None:

@@ -33,7 +33,9 @@ def parts(job: Json, cut: frozenset[str], link: Json) -> Parts:
     read = {i for t in job["tasks"] for i in t["inputs"]}
     back = sum(t["output_bytes"] for t in away if t["id"] not in read)
     device += link.get("send_s", 0.0) + link.get("send_s_per_byte", 0.0) * sent
-    return device, (sent / link["up_bytes_per_s"], sum(t["server_s"] for t in away), back / link["down_bytes_per_s"])
+    server = sum(t["server_s"] for t in away)
+    server += link.get("receive_s", 0.0) + link.get("receive_s_per_byte", 0.0) * sent
+    return device, (sent / link["up_bytes_per_s"], server, back / link["down_bytes_per_s"])
 
 
 def value(jobs: Iterable[tuple[Json, Parts]], round_trip_s: float, threads: int) -> Value:

@@ -48,10 +48,11 @@ def gaps(shape: str, seeds: range, *, equal: bool = False) -> list[float]:
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree", "dag"])
-def test_what_sending_takes_of_the_device_is_planned_for(shape: str) -> None:
+def test_what_messages_take_of_both_sides_is_planned_for(shape: str) -> None:
     for seed in range(FAST // 2):
         problem = instance(shape, seed)
         problem["link"] |= {"send_s": 0.3 * (seed % 3), "send_s_per_byte": 0.2 * (seed % 2)}
+        problem["link"] |= {"receive_s": 0.2 * (seed % 2), "receive_s_per_byte": 0.1 * (seed % 3)}
         plan, value = judged(problem)
         best = least_makespan(problem)
         assert plan.lower_bound_s <= best * (1 + NEAR)

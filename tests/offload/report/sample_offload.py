@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from partita.nouns.offload import OffloadJob, OffloadLink, OffloadPlan, OffloadProblem, OffloadTask
+from partita.nouns.offload import (
+    OffloadJob,
+    OffloadLink,
+    OffloadPlan,
+    OffloadProblem,
+    OffloadSpeeds,
+    OffloadTask,
+    Speed,
+)
 from partita.offload.plan.lower import lower_offload
 from partita.offload.plan.planner import plan_offload
 from partita.offload.report.story import OffloadStory
@@ -29,7 +37,8 @@ def make_problem(threads: int = 1, name: str = "camera") -> OffloadProblem:
     )
     jobs = [OffloadJob(f"{name}-{k}", 150_000, chain) for k in range(3)]
     jobs += [OffloadJob(f"radar-{k}", 80_000, fork) for k in range(2)]
-    return OffloadProblem(OffloadLink(1e6, 1e6, 0.01), tuple(jobs), threads)
+    speeds = OffloadSpeeds(Speed(3e-4, 0.25), Speed(3e-4))
+    return OffloadProblem(OffloadLink(1e6, 1e6, 0.01), tuple(jobs), threads, speeds)
 
 
 def executed(problem: OffloadProblem, plan: OffloadPlan) -> OffloadPlan:
@@ -55,6 +64,7 @@ def make_offload_story(threads: int = 1, name: str = "camera") -> OffloadStory:
         "cpu_s": 0.5,
         "load": 0.2,
         "up_bytes_per_s": 0.8e6,
+        "predicted_at_run_speed_s": 1.04 * file.verdict.value_s,
     }
     timeline = replace(simulate(program, Durations(longer, durations.lag_s)), source="measured", facts=facts)  # fmt: skip
     return OffloadStory("a run", file, timeline, done)

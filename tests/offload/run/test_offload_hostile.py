@@ -155,7 +155,7 @@ def test_mutated_messages(server: str) -> None:
         good = job(NET)
         heads = [unpack(raw)[0]["kind"] for raw in client.work(mutated(chance, good) for _ in range(300))]
         assert "refused" in heads
-        for name in ("Hello", "Have", "Prepare", "Measure", "Echo", "Metrics"):
+        for name in ("Hello", "Have", "Prepare", "Measure", "Turns", "Echo", "Metrics"):
             for head in ({}, {"model": 3, "tasks": 3}, {"model": NET.hash, "tasks": [[]], "budget_s": 10**400}):
                 with suppress(Refused):
                     client._unary(name, head)

@@ -58,6 +58,10 @@ def test_measured_planned_executed_and_checked(
     assert document["largest_difference"] < 1e-5
     assert document["predicted_s"] > 0
     assert document["error"] == pytest.approx(document["makespan_s"] / document["predicted_s"] - 1)
+    at_speed = document["predicted_at_run_speed_s"]
+    assert document["error_at_run_speed"] == pytest.approx(document["makespan_s"] / at_speed - 1)
+    assert document["error_of_machines"] == pytest.approx(at_speed / document["predicted_s"] - 1)
+    assert all(set(document["speeds"][when]) == {"device", "server"} for when in ("measured", "run"))
     assert [j["name"] for j in document["jobs"]] == [w.name for w in work]
     assert {m["machine"] for m in document["machines"]} == {"device", "uplink", "server", "downlink"}
     assert Timeline.read(tmp_path / "out" / "timeline.json").source == "measured"
@@ -66,6 +70,7 @@ def test_measured_planned_executed_and_checked(
     assert set(saved) == {"y", "early"}
     again, _ = call(capsys, ["--server", server, "--plan", str(tmp_path / "out" / "plan.json")])
     assert again["predicted_s"] == document["predicted_s"]
+    assert again["speeds"]["measured"] == document["speeds"]["measured"]  # a plan file holds them
 
 
 def test_a_jobs_file_with_models_and_counts(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

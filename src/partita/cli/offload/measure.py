@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from partita.nouns.offload import OffloadLink, OffloadProblem
 from partita.page.text import facts, percent, rate, seconds, size, table
 
 if TYPE_CHECKING:
+    from partita.nouns.costs import Estimate
     from partita.offload.capture.jobs import JobSpec
     from partita.offload.capture.onnx_model import OnnxModel
     from partita.offload.measure.inference import InferenceTimes
@@ -120,18 +122,30 @@ def _assumed(options: argparse.Namespace, link: OffloadLink, jobs: Sequence[JobS
     own = {h: x.seconds for h, x in device.items()}
     there = {h: {t: s / options.server_speedup for t, s in x.items()} for h, x in own.items()}
     problem = problem_of(jobs, own, there, link, options.server_threads)
-    return _document(problem, jobs, device, {h: sum(x.values()) for h, x in there.items()}, LinkTimes(link, link, link))
+    share = statistics.median(t.cpu_s / t.whole.seconds for t in device.values())
+    wholes = {h: t.whole for h, t in device.items()}
+    server = {h: sum(x.values()) for h, x in there.items()}
+    return _document(problem, jobs, wholes, share, server, LinkTimes(link, link, link))
 
 
 def _measured(options: argparse.Namespace, jobs: Sequence[JobSpec], here: _Here, talk: Talk) -> Json:
-    from partita.offload.run.both_sides import measure_both_sides
+    from partita.offload.plan.planner import plan_offload
+    from partita.offload.run.both_sides import measure_both_sides, planned
     from partita.offload.run.client import Client
     from partita.offload.run.credentials import credentials_of
 
     key = credentials_of(options)
-    found = measure_both_sides(jobs, lambda: Client(options.server, key), options.budget_s, here=here, say=talk.step)
-    server = {h: t.whole.seconds for h, t in found.server.items()}
-    document = _document(found.problem, jobs, found.device, server, found.link)
+
+    def connect() -> Client:
+        return Client(options.server, key)
+
+    found = measure_both_sides(jobs, connect, options.budget_s, here=here, say=talk.step)
+    found, _ = planned(found, plan_offload, lambda made: [made.plan], connect, options.budget_s, say=talk.step)
+    device, server = (
+        {m.hash: side.whole(k) for k, m in enumerate(side.models)} for side in (found.device, found.server)
+    )
+    there = {h: e.seconds for h, e in server.items()}
+    document = _document(found.problem, jobs, device, found.device.turns.speed.share, there, found.link)
     document["measured"]["message_cpu_s"] = asdict(found.messages)
     return document
 
@@ -139,7 +153,8 @@ def _measured(options: argparse.Namespace, jobs: Sequence[JobSpec], here: _Here,
 def _document(
     problem: OffloadProblem,
     jobs: Sequence[JobSpec],
-    device: Mapping[str, InferenceTimes],
+    device: Mapping[str, Estimate],
+    share: float,
     server: Mapping[str, float],
     link: LinkTimes,
 ) -> Json:
@@ -153,10 +168,10 @@ def _document(
             "shape": m.shape,
             "tasks": len(m.graph),
             "input_bytes": m.input_bytes,
-            "device_s": device[h].whole.seconds,
-            "device_low_s": device[h].whole.low,
-            "device_high_s": device[h].whole.high,
-            "device_cpu_share": device[h].cpu_s / device[h].whole.seconds,
+            "device_s": device[h].seconds,
+            "device_low_s": device[h].low,
+            "device_high_s": device[h].high,
+            "device_cpu_share": share,
             "server_s": server[h],
         }
         for h, m in {j.model.hash: j.model for j in jobs}.items()

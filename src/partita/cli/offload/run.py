@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         replan=None
         if options.keep_plan
         else lambda rest: plan_offload(rest, options.method, budget_s=options.budget_s, seed=options.seed).plan,
+        replan_s=file.verdict.seconds_spent,
         decide=Policy.of(file.problem).decide if options.arrivals and connect else None,
         patience_s=options.patience_s,
         say=lambda line: talk.say(f"   {line}"),
@@ -144,45 +145,53 @@ def _decided(
     options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
 ) -> OffloadFile:
     """Problem and plan: from files, or measured and planned now; the device alone where there is no server to measure."""
-    from partita.offload.run.problem import check_fits, stream_plan
+    from partita.offload.run.problem import check_fits
 
     if options.plan:
         file = OffloadFile.read(options.plan)
         check_fits(file.problem, work, options.plan)
         return file
-    if options.costs:
-        problem = OffloadProblem.read(options.costs)
-        check_fits(problem, work, options.costs)
-    else:
-        found = _measured(options, work, connect, talk)
-        if found is None:
-            return _alone(work)
-        problem = found
+    if not options.costs:
+        return _measured(options, work, connect, talk)
+    problem = OffloadProblem.read(options.costs)
+    check_fits(problem, work, options.costs)
+    talk.step(f"planning {len(work)} jobs")
+    return _planned(options, work, problem)
+
+
+def _planned(options: argparse.Namespace, work: Sequence[JobSpec], problem: OffloadProblem) -> OffloadFile:
+    from partita.offload.run.problem import stream_plan
+
     seen = _as_planned(problem, options.transfer, work)
     if options.arrivals:
-        seen = replace(
-            seen, jobs=tuple(replace(j, release_s=w.release_s) for j, w in zip(seen.jobs, work, strict=True))
-        )
-        return stream_plan(seen)
-    talk.step(f"planning {len(work)} jobs")
+        rows = zip(seen.jobs, work, strict=True)
+        return stream_plan(replace(seen, jobs=tuple(replace(j, release_s=w.release_s) for j, w in rows)))
     return plan_offload(seen, options.method, budget_s=options.budget_s, seed=options.seed)
 
 
 def _measured(
     options: argparse.Namespace, work: Sequence[JobSpec], connect: Callable[[], Client] | None, talk: Talk
-) -> OffloadProblem | None:
-    """None, with a sentence, where there is no server to measure."""
-    from partita.offload.run.both_sides import measure_both_sides
+) -> OffloadFile:
+    """Measured and planned; the device alone, with a sentence, where there is no server to measure."""
+    from partita.offload.run.both_sides import measure_both_sides, planned
     from partita.offload.run.client import Refused, Unreachable
 
     if connect is None:
-        return None
+        return _alone(work)
     talk.step(f"measuring {len({w.model.hash for w in work})} models here and on {options.server}")
     try:
-        return measure_both_sides(work, connect, options.measure_s).problem
+        found = measure_both_sides(work, connect, options.measure_s)
+        return planned(
+            found,
+            lambda problem: _planned(options, work, problem),
+            lambda file: [file.plan],
+            connect,
+            options.measure_s,
+            say=lambda line: talk.say(f"   {line}"),
+        )[1]
     except (Unreachable, Refused) as error:
         talk.say(f"   {error}; the device goes on alone")
-        return None
+        return _alone(work)
 
 
 def _alone(work: Sequence[JobSpec]) -> OffloadFile:
@@ -211,10 +220,16 @@ def _document(
 
     expected = dict(zip(MACHINES, part_times(file.problem, file.plan)[0].sum(axis=0).tolist(), strict=True))
     predicted = file.verdict.value_s or None
+    at_speed = done.facts["predicted_at_run_speed_s"] if predicted else None
     document = {
         **facts_of(done),
         "predicted_s": predicted,
         "error": done.makespan_s / predicted - 1 if predicted else None,
+        "predicted_at_run_speed_s": at_speed,
+        "error_at_run_speed": done.makespan_s / at_speed - 1 if at_speed else None,
+        "error_of_machines": at_speed / predicted - 1 if predicted and at_speed else None,
+        "speeds": {"measured": asdict(s) if (s := file.problem.speeds) else None, "run": done.facts["speeds"]},
+        "corrections": done.facts["corrections"],
         "method": file.verdict.method,
         "transfer": options.transfer,
         "machines": [
@@ -262,6 +277,11 @@ def text(document: dict[str, Any]) -> str:
     rows = [("makespan", seconds(d["makespan_s"]))]
     if d["predicted_s"] is not None:
         rows.append(("predicted", f"{seconds(d['predicted_s'])}; measured {percent(d['error'], signed=True)}"))
+    if d["predicted_at_run_speed_s"] is not None:
+        at_speed, off = seconds(d["predicted_at_run_speed_s"]), percent(d["error_at_run_speed"], signed=True)
+        machines = percent(d["error_of_machines"], signed=True)
+        cause = "machines" if abs(d["error_of_machines"]) > abs(d["error_at_run_speed"]) else "model"
+        rows.append(("at run speed", f"{at_speed}; measured {off} (machines {machines}: mostly the {cause})"))
     rows += [
         ("latency", f"median {seconds(d['latency_median_s'])}, worst {seconds(d['latency_worst_s'])}"),
         ("on device", f"{d['made_on_device']} of {len(d['jobs'])} jobs made there wholly"),

@@ -29,6 +29,7 @@ Side = Literal["device", "server"]
 POINTS = 16  #: cut points measured at most
 FEWEST, MOST = 3, 25  #: runs of a half
 ZERO = 1e-9  #: a share of the whole that is no time
+_SWEEPS = 30
 
 
 def cut_points(model: OnnxModel, seconds: FloatArray, most: int = POINTS) -> list[int]:
@@ -121,7 +122,7 @@ def _share_of_half(
         half = open_session(data or b"", model.name, limit=limit)
     except CaptureError:
         return None
-    own = _feeds(model, half, feeds)
+    own = feeds_of(model, half, feeds)
     _cpu_s(half, own, limit)
     shares: list[float] = []
     while len(shares) < FEWEST or (len(shares) < MOST and time.perf_counter() - began < budget_s):
@@ -130,7 +131,8 @@ def _share_of_half(
     return statistics.median(shares)
 
 
-def _feeds(model: OnnxModel, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+def feeds_of(model: OnnxModel, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """What a half reads: the model's inputs, and numbers for the tensors that cross."""
     chance = np.random.default_rng(0)
     made: dict[str, Any] = {}
     for name in (i.name for i in session.get_inputs()):
@@ -171,19 +173,21 @@ def fitted(seconds: FloatArray, halves: Mapping[int, float], side: Side) -> Floa
     return result
 
 
-def with_messages(model: OnnxModel, seconds: Mapping[str, float], cost: tuple[float, float]) -> dict[str, float]:
-    """Task -> seconds on the server, so that a half also has what its message costs the processor: cost[0] + cost[1] a byte.
+def proportioned(seconds: Mapping[str, float], halves: Mapping[frozenset[str], float]) -> dict[str, float]:
+    """Task -> seconds scaled so that each of the sets of tasks has its share of the whole; the whole stays.
 
-    A server that does the whole model takes the message with the input. Where several tensors cross, between two points
-    that one crosses, it lies between their costs. (On the device, what sending takes is the link's.)
+    Iterative proportional fitting: sets that contradict one another meet in between. O(sweeps x sets x tasks).
+
+    >>> proportioned({"a": 1.0, "b": 1.0, "c": 2.0}, {frozenset("a"): 0.5, frozenset("ab"): 0.6})
+    {'a': 2.0, 'b': 0.4, 'c': 1.6}
     """
-    order = model.tasks_topological
-    times = np.array([seconds[t] for t in order])
-    count, size = _crossing(model)
-    ends = np.cumsum(times)
-    fixed_s, byte_s = cost
-    whole = float(ends[-1]) + fixed_s + byte_s * model.input_bytes
-    points = np.flatnonzero(count == 1).tolist()
-    halves = {k: (ends[-1] - ends[k - 1] + fixed_s + byte_s * size[k]) / whole for k in points}
-    made = fitted(times * whole / ends[-1], halves, "server")
-    return dict(zip(order, made.tolist(), strict=True))
+    ids, whole = list(seconds), sum(seconds.values())
+    times = np.array([seconds[t] for t in ids])
+    rows = [(np.array([t in half for t in ids]), min(1.0, share)) for half, share in halves.items()]
+    for _ in range(_SWEEPS if whole > 0 else 0):
+        for inside, share in rows:
+            for part, target in ((inside, share * whole), (~inside, (1 - share) * whole)):
+                own = float(times[part].sum())
+                if own > ZERO * whole:
+                    times[part] *= target / own
+    return dict(zip(ids, times.tolist(), strict=True))

@@ -18,11 +18,11 @@ class LinkTimes:
     low: OffloadLink  #: the smallest of each figure
     high: OffloadLink  #: the largest
 
-    def with_sending(self, send_s: float, send_s_per_byte: float) -> LinkTimes:
-        """The same, with what an upload takes of the device: a message, and a byte of it."""
-        return LinkTimes(
-            *(replace(x, send_s=send_s, send_s_per_byte=send_s_per_byte) for x in (self.link, self.low, self.high))
-        )
+    def with_messages(self, device: tuple[float, float], server: tuple[float, float]) -> LinkTimes:
+        """The same, with what an upload takes of either side: (a message, a byte of it)."""
+        names = ("send_s", "send_s_per_byte", "receive_s", "receive_s_per_byte")
+        costs = dict(zip(names, (*device, *server), strict=True))
+        return LinkTimes(*(replace(x, **costs) for x in (self.link, self.low, self.high)))
 
 
 def measure_link(once: Callable[[], OffloadLink], times: int = 5) -> LinkTimes:

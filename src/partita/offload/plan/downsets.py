@@ -25,6 +25,7 @@ def front(network: Network, most: int) -> tuple[Bools, FloatArray, bool]:
     if not complete:
         return np.zeros((0, len(network)), np.bool_), found[:0], False
     found[1:, 0] += network.send_s + network.send_share * found[1:, 1]  # the first downset is the whole network
+    found[1:, 2] += network.receive_s + network.receive_share * found[1:, 1]
     kept = np.sort(unbeaten(found))
     cuts = _recover(network.reads.start, network.reads.items, kept, len(network))
     return cuts, found[kept], complete

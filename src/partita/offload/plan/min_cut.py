@@ -52,9 +52,8 @@ class CutNetwork:
         """(a lower bound on the least weighted seconds of a cut, the cut that attains it) for [4] weights >= 0."""
         net = self.network
         a, b, c, e = weights
-        b = (
-            b + a * net.send_share
-        )  # sending takes of the device too; what a message takes whatever its size is left out
+        # a byte takes of device and server too; what a message takes whatever its size is left out
+        b = b + a * net.send_share + c * net.receive_share
         edges = len(net.reads.items)
         first = int((np.diff(net.reads.start) == 0).sum())
         seconds = np.concatenate([a * net.device_s, c * net.server_s + e * net.down_s, b * net.up_s])

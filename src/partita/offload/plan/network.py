@@ -30,6 +30,8 @@ class Network:
     readers: Csr  #: [n] tasks that read a task's output
     send_s: float = 0.0  #: what an upload takes of the device,
     send_share: float = 0.0  #: and what it takes for each second that the upload occupies the uplink
+    receive_s: float = 0.0  #: the same of the server
+    receive_share: float = 0.0
 
     def __len__(self) -> int:
         return len(self.device_s)
@@ -42,8 +44,11 @@ class Network:
         first = np.diff(self.reads.start) == 0
         asks = bool((first & ~cut).any())
         up = float(self.up_s[crosses & cut].sum()) + (self.input_up_s if asks else 0.0)
-        sending = 0.0 if cut.all() else self.send_s + self.send_share * up
-        return np.array([self.device_s[cut].sum() + sending, up, self.server_s[~cut].sum(), self.down_s[~cut].sum()])
+        device, server = self.device_s[cut].sum(), self.server_s[~cut].sum()
+        if not cut.all():
+            device += self.send_s + self.send_share * up
+            server += self.receive_s + self.receive_share * up
+        return np.array([device, up, server, self.down_s[~cut].sum()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +85,8 @@ def network_of(job: OffloadJob, problem: OffloadProblem) -> Network:
         csr(lists),
         problem.link.send_s,
         problem.link.send_s_per_byte * problem.link.up_bytes_per_s,
+        problem.link.receive_s,
+        problem.link.receive_s_per_byte * problem.link.up_bytes_per_s,
     )
 
 

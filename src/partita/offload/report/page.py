@@ -59,6 +59,9 @@ def _compared(story: OffloadStory) -> Iterable[str]:
     if measured is not None:
         off = abs(predicted.makespan_s / measured.makespan_s - 1) if measured.makespan_s else math.inf
         yield f"Predicted {seconds(predicted.makespan_s)}: {percent(off)} off."
+        at_speed = measured.timeline.facts.get("predicted_at_run_speed_s")
+        if isinstance(at_speed, float) and at_speed > 0:
+            yield f"At the speed that the machines had, {seconds(at_speed)}: {percent(abs(at_speed / measured.makespan_s - 1))} off."
     single = story.baselines["single-cut"]
     less = 1 - predicted.makespan_s / single if single > 0 else 0.0
     if abs(less) < 5e-4:

@@ -1,36 +1,79 @@
 """What a planner has to know, measured: the models on either side, the link, and what messages take of both sides.
 
-One after the other, so that nothing disturbs it, and inside whatever quota the device's process has: all times are those
-on the clock that a plan will meet. A message's cost is counted in CPU seconds, for a wait is none; a side that runs for a
-share of the time only (a quota, neighbours) takes so many times as long, as its models say.
+One after the other, so that nothing disturbs it, and inside whatever quota the device's process has. What is counted is CPU
+time: of every model by itself, task by task (kept, for it is the same for long), then of all models in turn, now, then of
+messages. A side that has its core for a share of the time only (a quota, neighbours) takes so many times as long; the share is
+seen while the models take their turns, and the machines' speeds stand beside the problem.
+
+Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
+and planning and measuring take turns until the plans' cuts have all been measured.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from partita.nouns.offload import OffloadProblem
+from partita.errors import CaptureError
+from partita.nouns.costs import Estimate
+from partita.nouns.offload import OffloadPlan, OffloadProblem, OffloadSpeeds
 from partita.offload.capture.jobs import JobSpec
 from partita.offload.capture.onnx_model import OnnxModel
-from partita.offload.measure.cuts import with_messages
+from partita.offload.measure.cuts import Side, proportioned
+from partita.offload.measure.in_turn import Item, Turns, measure_in_turn
 from partita.offload.measure.inference import InferenceTimes, measure_model
 from partita.offload.measure.link import LinkTimes, measure_link
-from partita.offload.run.client import Client
+from partita.offload.run.client import Client, Refused
 from partita.offload.run.message_cost import MessageCost, message_cost
 from partita.offload.run.problem import problem_of
+
+LOOPS = 3  #: of planning and measuring
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class SideTimes:
+    """One side: its models in turn, and how each divides."""
+
+    models: tuple[OnnxModel, ...]
+    tasks: Mapping[str, Mapping[str, float]]  #: hash -> task -> seconds, of the model by itself
+    turns: Turns  #: of the whole models
+    halves: Mapping[tuple[str, frozenset[str]], float] = field(
+        default_factory=dict
+    )  #: (hash, tasks) -> share of the whole
+
+    def whole(self, model: int) -> Estimate:
+        """On the clock, in company."""
+        return self.turns.seconds(model)
+
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """Hash -> task -> seconds: in sum what the model takes in company, in parts what its halves do."""
+        made = {}
+        for k, m in enumerate(self.models):
+            shares = {tasks: share for (h, tasks), share in self.halves.items() if h == m.hash}
+            alone = proportioned(self.tasks[m.hash], shares)
+            scale = self.whole(k).seconds / (sum(alone.values()) or 1.0)
+            made[m.hash] = {t: s * scale for t, s in alone.items()}
+        return made
 
 
 @dataclass(frozen=True)
 class BothSides:
     """A measured problem, and what it was made of."""
 
-    problem: OffloadProblem
-    device: Mapping[str, InferenceTimes]  #: by the models' hashes
-    server: Mapping[str, InferenceTimes]
-    link: LinkTimes  #: with what sending takes of the device
+    jobs: tuple[JobSpec, ...]
+    threads: int
+    device: SideTimes
+    server: SideTimes
+    link: LinkTimes  #: with what messages take of both sides
     messages: MessageCost
+
+    @property
+    def problem(self) -> OffloadProblem:
+        """Raises CostError for what no planner can use."""
+        made = problem_of(self.jobs, self.device.seconds(), self.server.seconds(), self.link.link, self.threads)
+        return replace(made, speeds=OffloadSpeeds(self.device.turns.speed, self.server.turns.speed))
 
 
 def measure_both_sides(
@@ -41,29 +84,100 @@ def measure_both_sides(
     here: Callable[[OnnxModel, float], InferenceTimes] = measure_model,
     say: Callable[[str], None] = lambda what: None,
 ) -> BothSides:
-    """Takes at most about 2 x `budget_s` a model, and some ten seconds for link and messages; `here` measures a model on
-    this side. Raises CaptureError, Unreachable, Refused."""
+    """Takes at most about 2 x `budget_s` a model and once more for all, and some ten seconds for link and messages; `here`
+    measures a model on this side. Raises CaptureError, Unreachable, Refused."""
     models = {j.model.hash: j.model for j in jobs}
+    each = tuple(models.values())
     with connect() as client:
         threads = client.hello().threads
-        device, server = dict[str, InferenceTimes](), dict[str, InferenceTimes]()
+        alone_here, alone_there = dict[str, Mapping[str, float]](), dict[str, Mapping[str, float]]()
         for h, m in models.items():
             say(f"measuring {m.name} here")
-            device[h] = here(m, budget_s)
+            alone_here[h] = here(m, budget_s).seconds
         for h, m in models.items():
             say(f"measuring {m.name} on {client.target}")
-            server[h] = client.measure(m, budget_s)
+            alone_there[h] = client.measure(m, budget_s).seconds
+        say("measuring the models in turn, here and there")
+        own = measure_in_turn([(m, _all(m)) for m in each], "device", budget_s)
+        there = client.turns([(m, frozenset()) for m in each], budget_s)
         say("measuring the link, and what messages take of both sides")
         plain = measure_link(lambda: client.link(0.4))
+    device, server = SideTimes(each, alone_here, own), SideTimes(each, alone_there, there)
     cost = message_cost(connect, plain.link.up_bytes_per_s)
-    slow = {side: _seconds_a_cpu_second(times) for side, times in (("device", device), ("server", server))}
-    link = plain.with_sending(*(slow["device"] * s for s in cost.device))
-    reply = tuple(slow["server"] * s for s in cost.server)
-    there = {h: with_messages(models[h], t.seconds, (reply[0], reply[1])) for h, t in server.items()}
-    problem = problem_of(jobs, {h: t.seconds for h, t in device.items()}, there, link.link, threads)
-    return BothSides(problem, device, server, link, cost)
+    send, receive = (
+        (c[0] / t.speed.share, c[1] / t.speed.share) for c, t in ((cost.device, own), (cost.server, there))
+    )
+    return BothSides(tuple(jobs), threads, device, server, plain.with_messages(send, receive), cost)
 
 
-def _seconds_a_cpu_second(times: Mapping[str, InferenceTimes]) -> float:
-    """How long a side takes for a second of work: 1 on a core of its own, 4 with a quarter of one."""
-    return max(1.0, statistics.median(t.whole.seconds / t.cpu_s if t.cpu_s > 0 else 1.0 for t in times.values()))
+def planned(
+    found: BothSides,
+    plan: Callable[[OffloadProblem], _T],
+    plans_of: Callable[[_T], Sequence[OffloadPlan]],
+    connect: Callable[[], Client],
+    budget_s: float = 4.0,
+    *,
+    say: Callable[[str], None] = lambda what: None,
+) -> tuple[BothSides, _T]:
+    """What was measured with the halves that plans use, and the last plans: planned and measured in turn, LOOPS times at most.
+
+    A half that cannot be measured keeps the price that it has. Raises Unreachable.
+    """
+    made = plan(found.problem)
+    for _ in range(LOOPS):
+        say("measuring the halves that the plan uses")
+        better = with_plans(found, plans_of(made), connect, budget_s, say=say)
+        if better is found:
+            break
+        found = better
+        made = plan(found.problem)
+    return found, made
+
+
+def with_plans(
+    found: BothSides,
+    plans: Sequence[OffloadPlan],
+    connect: Callable[[], Client],
+    budget_s: float = 4.0,
+    *,
+    say: Callable[[str], None] = lambda what: None,
+) -> BothSides:
+    """What was measured, with the halves that these plans use; itself where all of them are known. Raises Unreachable."""
+    cuts = {(j.model, cut) for p in plans for j, cut in zip(found.jobs, p.cuts, strict=True)}
+    here, there = _unmeasured(found.device, cuts, "device"), _unmeasured(found.server, cuts, "server")
+    if not here and not there:
+        return found
+    try:
+        with connect() as client:
+            device = _with_halves(found.device, here, "device", lambda i: measure_in_turn(i, "device", budget_s))
+            server = _with_halves(found.server, there, "server", lambda i: client.turns(i, budget_s))
+    except (CaptureError, Refused) as error:
+        say(f"   {error}")
+        return found
+    return replace(found, device=device, server=server)
+
+
+def _all(model: OnnxModel) -> frozenset[str]:
+    return frozenset(model.tasks_topological)
+
+
+def _unmeasured(side: SideTimes, cuts: set[tuple[OnnxModel, frozenset[str]]], name: str) -> list[Item]:
+    """Items whose half on this side is new, and neither the whole nor nothing."""
+    real = ((m, cut) for m, cut in cuts if 0 < len(cut) < len(m.tasks_topological))
+    new = ((m, cut) for m, cut in real if (m.hash, cut if name == "device" else _all(m) - cut) not in side.halves)
+    return sorted(new, key=lambda item: (item[0].hash, sorted(item[1])))
+
+
+def _with_halves(side: SideTimes, items: list[Item], name: Side, measure: Callable[[list[Item]], Turns]) -> SideTimes:
+    """The side with what those halves take, as shares of their models, which run in the same turns."""
+    if not items:
+        return side
+    own = {m.hash for m, _ in items}
+    wholes: list[Item] = [(m, _all(m) if name == "device" else frozenset()) for m in side.models if m.hash in own]
+    place = {m.hash: k for k, (m, _) in enumerate(wholes)}
+    turns = measure([*wholes, *items])
+    shares = {
+        (m.hash, cut if name == "device" else _all(m) - cut): turns.ratio(len(wholes) + k, place[m.hash])
+        for k, (m, cut) in enumerate(items)
+    }
+    return replace(side, halves={**side.halves, **shares})

@@ -14,6 +14,7 @@ from partita.clock import clock_ahead
 from partita.errors import PartitaError
 from partita.nouns.offload import OffloadLink
 from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.measure.in_turn import Item, Turns
 from partita.offload.measure.inference import InferenceTimes
 from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.wire import CHUNK_BYTES, MOST_MESSAGE_BYTES, PROTOCOL, SERVICE, Head, pack, unpack
@@ -119,6 +120,12 @@ class Client:
         self.put(model)
         said = self._unary("Measure", {"model": model.hash, "budget_s": budget_s}, _MODEL_S)
         return InferenceTimes.from_json(said, f"what {self.target} measured")
+
+    def turns(self, items: Sequence[Item], budget_s: float = 4.0) -> Turns:
+        """What the server's halves take one after the other, measured now; the models must be there."""
+        halves = [[model.hash, sorted(cut)] for model, cut in items]
+        said = self._unary("Turns", {"halves": halves, "budget_s": budget_s}, _MODEL_S)
+        return Turns.from_json(said, len(items), f"what {self.target} measured")
 
     def metrics(self) -> str:
         """Prometheus text."""

@@ -31,6 +31,12 @@ _HELLO_S = 5.0
 _STAMPS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
     {"received": ("received",), "answer": ("start", "end", "sent"), "refused": ()}
 )  #: kinds of replies, and the times that each has
+_LAPS = (
+    "wall_s",
+    "cpu_s",
+    "received_s",
+    "probe_s",
+)  #: what an answer says of the server's inference and its speed; 0: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +201,11 @@ class Connection:
             wanted = _STAMPS[kind]
             said: dict[str, Any] = {"job": int(head["job"]), "attempt": int(head["attempt"])}
             said |= {stamp: float(head[stamp]) - welcome.clock_ahead_s for stamp in wanted}
+            if kind == "answer":
+                said |= {what: max(0.0, float(head.get(what, 0.0))) for what in _LAPS}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise WireError(f"the server sent what is no reply: {sentence_of(error)}") from error
-        if not all(math.isfinite(said[stamp]) for stamp in wanted):
+        if not all(math.isfinite(x) for x in said.values()):
             raise WireError("the server sent a time that is none")
         said |= {what: str(head.get(what, "")) for what in ("code", "why")}
         self.events.put(Event(str(kind), self._epoch, at, said, tensors))

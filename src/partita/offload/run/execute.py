@@ -15,18 +15,20 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from partita.errors import PlanError, refuse
-from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem
+from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem, OffloadSpeeds
 from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.measure.speed import Sightings, Speedometer
 from partita.offload.onnx_session import Session, model_inputs
-from partita.offload.plan.lower import part_times
+from partita.offload.plan.lower import part_times, simulate_offload
 from partita.offload.plan.online import Decision, State, Waiting
 from partita.offload.run.client import Client
 from partita.offload.run.codec import Codec
 from partita.offload.run.connection import Connection, Event, Parcel
+from partita.offload.run.corrections import Corrections
 from partita.offload.run.link_rate import RateEstimate
 from partita.offload.run.record import Interval, JobTimes, OffloadRun, timeline_of
 from partita.offload.run.wire import Array
@@ -45,7 +47,10 @@ class RunSettings:
     codec: Codec = "raw"
     replan: Replan | None = None  #: None: the plan stays as it is
     decide: Callable[[State], Decision | None] | None = None  #: which job is next and its cut; None: as the plan says
-    replan_share: float = 0.25  #: the rate's distance from the plan's that makes a new plan worth while
+    replan_share: float = (
+        0.25  #: the distance of the rate, or of a side's speed, from the plan's that makes a new plan worth while
+    )
+    replan_s: float = 0.0  #: what a new plan takes on the clock: it is made where what is left takes ten times as long
     patience_s: float = 30.0  #: without a word from the server while it has jobs
     first_patience_s: float = 120.0  #: for the server to get ready at first
     say: Callable[[str], None] = field(default=lambda line: None)
@@ -118,6 +123,8 @@ class _Device:
         self.connection: Connection | None = None
         self.was_up = False
         self.said: set[str] = set()
+        self.meter, self.here, self.there = Speedometer(), Sightings(), Sightings()
+        self.corrections = Corrections()
         self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
 
     # ---- before and after ---------------------------------------------------------------------------------------------
@@ -160,8 +167,10 @@ class _Device:
 
     def _result(self, cpu_s: float, load: float) -> OffloadRun:
         jobs, order = self.problem.jobs, tuple(dict.fromkeys(self.served))
-        facts = {**self.counts, "cpu_s": cpu_s, "load": load, "up_bytes_per_s": self.rate.now}
+        facts: dict[str, Any] = {**self.counts, "cpu_s": cpu_s, "load": load, "up_bytes_per_s": self.rate.now}
         facts["round_trip_s"] = self.round_trip_s
+        facts["corrections"] = self.corrections.facts({m.hash: m.name for m in self.models})
+        facts |= self._at_speed()
         away = [t.server is not None for t in self.times]
         cuts = tuple(c if a else w for c, a, w in zip(self.cuts, away, self.whole, strict=True))
         plan = replace(self.plan, order=order, cuts=cuts)
@@ -175,6 +184,21 @@ class _Device:
             cpu_s,
             facts,
         )
+
+    def _at_speed(self) -> dict[str, Any]:
+        """Both sides' speeds, and the makespan that the first plan has at them: what is off then is the model."""
+        speeds, then = self._speeds(), self.problem.speeds
+        expected_s = None
+        if speeds and then:
+            expected_s = simulate_offload(self.problem.at_speeds(speeds), self.plan).duration_s
+        return {"speeds": asdict(speeds) if speeds else None, "predicted_at_run_speed_s": expected_s}
+
+    def _speeds(self) -> OffloadSpeeds | None:
+        """Of both sides during the run; what was not seen is as when the times were measured."""
+        then = self.problem.speeds
+        here = self.here.speed(then.device if then else None)
+        there = self.there.speed(then.server if then else None)
+        return OffloadSpeeds(here, there) if here and there else None
 
     # ---- computing ----------------------------------------------------------------------------------------------------
 
@@ -266,10 +290,7 @@ class _Device:
 
     def _do_half(self, j: int, cut: frozenset[str]) -> None:
         session, names = self._half(j, cut)
-        start = self._now()
-        made = session.run(self.inputs[j]) if session is not None else {}
-        if session is not None:
-            self.times[j].device = start, self._now()
+        made = self._infer(j, session, self._tasks_s(j)[0]) if session is not None else {}
         there = {**self.inputs[j], **made}
         self.crossing[j] = {name: there[name] for name in names}
         self.made[j] = {name: made[name] for name in self.wanted[j] if name in made}
@@ -278,11 +299,23 @@ class _Device:
         session, _ = self._half(j, self.whole[j])
         if session is None:
             raise PlanError(f"job {self.problem.jobs[j].name!r} has nothing to compute")
+        self.times[j] = JobTimes(attempts=self.times[j].attempts)
+        made = self._infer(j, session, sum(t.device_s for t in self.problem.jobs[j].tasks))
+        self._answered(j, {name: made[name] for name in self.wanted[j]}, self._now())
+
+    def _infer(self, j: int, session: Session, planned_s: float) -> dict[str, Array]:
         start = self._now()
-        made = session.run(self.inputs[j])
-        end = self._now()
-        self.times[j] = JobTimes(device=(start, end), attempts=self.times[j].attempts)
-        self._answered(j, {name: made[name] for name in self.wanted[j]}, end)
+        made, lap = self.meter.infer(lambda: session.run(self.inputs[j]))
+        self.times[j].device, self.times[j].device_cpu_s = (start, self._now()), lap.cpu_s
+        self.here.add(lap.wall_s, lap.received_s)
+        self.corrections.device.add(self.models[j].hash, lap.wall_s, planned_s)
+        self.here.probes += self.meter.look()  # before the next message is under way, which has a price of its own
+        return made
+
+    def _tasks_s(self, j: int) -> tuple[float, float]:
+        """What the first plan has for the tasks of a job on either side, without messages."""
+        tasks, cut = self.problem.jobs[j].tasks, self.cuts[j]
+        return sum(t.device_s for t in tasks if t.id in cut), sum(t.server_s for t in tasks if t.id not in cut)
 
     def _send(self, connection: Connection, j: int, cut: frozenset[str]) -> None:
         attempt = self.times[j].attempts + 1
@@ -387,6 +420,10 @@ class _Device:
         end = max(start, event.at_s - self.round_trip_s / 2)
         self.downlink_free_s = end
         self.times[j].server = self._since(float(head["start"]), float(head["end"]))
+        self.times[j].server_cpu_s = float(head["cpu_s"])
+        self.there.add(float(head["wall_s"]), float(head["received_s"]))
+        self.corrections.server.add(self.models[j].hash, float(head["end"]) - float(head["start"]), self._tasks_s(j)[1])
+        self.there.probes += [head["probe_s"]] if head["probe_s"] > 0 else []
         self.times[j].downlink = self._since(start, end)
         self._answered(j, {name: outputs[name] for name in self.wanted[j]}, event.at_s - self.start_s)
 
@@ -414,14 +451,13 @@ class _Device:
             began = max(_left(first), self.uplink_free_s)
             self.rate.still_waiting(first.bytes, time.perf_counter() - began)
         rest = [j for j in self.todo if j not in self.crossing]
-        replan = self.settings.replan
-        if replan is None or len(rest) < 2 or not self.rate.drifted(self.settings.replan_share):
+        replan, share = self.settings.replan, self.settings.replan_share
+        if replan is None or len(rest) < 2 or not (self.rate.drifted(share) or self.corrections.drifted(share)):
             return
-        old, self.rate.planned = self.rate.planned, self.rate.now
-        self._say(
-            f"the uplink carries {self.rate.now / 1e6:.3g} MB/s, not {old / 1e6:.3g}: planning the rest anew",
-            once=False,
-        )
+        if 10 * self.settings.replan_s > self._left_s(rest):
+            return
+        self._say(self._why_anew(), once=False)
+        self.rate.planned = self.rate.now
         plan = replan(self._rest(rest))
         self.counts["replans"] += 1
         begun = [j for j in self.todo if j in self.crossing]
@@ -431,15 +467,30 @@ class _Device:
         behind = max(self.place.values()) + 1
         self.place.update({j: behind + k for k, j in enumerate(self.todo)})
 
+    def _left_s(self, rest: Sequence[int]) -> float:
+        """At least so long do jobs take that are not begun."""
+        here = sum(self._tasks_s(j)[0] for j in rest) * self.corrections.device.slower
+        there = sum(self._tasks_s(j)[1] for j in rest) * self.corrections.server.slower
+        return max(here, there / self.problem.server_threads)
+
+    def _why_anew(self) -> str:
+        if self.rate.drifted(self.settings.replan_share):
+            why = f"the uplink carries {self.rate.now / 1e6:.3g} MB/s, not {self.rate.planned / 1e6:.3g}"
+        else:
+            device, server = self.corrections.device.slower, self.corrections.server.slower
+            why = f"jobs take {device:.2f} times as long as measured here, {server:.2f} times on the server"
+        return f"{why}: planning the rest anew"
+
     def _rest(self, rest: Sequence[int]) -> OffloadProblem:
-        """What is left to plan: the link as it is now, releases as seconds from now."""
+        """What is left to plan: link and sides as they are now, releases as seconds from now."""
         now = self._now()
         link = replace(self.problem.link, up_bytes_per_s=self.rate.now, round_trip_s=self.round_trip_s)
 
         def left(job: OffloadJob) -> OffloadJob:
             return replace(job, release_s=max(0.0, job.release_s - now), deadline_s=max(0.0, job.deadline_s - now))
 
-        return replace(self.problem, link=link, jobs=tuple(left(self.problem.jobs[j]) for j in rest))
+        problem = replace(self.problem, link=link, jobs=tuple(left(self.problem.jobs[j]) for j in rest))
+        return self.corrections.applied(problem, [self.models[j].hash for j in rest])
 
     def _say(self, line: str, once: bool = True) -> None:
         if not (once and line in self.said):

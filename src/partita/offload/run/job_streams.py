@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 import grpc
 
 from partita.errors import PartitaError
+from partita.offload.measure.speed import Speedometer
 from partita.offload.onnx_session import TimeLimit, TookTooLong, Watchdog
 from partita.offload.run.codec import decode
 from partita.offload.run.counters import Counters
@@ -144,6 +146,7 @@ class JobStreams:
         self._settings, self._store, self._compute = settings, store, compute
         self._counters, self._draining = counters, draining
         self._clients: set[_Client] = set()
+        self._of_thread = threading.local()
 
     @property
     def clients(self) -> int:
@@ -270,8 +273,17 @@ class JobStreams:
         if "tasks" in job.head:
             job.head["cut"] = self._store.name_cut(model, job.head["tasks"])
         whole = decode(job.head.get("coding", {}), job.tensors, self._settings.message_bytes)
-        answers = self._store.session(model, str(job.head["cut"]), limit).run(whole, limit=limit)
-        return {"start": start, "end": time.perf_counter()}, answers
+        session, meter = self._store.session(model, str(job.head["cut"]), limit), self._meter()
+        answers, lap = meter.infer(lambda: session.run(whole, limit=limit))
+        times = {"start": start, "end": time.perf_counter(), "wall_s": lap.wall_s, "received_s": lap.received_s}
+        return {**times, "cpu_s": lap.cpu_s, "probe_s": sum(meter.look())}, answers
+
+    def _meter(self) -> Speedometer:
+        """This compute thread's."""
+        if not hasattr(self._of_thread, "meter"):
+            self._of_thread.meter = Speedometer(alone=self._settings.threads == 1)
+        meter: Speedometer = self._of_thread.meter
+        return meter
 
     # ---- out ------------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ class JobTimes:
     answered_s: float = 0.0
     attempts: int = 0  #: times it was sent to the server
     sent_bytes: int = 0
+    device_cpu_s: float = 0.0  #: of its inference
+    server_cpu_s: float = 0.0
 
     @property
     def where(self) -> str:

@@ -21,6 +21,7 @@ import grpc
 from partita import __version__
 from partita.errors import BadInput, PartitaError
 from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.measure.in_turn import Turns, measure_in_turn
 from partita.offload.measure.inference import InferenceTimes, measure_model
 from partita.offload.onnx_session import Session, TimeLimit, TookTooLong, limit_memory
 from partita.offload.run.counters import Counters
@@ -30,6 +31,7 @@ from partita.offload.run.settings import ServerSettings
 from partita.offload.run.wire import CHUNK_BYTES, HEALTH, PROTOCOL, SERVICE, WireError, first_line, pack, unpack
 
 _MOST_MEASURE_S = 20.0  #: of one model
+_MOST_IN_TURN = 256  #: halves of models
 _MOST_MEASURED = 256  #: measurements remembered
 _CALLS = 128  #: calls at once beside the streams of jobs
 _MOST_NAME, _MOST_SAID = 200, 1000  #: characters
@@ -97,7 +99,7 @@ class Server:
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         unary = {"Hello": self._hello, "Have": self._have, "Prepare": self._prepare, "Measure": self._measure}
-        unary |= {"Echo": self._echo, "Metrics": self._tell_metrics}
+        unary |= {"Turns": self._turns, "Echo": self._echo, "Metrics": self._tell_metrics}
         handlers: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(self._guarded(method)) for name, method in unary.items()
         }
@@ -190,6 +192,21 @@ class Server:
                 self._measured.pop(next(iter(self._measured)))
             self._measured[model] = found.to_json()
         return self._measured[model]
+
+    async def _turns(self, head: dict[str, Any]) -> dict[str, Any]:
+        """The server measures its halves in turn, now: what was kept would not tell how fast it is at the moment."""
+        rows = [(str(model), frozenset(map(str, tasks))) for model, tasks in head["halves"]]
+        if not 0 < len(rows) <= _MOST_IN_TURN:
+            raise WireError(f"{len(rows)} halves to measure in turn; 1 to {_MOST_IN_TURN} are possible")
+        items = [(self.store.model(model), tasks) for model, tasks in rows]
+        budget_s = min(_MOST_MEASURE_S, float(head["budget_s"]))
+
+        def measure(limit: TimeLimit) -> Turns:
+            return measure_in_turn(items, "server", budget_s, limit)
+
+        async with self._measuring:
+            found = await self._compute.run(head, measure, more_s=2 * budget_s)
+        return found.to_json()
 
     async def _echo(self, head: dict[str, Any]) -> dict[str, Any]:
         return {"at": time.perf_counter(), "cpu_s": time.process_time()}

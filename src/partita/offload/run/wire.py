@@ -21,7 +21,7 @@ from partita.errors import BadInput
 Array = npt.NDArray[Any]
 Head = Mapping[str, Any]
 
-PROTOCOL = 1  #: a server and a device of different protocols do not work together
+PROTOCOL = 2  #: a server and a device of different protocols do not work together
 SERVICE = "partita.Offload"
 HEALTH = "grpc.health.v1.Health"
 MOST_MESSAGE_BYTES = 64 << 20  #: unless told otherwise
