@@ -77,6 +77,25 @@ def test_a_model_goes_up_once(server: str) -> None:
     assert outputs == ("y",)
 
 
+def test_clients_that_come_at_once_wait_for_the_one_thread(server: str) -> None:
+    nets, failed = [net(f"one of many {k}", 12) for k in range(6)], list[Exception]()
+
+    def prepare(k: int) -> None:
+        try:
+            with Client(server) as client:
+                client.put(nets[k])
+                client.prepare(nets[k], frozenset(nets[k].tasks_topological[:3]))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=prepare, args=(k,)) for k in range(len(nets))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failed == []
+
+
 def test_the_link_is_measured(server: str) -> None:
     with Client(server) as client:
         link = client.link(0.2)

@@ -171,7 +171,7 @@ class Server:
             return self.store.session(model, cut, limit)
 
         try:
-            session = await self._compute.run(head, build)
+            session = await self._compute.run(object(), build)
         except TookTooLong as error:
             self.store.refuse_slow(model, cut, str(error))
             raise
@@ -187,7 +187,7 @@ class Server:
                 return measure_model(held, budget_s, "server", limit)
 
             async with self._measuring:
-                found = await self._compute.run(head, measure, more_s=2 * budget_s)
+                found = await self._compute.run(object(), measure, more_s=2 * budget_s)
             if len(self._measured) >= _MOST_MEASURED:
                 self._measured.pop(next(iter(self._measured)))
             self._measured[model] = found.to_json()
@@ -205,7 +205,7 @@ class Server:
             return measure_in_turn(items, "server", budget_s, limit)
 
         async with self._measuring:
-            found = await self._compute.run(head, measure, more_s=2 * budget_s)
+            found = await self._compute.run(object(), measure, more_s=2 * budget_s)
         return found.to_json()
 
     async def _echo(self, head: dict[str, Any]) -> dict[str, Any]:
