@@ -287,7 +287,7 @@ def losses(story: Story) -> str:
     left, right, top, bottom = 40.0, NARROW - 8.0, 24.0, 236.0
     x = Scale(min(s for s, _ in points), max(s for s, _ in points), left, right)
     y = _loss_scale([v for _, v in points], top, bottom)
-    parts = [_loss_frame(x, y, left, right, bottom)]
+    parts = [frame("loss", x, y, left, right, bottom)]
     bundles = _bundles(shown)
     for k, bundle in enumerate(bundles):
         if len(bundle) > 1:
@@ -317,9 +317,10 @@ def _loss_scale(values: Sequence[float], top: float, bottom: float) -> Scale:
     return Scale(base, high + 0.04 * ((high - base) or 1.0), bottom, top)
 
 
-def _loss_frame(x: Scale, y: Scale, left: float, right: float, bottom: float) -> str:
+def frame(what: str, x: Scale, y: Scale, left: float, right: float, bottom: float) -> str:
+    """Axes of `what` over steps."""
     parts = [
-        tag("text", "loss", class_="axis", x=0, y=11),
+        tag("text", what, class_="axis", x=0, y=11),
         tag("text", "step", class_="axis", x=right, y=bottom + 28, text_anchor="end"),
     ]
     for v in y.ticks(5):

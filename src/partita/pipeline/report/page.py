@@ -15,7 +15,7 @@ from partita.page.run_speed import sentences
 from partita.page.sheet import columns, document, footer, header, many, section
 from partita.page.text import count, percent, rate, seconds, size
 from partita.page.timelines import ZOOM
-from partita.pipeline.report import charts, timelines
+from partita.pipeline.report import charts, speeds, timelines
 from partita.pipeline.report.stages import StageRow, stage_rows
 from partita.pipeline.report.story import NAMES, PIPELINE, SINGLE, TORCH, Story, devices_used
 
@@ -39,6 +39,7 @@ def page(story: Story) -> str:
         section("Where the cuts fall", _cuts_note(rows), charts.cuts(rows) + charts.stages(rows)),
         columns(
             section("How busy each device is", busy_note, bars.busy(shares))
+            + section("How fast each device was", speeds.note(story), speeds.chart(story))
             + section("How good the plan is", _bound_note(story), _alternatives(story)),
             section("How well each event was predicted", _agreement_note(agreed), _errors(story, agreed))
             + section("Loss", _loss_note(story), charts.losses(story)),
@@ -68,7 +69,7 @@ def headline(story: Story) -> tuple[str, str]:
     off = abs(predicted / measured - 1) if measured else math.inf
     told = [f"Predicted {seconds(predicted)} a step, measured {seconds(measured)}: {percent(off)} off."]
     if story.run_speed:
-        told += sentences(story.run_speed, predicted, measured)
+        told.append(sentences(story.run_speed, predicted, measured)[0])
     return result + ".", " ".join(told)
 
 
