@@ -54,9 +54,8 @@ def test_a_companion_ends_with_its_parent_during_its_imports(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     parent = f"""
 from pathlib import Path
-from partita.nouns.cluster import Device
 from partita.training.measure.company import _start
-_start(Path({str(tmp_path / "told.json")!r}), "x.py:job", {{}}, Device("cpu0"), 1).wait()
+_start(Path({str(tmp_path / "told.json")!r}), {{"source": "x.py:job", "cores": []}}).wait()
 """
     process = subprocess.Popen([sys.executable, "-c", parent])
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")

@@ -15,7 +15,7 @@ def sentences(run: RunSpeed, predicted_s: float, measured_s: float) -> list[str]
     >>> run = RunSpeed(0.5, 0.46, 0.54, (DeviceSpeed("cpu0", 1.0, 1.0), DeviceSpeed("cpu1", 1.0, 0.7)), 0.1)
     >>> for line in sentences(run, 0.4, 0.51): print(line)
     At the speeds that the devices had in this run, 500 ms are predicted: 2.0 % off, which is the model's part.
-    The machine's part: -20.0 %. cpu1 ran at 0.70 of the speed that the plan was made for.
+    The machine's part: -20 %. cpu1 ran at 0.70 of the speed that the plan was made for.
     """
     model, machine = relative_error(run.step_s, measured_s), relative_error(predicted_s, run.step_s)
     lines = [

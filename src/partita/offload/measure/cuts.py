@@ -178,7 +178,8 @@ def proportioned(seconds: Mapping[str, float], halves: Mapping[frozenset[str], f
 
     Iterative proportional fitting: sets that contradict one another meet in between. O(sweeps x sets x tasks).
 
-    >>> proportioned({"a": 1.0, "b": 1.0, "c": 2.0}, {frozenset("a"): 0.5, frozenset("ab"): 0.6})
+    >>> found = proportioned({"a": 1.0, "b": 1.0, "c": 2.0}, {frozenset("a"): 0.5, frozenset("ab"): 0.6})
+    >>> {task: round(seconds, 3) for task, seconds in found.items()}
     {'a': 2.0, 'b': 0.4, 'c': 1.6}
     """
     ids, whole = list(seconds), sum(seconds.values())
