@@ -17,6 +17,7 @@ from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.profile import Profile, Sample
 
 WORLD = runs(70, noise=0.02, seed=5)
+SPLIT = ("--split-by", "devices", "--train-up-to", "4")  #: one fit to judge by, where folds would be five
 MODELS = ("hybrid", "skeleton", "log-linear")
 
 
@@ -31,7 +32,19 @@ def stored(csv: Path) -> Path:
     out, page = csv.with_name("model.json"), csv.with_name("page.html")
     assert (
         main(
-            ["predict", str(csv), "--target", "step (ms)", "--models", "hybrid", "-o", str(out), "--report", str(page)]
+            [
+                "predict",
+                str(csv),
+                "--target",
+                "step (ms)",
+                "--models",
+                "hybrid",
+                *SPLIT,
+                "-o",
+                str(out),
+                "--report",
+                str(page),
+            ]
         )
         == 0
     )
@@ -113,7 +126,7 @@ def test_without_a_split_five_folds(csv: Path, stored: Path, capsys: pytest.Capt
 
 
 def test_people_get_words(csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text, talk = said(capsys, "predict", csv, "--target", "step (ms)", "--models", "skeleton")
+    code, text, talk = said(capsys, "predict", csv, "--target", "step (ms)", "--models", "skeleton", *SPLIT)
     assert code == 0
     assert "skeleton" in text
     assert "70 runs, 5 inputs" in talk
@@ -121,7 +134,7 @@ def test_people_get_words(csv: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_roles_may_be_given(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "roles.toml").write_text('[columns]\nbatch = "batch"\nlayers = "kind"\n')
-    asked = [csv, "--target", "step (ms)", "--models", "skeleton", "--columns", tmp_path / "roles.toml"]
+    asked = [csv, "--target", "step (ms)", "--models", "skeleton", *SPLIT, "--columns", tmp_path / "roles.toml"]
     assert document(capsys, *asked)["roles"]["layers"] == "kind"
     (tmp_path / "roles.toml").write_text('[columns]\nbatch = "gpus"\n')
     assert "unknown role 'gpus'" in refused(capsys, *asked)
@@ -152,7 +165,7 @@ def test_given_rows_are_predicted_one_by_one(stored: Path, tmp_path: Path, capsy
 def test_a_model_asked_while_it_is_fitted_answers_like_the_stored_one(
     csv: Path, stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = document(capsys, csv, "--target", "step (ms)", "--models", "hybrid", "--what-if", "devices=4")
+    now = document(capsys, csv, "--target", "step (ms)", "--models", "hybrid", *SPLIT, "--what-if", "devices=4")
     (later,) = document(capsys, stored, "--what-if", "devices=4")["what_if"]
     assert later["predicted"] == pytest.approx(now["what_if"][0]["predicted"], rel=1e-6)
 

@@ -70,7 +70,7 @@ def test_what_gives_no_honest_fit_is_refused_in_a_sentence(table: Table, asked: 
     assert "hint:" in str(caught.value)
 
 
-@pytest.mark.parametrize("factor", [1000.0, 1e-3])
+@pytest.mark.parametrize("factor", [1000.0, pytest.param(1e-3, marks=pytest.mark.slow)])
 def test_times_in_another_unit_are_found_by_the_fit(factor: float) -> None:
     times = WORLD.times.copy()
     times[[5, 50]] *= factor
@@ -101,6 +101,7 @@ def test_a_column_that_gives_the_time_away_is_pointed_at() -> None:
     assert prepare(WORLD.full(), "step_s").notes == ()
 
 
+@pytest.mark.slow
 def test_texts_are_categories() -> None:
     """A kind with three levels of known factors: left-out rows are predicted as well as the noise lets."""
     t, chance = runs(100, seed=4), np.random.default_rng(0)
@@ -199,6 +200,7 @@ def hybrid_on_vtrain(up_to: float) -> tuple[float, float]:
     return score.mape, float(score.inside.mean())
 
 
+@pytest.mark.slow
 @needs_vtrain
 def test_vtrain_from_two_devices_to_four_and_eight() -> None:
     mape, inside = hybrid_on_vtrain(2)

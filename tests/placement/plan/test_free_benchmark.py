@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from benchmark_scripts import loaded
 from placement.plan.placement_contract import largest_load
 
 from partita.placement.capture.formats import read_problem
@@ -17,14 +16,7 @@ from partita.placement.capture.formats import read_problem
 
 @pytest.fixture(scope="module")
 def planner() -> ModuleType:
-    path = Path(__file__).parents[3] / "benchmarks" / "planner.py"
-    spec = importlib.util.spec_from_file_location("planner_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded("planner")
 
 
 @pytest.fixture
@@ -74,7 +66,9 @@ def test_every_graph_is_planned_scored_and_compared(
     options = argparse.Namespace(
         folder=folder, placement="both", devices=[2], budgets=[0.2], seed=0, scorer=None, synthetic=None
     )
-    rows = {(r["graph"], r["placement"]): r for r in planner._rows(options, SimpleNamespace(look_again=lambda *_: None))}
+    rows = {
+        (r["graph"], r["placement"]): r for r in planner._rows(options, SimpleNamespace(look_again=lambda *_: None))
+    }
     assert set(rows) == {("layers", "contiguous"), ("layers", "free"), ("chain", "contiguous")}
     for r in rows.values():
         assert r["feasible"], r

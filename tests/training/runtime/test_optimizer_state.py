@@ -201,7 +201,7 @@ def test_checkpoints_from_before_names_are_refused() -> None:
 
 
 def test_mutated_state_is_a_checkpoint_error() -> None:
-    """A value in a thousand places replaced by something else: refused with a sentence, or restored and able to step."""
+    """A value in a hundred places replaced by something else: refused with a sentence, or restored and able to step."""
     parameters = model()
     optimizer = two_groups(parameters)
     scheduler = SCHEDULERS["nested"](optimizer)
@@ -212,7 +212,7 @@ def test_mutated_state_is_a_checkpoint_error() -> None:
     odd: list[Any] = [None, -1, 1e300, "x", [], {}, [1, [2]], {"~tuple": 3}, {"~tensor": [1], "dtype": "load", "shape": [7]}, {"~number": "one"}, {"~dict": [[[1], 2]]}, True]  # fmt: skip
     shapes = [torch.ones(()), torch.ones(4), torch.ones(3, 2, dtype=torch.int64), torch.ones(0), torch.ones(2, 3, 1)]
     refused = 0
-    for _ in range(400):
+    for _ in range(120):
         other, others = copy.deepcopy(value), dict(tensors)
         if rng.random() < 0.3:
             key = str(rng.choice(list(others)))
@@ -231,7 +231,7 @@ def test_mutated_state_is_a_checkpoint_error() -> None:
             refused += bool(error.hint)
             continue
         step(fresh, again, s, 2)
-    assert refused > 150
+    assert refused > 40
 
 
 def mutate(value: Any, rng: np.random.Generator, odd: list[Any]) -> None:
