@@ -64,7 +64,7 @@ def test_every_graph_is_planned_scored_and_compared(
     folder: Path, planner: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = argparse.Namespace(
-        folder=folder, placement="both", devices=[2], budgets=[0.2], seed=0, scorer=None, synthetic=None
+        folder=folder, placement="both", devices=[2], budgets=[0.2], seed=0, rounds=1, scorer=None, synthetic=None
     )
     rows = {
         (r["graph"], r["placement"]): r for r in planner._rows(options, SimpleNamespace(look_again=lambda *_: None))
