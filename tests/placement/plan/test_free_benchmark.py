@@ -67,7 +67,7 @@ def test_every_graph_is_planned_scored_and_compared(
         folder=folder, placement="both", devices=[2], budgets=[0.2], seed=0, rounds=1, scorer=None, synthetic=None
     )
     rows = {
-        (r["graph"], r["placement"]): r for r in planner._rows(options, SimpleNamespace(look_again=lambda *_: None))
+        (r["graph"], r["placement"]): r for r in planner._rows(options, SimpleNamespace(look_again=lambda **_: None))
     }
     assert set(rows) == {("layers", "contiguous"), ("layers", "free"), ("chain", "contiguous")}
     for r in rows.values():
