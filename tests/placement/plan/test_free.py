@@ -407,3 +407,34 @@ def test_the_fast_makespan_is_the_simulators(problem: PlacementProblem, seed: in
     for order in (problem.graph.order, listed(facts, where)):
         plan = placement_plan(problem, where[model.atom_of], order)
         assert value_of(facts, where, order) == pytest.approx(simulated_s(problem, plan), rel=1e-12, abs=1e-15)
+
+
+def packed(held: list[float], room: float, devices: int) -> PlacementProblem:
+    """Tasks in a chain that all but fill the devices' memory."""
+    graph = TaskGraph.build(
+        "packed",
+        [Task(f"t{i}") for i in range(len(held))],
+        [(f"t{i}", 1.0, [f"t{i + 1}"]) for i in range(len(held) - 1)],
+    )
+    cluster = Cluster(tuple(Device(f"d{i}", "acc", room) for i in range(devices)))
+    costs = CostTable.given(("acc",), [[1.0]] * len(held), [0.1] * (len(held) - 1))
+    return PlacementProblem(graph, cluster, costs, np.array(held), "sum", frozenset({"acc"}))
+
+
+@pytest.mark.skipif(not exact.available(), reason="needs OR-tools")
+def test_what_fits_in_one_way_only_is_found() -> None:
+    file = plan_free(packed([9.0, 3.0, 9.0, 32.0, 7.0, 1.0, 24.0, 15.0, 9.0, 8.0, 2.0, 31.0], 50.0, 3), budget_s=0.1)
+    assert file.verdict.lower_bound_s > 0
+    with pytest.raises(Infeasible, match="no placement was found that fits"):
+        plan_free(packed([5.0, 5.0, 4.0], 7.0, 2), budget_s=0.1)
+
+
+@pytest.mark.skipif(not exact.available(), reason="needs OR-tools")
+def test_the_program_counts_fractions_of_a_byte() -> None:
+    """Rounded down to whole bytes, 2.5 beside 2.5 fits into 4: the program found that, and then nothing else."""
+    problem = packed([0.5, 2.5, 2.5, 0.5, 1.5], 4.0, 2)
+    model = load_model(problem)
+    best = min(model.value(np.array(w)) for w in itertools.product(range(2), repeat=5))
+    found = exact.improve(model, np.zeros(5, np.int64), range(2), limit_units=1.0, known_s=100.0).where
+    assert found is not None
+    assert model.value(found) == pytest.approx(best)

@@ -172,7 +172,9 @@ def _program(cp_model: Any, part: _Part, scale: float, ceiling: int) -> tuple[An
             for group, base in ((work, compute), (ins, pays * inward), (outs, pays * outward)):
                 program.add(_sum(cp_model, group) + base <= top)
         if np.isfinite(model.room_bytes[d]):
-            grain = min(1.0, MEMORY_GRAIN / max(1.0, float(model.room_bytes[d])))
+            grain = 2.0 ** np.floor(
+                np.log2(MEMORY_GRAIN / max(1.0, float(model.room_bytes[d])))
+            )  # exact for halves too
             held = [(x[a][d], int(model.memory_bytes[a] * grain)) for a in part.atoms if d in x[a]]
             program.add(_sum(cp_model, held) + int(part.held[d] * grain) <= int(model.room_bytes[d] * grain))
     program.minimize(top)

@@ -13,7 +13,7 @@ For throughput, a portfolio in rounds; in each, two threads work side by side an
 
 Large narrow graphs begin with the prices. Graphs of many parallel branches are too wide for them: a few devices at a time are
 re-optimised with the constraint program instead, and the proof is tried again at the end. It ends early when the bound meets
-the value. Without OR-tools both threads anneal where there would be a constraint program.
+the value. Where the first look meets nothing that fits, the constraint program looks for that first. Without OR-tools both threads anneal where there would be a constraint program.
 """
 
 from __future__ import annotations
@@ -41,7 +41,19 @@ from partita.placement.plan.free_links import free_over_unequal_links
 from partita.placement.plan.load import load_model
 from partita.placement.plan.makespan import plan_makespan
 from partita.placement.plan.min_cut import anchors, network
-from partita.placement.plan.portfolio import Search, anchored, annealed, filled, narrow, parts, priced, provable, proven
+from partita.placement.plan.portfolio import (
+    LARGEST_PROGRAM,
+    Search,
+    anchored,
+    annealed,
+    filled,
+    fitted,
+    narrow,
+    parts,
+    priced,
+    provable,
+    proven,
+)
 
 MOST_TO_PROVE = 200  #: atoms of a narrow graph up to which the constraint program is tried before the prices
 
@@ -101,6 +113,8 @@ def _throughput_plan(
 def portfolio(search: Search) -> None:
     """The rounds above."""
     search.round([annealed(search, search.base, 0.05)], [anchored(search, 0.025)])
+    if search.best is None and exact.available() and exact.size(search.model) <= LARGEST_PROGRAM:
+        search.round([fitted(search, 0.2)])
     for next_round in (_proof, _search, _finish):
         if not search.closed:
             next_round(search)

@@ -159,6 +159,27 @@ def anchored(search: Search, share: float) -> Job:
     return job
 
 
+def fitted(search: Search, share: float) -> Job:
+    """A job: the constraint program finds any placement that fits, where no other search met one."""
+    model, seed, units = search.model, search.seed, share * search.budget_s * PROGRAM_UNITS_PER_S
+    most = float(np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1).sum() + model.cost_s.sum())
+
+    def job() -> Finding:
+        limit = HARD * search.left_s
+        out = exact.improve(
+            model,
+            roomy(model),
+            range(model.devices),
+            limit_units=units,
+            limit_s=limit,
+            seed=seed,
+            known_s=2 * most or 1.0,
+        )
+        return Finding(out.where, "constraint program")
+
+    return job
+
+
 def provable(search: Search) -> bool:
     """Whether the whole can be written as a constraint program that has a chance."""
     known = search.best is not None and search.value_s > 0 and search.model.devices > 1

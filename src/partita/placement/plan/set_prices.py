@@ -118,6 +118,8 @@ class SetPrices:
                         return best
             else:
                 self.box *= 0.75
+            if all(met > limit_s for _, _, met in self.sets):
+                break  # all sets are above the limit, but some so little that it is not certain: prices are no help
             price, asked = self._duals(limit_s, self.price, self.box * self.reach)
             if price.sum() < min(1.0, best * (1 + 1e-4)) or self.box <= LEAST_BOX:
                 if not self._kinds:
@@ -157,7 +159,7 @@ class SetPrices:
         if spare <= 2 * ROUNDING:
             return 0.0
         for c, sweep in enumerate(self.sweeps):
-            asked = float(z[c]) * (1 + min(spare, 1.0) - ROUNDING)
+            asked = float(z[c]) * (1 + min(spare, 1.0)) * (1 - ROUNDING)
             above, work = limit_s * (1 + ROUNDING), self.model.work_s[:, c]
             z[c], sets, cells = sweep.best(work, self.price, above, asked, _buckets(sweep, 2), relaxed=True)
             self.sets += [(c, s, limit_s) for s in sets if self._load_s(s, c) <= limit_s]
