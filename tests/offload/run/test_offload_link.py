@@ -69,7 +69,8 @@ def test_a_paced_link_is_measured_and_kept_in_the_spans(server: str) -> None:
     assert_right(run.outputs, inputs)  # type: ignore[arg-type]
     spans = [t.uplink[1] - t.uplink[0] for t in run.times if t.uplink]
     size = run.times[0].sent_bytes
-    assert sum(spans) == pytest.approx(6 * size / 2e6, rel=0.3)
+    # never faster than the link; on a machine that others use too, later than it could be
+    assert 0.7 * 6 * size / 2e6 <= sum(spans) <= 2.5 * 6 * size / 2e6
     assert run.makespan_s > 6 * size / 2e6 * 0.8
 
 
