@@ -13,12 +13,13 @@ import numpy.typing as npt
 FlagArray = npt.NDArray[np.uint8]
 THREADS = 2  #: that search side by side
 SLACK = 2.0  #: budgets after which a search ends whose units are not spent: a processor half as fast as said
+FIXED_S = 1.0  #: of a thread, beside that: what calls cost that no unit counts, more than the smallest budgets
 TICK_S = 0.02
 
 
 def processor_limit_s(budget_s: float) -> float:
     """The processor seconds of all threads after which a search of this budget ends, whatever is left to do."""
-    return THREADS * SLACK * budget_s
+    return THREADS * (SLACK * budget_s + FIXED_S)
 
 
 @contextmanager
