@@ -88,6 +88,10 @@ def test_damaged_readings_are_refused(part: dict[str, object]) -> None:
         ({"alone": -1.0}, "alone is -1"),
         ({"pieces": [{"kind": "calls", "sizes": [4], "share": 0.0, "seconds": 1e-3}]}, "no share"),
         ({"pieces": [{"kind": "calls", "sizes": [0], "share": 1.0, "seconds": 1e-3}]}, "size 0"),
+        (
+            {"pieces": [{"kind": "product", "sizes": [1, 8], "share": 1.0, "seconds": 1e-3}]},
+            "has 2 sizes; .*'product' has 4",
+        ),
         ({"pieces": [{"kind": "song", "sizes": [1], "share": 1.0, "seconds": 1e-3}]}, "song"),
         ({"pieces": [{"kind": "calls", "sizes": [1], "share": 1.0, "seconds": 0.0}]}, "takes 0"),
     ],

@@ -1,12 +1,13 @@
 """Probing: the pieces are what the job calls, and short; shares are of the whole."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from partita.nouns.probe import ProbePiece
+from partita.nouns.probe import Probe, ProbePiece
 from partita.training.capture.model import capture
 from partita.training.probing import Prober, long_enough, pieces_of, shares_of, with_shares
 
@@ -45,6 +46,14 @@ def test_pieces_run_and_are_short(name: str) -> None:
     assert (name == "no product") == (len(kinds) == 2)
     prober = Prober(long_enough(pieces, CPU), CPU)
     assert 0 < sum(prober.read(5)) < 0.02
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_probe_of_any_model_is_read_back_from_its_file(name: str) -> None:
+    """A convolution without padding has a size of 0."""
+    model, shape = MODELS[name]
+    probe = Probe(tuple(replace(p, share=0.5, seconds=1e-3) for p in pieces_of(captured(model, *shape))))
+    assert Probe.from_json(probe.to_json(), "it") == probe
 
 
 def test_a_convolution_is_probed_with_its_own_channels_and_kernel() -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,10 @@ from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray
 from partita.records import lean, record
 
+#: Kind -> what each of its sizes is at least (`training.probing` names them); only a convolution's padding may be 0.
+LEAST_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"convolution": (*(1,) * 9, 0, 1), "product": (1,) * 4, "memory": (1,) * 2, "calls": (1,)}
+)
 RESTLESS = 0.5  #: readings of one device that vary by more than this share are not to be trusted
 
 
@@ -67,8 +72,7 @@ class Probe:
         for i, p in enumerate(self.pieces):
             faults += [] if 0 <= p.share <= 1 else [f"piece {i} has the share {p.share}"]
             faults += [] if 0 < p.seconds <= MOST_SECONDS else [f"piece {i} takes {p.seconds} s"]
-            bad = [n for n in p.sizes if not 1 <= n <= 1 << 24]
-            faults += [f"piece {i} has the size {bad[0]}"] if bad else []
+            faults += _size_faults(i, p)
         faults += [] if sum(p.share for p in self.pieces) > 0 else ["its pieces have no share"]
         numbers = {"core_share": self.core_share, "alone": self.alone}
         faults += [f"{n} is {v}" for n, v in numbers.items() if not 0 < v < math.inf]
@@ -159,6 +163,14 @@ class Readings:
     def read(path: str | Path) -> Readings:
         """The readings in a file."""
         return Readings.from_json(read_json(path, BadInput, "partita-readings"), str(path))
+
+
+def _size_faults(i: int, piece: ProbePiece) -> list[str]:
+    least = LEAST_SIZES[piece.kind]
+    if len(piece.sizes) != len(least):
+        return [f"piece {i} has {len(piece.sizes)} sizes; a piece of kind {piece.kind!r} has {len(least)}"]
+    bad = [n for n, low in zip(piece.sizes, least, strict=True) if not low <= n <= 1 << 24]
+    return [f"piece {i} has the size {bad[0]}"] if bad else []
 
 
 def scatter(values: FloatArray) -> float:
