@@ -23,6 +23,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.pipeline.run.loop import Comparison, check_rounds, compare_engines
+from partita.simulate.run_speed import RunSpeed, run_speed
 
 WARMUP = side_by_side.WARMUP  #: rounds of a block that are not counted
 
@@ -36,6 +37,9 @@ class Compared:
 
     blocks: list[Comparison] = field(default_factory=list)
     sides: list[list[side_by_side.Steps]] = field(default_factory=list)  #: [blocks][copies]; empty without copies
+    ran: list[RunSpeed | None] = field(
+        default_factory=list
+    )  #: [blocks] the pipeline's prediction at the speed of the run
 
     def steps(self, engine: str) -> list[float]:
         """Seconds of every counted step. [rounds]"""
@@ -73,20 +77,15 @@ class Compared:
         return {e: max(b.gradient_errors[e] for b in self.blocks) for e in self.blocks[0].gradient_errors}
 
     @property
-    def at_run_speed_s(self) -> dict[str, float | None]:
-        """What would have been predicted at the speed of the run, median of the blocks; empty where that is not known."""
-        known: dict[str, list[float]] = {}
-        for b in self.blocks:
-            given: Mapping[str, float | None] = getattr(
-                b, "predicted_at_run_speed_s", {}
-            )  # until every Comparison has it
-            for engine, value in given.items():
-                known.setdefault(engine, []).extend([] if value is None else [value])
-        return {e: statistics.median(v) if v else None for e, v in known.items()}
+    def at_run_speed_s(self) -> float | None:
+        """What would have been predicted for the pipeline at the speed of the run, median of the blocks; None where that is
+        not known."""
+        known = [r.step_s for r in self.ran if r]
+        return statistics.median(known) if known else None
 
     def foreseen(self, predicted_s: float) -> dict[str, tuple[Claim, Interval]]:
         """What is claimed of a prediction of the pipeline's step, and of the one at the speed of the run where it is known."""
-        steps, at_run_speed = self.steps("pipeline"), self.at_run_speed_s.get("pipeline")
+        steps, at_run_speed = self.steps("pipeline"), self.at_run_speed_s
         claims = {"prediction": (FORESEEN, over_median(predicted_s, steps))}
         if at_run_speed is not None:
             claims["prediction_at_run_speed"] = (FORESEEN_AT_RUN_SPEED, over_median(at_run_speed, steps))
@@ -99,7 +98,7 @@ class Compared:
             "cpu_s": [dict(b.cpu_s) for b in self.blocks],
             "load": [b.load for b in self.blocks],
             "side_by_side": [[{"wall_s": c.wall_s, "cpu_s": c.cpu_s} for c in block] for block in self.sides],
-            "predicted_at_run_speed_s": [dict(getattr(b, "predicted_at_run_speed_s", {})) for b in self.blocks],
+            "run_speed": [r.to_json() if r else None for r in self.ran],
         }
 
 
@@ -142,9 +141,11 @@ def compare_in_turn(
                     found.sides.append(side_by_side.turn(side, counted))
                     continue
                 names = order(engines, first_block + k)
-                found.blocks.append(
-                    compare_engines(file, source, settings, out, engines=names, rounds=counted + WARMUP, warmup=WARMUP)
+                block = compare_engines(
+                    file, source, settings, out, engines=names, rounds=counted + WARMUP, warmup=WARMUP
                 )
+                found.blocks.append(block)
+                found.ran.append(run_speed(file, block.readings.get("pipeline")))
     return found
 
 

@@ -10,6 +10,7 @@ turns, and in each turn the engines.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -59,7 +60,7 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
         for r in found[-len(files) :]:
             talk.say(
                 f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
-                f"{100 * r['error']:+.1f} %: {r['verdicts']['prediction']['verdict']}"
+                f"{100 * r['error']:+.1f} %, {100 * (r['error_at_run_speed'] or math.nan):+.1f} % at the run's speed"
             )
     return found
 
@@ -77,6 +78,7 @@ def in_turn(
                     rounds=counted + WARMUP, blocks=1, talk=talk, first_block=k,
                 )  # fmt: skip
             found[name].blocks.extend(block.blocks)
+            found[name].ran.extend(block.ran)
     return found
 
 
@@ -91,6 +93,7 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
         "predicted_at_run_speed_s": run.at_run_speed_s,
         "measured_step_s": measured,
         "error": predicted / measured - 1,
+        "error_at_run_speed": run.at_run_speed_s / measured - 1 if run.at_run_speed_s else None,
         "ratio_interval": {
             "predicted/pipeline": over_median(predicted, steps).ends,
             "single/pipeline": run.ratio("single", "pipeline").ends,
@@ -108,12 +111,15 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
 
 
 def text(found: list[Json]) -> str:
-    columns = [("model", "text"), ("plan", "text"), ("predicted", "s"), ("measured", "s"), ("error", "error"), ("one process", "s")]  # fmt: skip
-    keys = ("model", "plan", "predicted_step_s", "measured_step_s", "error", "single_step_s")
-    errors = sorted(abs(r["error"]) for r in found)
+    columns = [("model", "text"), ("plan", "text"), ("predicted", "s"), ("measured", "s"), ("error", "error"), ("at the run's speed", "error"), ("one process", "s")]  # fmt: skip
+    keys = ("model", "plan", "predicted_step_s", "measured_step_s", "error", "error_at_run_speed", "single_step_s")
     said: dict[str, Any] = {f"{r['model']}, {r['plan']}": r["verdicts"]["prediction"] for r in found}
     lines = [f"{name}: {line}" for name, line in zip(said, sentences(said).splitlines(), strict=True)]
-    end = f"median error {100 * statistics.median(errors):.1f} %, worst {100 * errors[-1]:.1f} %"
+    end = "\n".join(
+        f"median error{what} {100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %"
+        for what, key in (("", "error"), (" at the run's speed", "error_at_run_speed"))
+        if (errors := [abs(r[key]) for r in found if r[key] is not None])
+    )
     body = table(columns, [[r[k] for k in keys] for r in found])  # type: ignore[arg-type]
     return "\n".join([body, end, *lines, machine_line(found[0]["machine_record"])])
 

@@ -50,7 +50,7 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
             [percent(e, signed=True) for e in errors],
         ],
     )
-    at_run_speed = [(r.get("predicted_at_run_speed_s") or {}).get("pipeline") for r in rows]
+    at_run_speed = [r.get("predicted_at_run_speed_s") for r in rows]
     if any(at_run_speed):
         pairs = zip(at_run_speed, rows, strict=True)
         heads.append("error at the run's speed")

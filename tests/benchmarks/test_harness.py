@@ -13,6 +13,8 @@ from benchmark_scripts import loaded
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.simulate.run_speed import RunSpeed
+
 harness, engines, probe = loaded("harness"), loaded("engines"), loaded("machine_probe")
 side_by_side = loaded("side_by_side")
 
@@ -85,31 +87,28 @@ def test_copies_of_unequal_speed_count_by_what_they_do_together() -> None:
     assert 2 / side_by_side.step_s([1.0, 3.0]) == pytest.approx(1 / 1.0 + 1 / 3.0)
 
 
-def comparison(pipeline_s: float, at_run_speed_s: float | None) -> Any:
+def comparison(pipeline_s: float) -> Any:
     """A block of six rounds as `compare_engines` gives it."""
     step_s = {"single": [1.0] * 6, "pipeline": [pipeline_s] * 6, "torch": [0.6] * 6}
-    given = {"pipeline": at_run_speed_s, "single": None}
     return SimpleNamespace(
         step_s=step_s, cpu_s=step_s, gradient_errors={"pipeline": 0.1}, largest_loss_error=0.0, load=0.5,
-        predicted_at_run_speed_s=given,
     )  # fmt: skip
 
 
 def test_blocks_together_give_ratios_the_limit_and_the_prediction_at_run_speed() -> None:
     copies = [side_by_side.Steps([1.25] * 6, [1.0] * 6)] * 2
-    found = engines.Compared([comparison(0.5, 0.48), comparison(0.5, 0.52)], [copies, copies])
+    ran = [RunSpeed(s, 0.9 * s, 1.1 * s, (), 0.0) for s in (0.48, 0.52)]
+    found = engines.Compared([comparison(0.5), comparison(0.5)], [copies, copies], [*ran])
     assert found.ratio("single", "pipeline").ends == [2.0, 2.0]
     assert found.limit.value == pytest.approx(2 * 1.0 / 1.25)
-    assert found.at_run_speed_s == {"pipeline": pytest.approx(0.5), "single": None}
+    assert found.at_run_speed_s == pytest.approx(0.5)
     assert set(found.foreseen(0.5)) == {"prediction", "prediction_at_run_speed"}
     assert len(found.steps("torch")) == len(found.copies[0]) == 12
-    assert json.loads(json.dumps(found.raw()))["predicted_at_run_speed_s"][0]["pipeline"] == 0.48
+    assert json.loads(json.dumps(found.raw()))["run_speed"][0]["predicted_at_run_speed_s"] == 0.48
 
 
 def test_a_comparison_that_knows_no_run_speed_has_no_claim_about_it() -> None:
-    block = comparison(0.5, None)
-    del block.predicted_at_run_speed_s
-    found = engines.Compared([block])
-    assert found.at_run_speed_s == {}
+    found = engines.Compared([comparison(0.5)], ran=[None])
+    assert found.at_run_speed_s is None
     assert set(found.foreseen(0.5)) == {"prediction"}
     assert found.copies == []

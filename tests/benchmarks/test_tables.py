@@ -49,7 +49,7 @@ def test_a_result_with_intervals_limit_and_verdicts() -> None:
 def test_predictions_with_verdicts(said: str, shown: str) -> None:
     row = {
         "model": "vit", "plan": "best", "predicted_step_s": 0.4, "measured_step_s": 0.5, "load": 0.1,
-        "predicted_at_run_speed_s": {"pipeline": 0.49}, "ratio_interval": {"predicted/pipeline": [0.78, 0.83]},
+        "predicted_at_run_speed_s": 0.49, "ratio_interval": {"predicted/pipeline": [0.78, 0.83]},
         "verdicts": {"prediction": verdict(said)}, "machine_record": RECORD,
     }  # fmt: skip
     found = tables.prediction([row])

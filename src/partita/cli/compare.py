@@ -42,8 +42,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 def text(document: dict[str, Any]) -> str:
     one, two = document["names"]
-    known = {k: v for k, v in document.items() if k in Agreement.__dataclass_fields__}
-    return "\n\n".join([as_text(Agreement.from_json(known), (one, two)), *document.get("machine", ())])
+    return "\n\n".join([as_text(Agreement.from_json(document), (one, two)), *document.get("machine", ())])
 
 
 def _run_speed(folder: Path) -> RunSpeed | None:

@@ -19,7 +19,8 @@ from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
 from partita.page.text import draw, facts, percent, seconds, table
 from partita.simulate.lower import program_of
-from partita.simulate.simulator import durations, simulate
+from partita.simulate.predicted import durations_of
+from partita.simulate.simulator import simulate
 
 NOTICEABLE = 0.01  #: a change that brings less is said to bring nothing
 
@@ -62,7 +63,7 @@ def _bottleneck(file: PlanFile) -> dict[str, Any]:
             "drawing": bars(shown["table"], width),
         }
     program = program_of(file.problem, file.plan)
-    times = durations(program, file.graph, file.costs, file.cluster)
+    times = durations_of(file.problem, file.plan, program)
     timeline = simulate(program, times)
     busy = timeline.busy_share()
     name = max(busy, key=lambda n: busy[n])

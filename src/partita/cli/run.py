@@ -65,6 +65,11 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     _check(options)
     settings = settings_of(options)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if options.replan:
+            raise BadInput(
+                "--replan inside torchrun: every rank would have to plan alike",
+                hint="plan again before, with `partita measure` and `partita plan`",
+            )
         return _run_one_rank(options, settings, talk)
     from partita.nouns.metrics import read_metrics
     from partita.page.text import seconds
@@ -79,7 +84,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     check_folder(options.out)
     file = _plan(options, settings, talk)
     if options.replan:
-        file = _replanned(file, settings, talk)
+        file = _replanned(file, options, settings, talk)
     step_s = predicted(file.problem, file.plan).duration_s
     workers = len(getattr(file.plan, "devices", ()))
     talk.step(f"training on {workers} worker{'s' * (workers != 1)}, predicted {seconds(step_s)} a step")
@@ -156,7 +161,7 @@ def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> 
     return plan_pipeline(profile, allow_replicas=options.engine != "torch", allow_recompute=options.engine != "torch")
 
 
-def _replanned(file: PlanFile, settings: dict[str, str], talk: Talk) -> PlanFile:
+def _replanned(file: PlanFile, options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> PlanFile:
     """The plan, or a better one for the devices as fast as they are now. Raises BadInput for a plan that knows no probe."""
     from partita.nouns.pipeline_problem import PipelineProblem
     from partita.page.run_speed import device_changes, gain
@@ -167,7 +172,10 @@ def _replanned(file: PlanFile, settings: dict[str, str], talk: Talk) -> PlanFile
     if not isinstance(problem, PipelineProblem) or problem.probe is None:
         raise BadInput("--replan: the plan does not say how fast the devices were", hint="measure and plan again")
     talk.step("probing the devices")
-    speeds = speeds_now(problem, settings, tuple(d.name for d in problem.cluster.devices))
+    speeds = speeds_now(problem, options.job, settings)
+    if not speeds:
+        talk.say("   no device of the plan could be probed on this machine: the plan is taken as it is")
+        return file
     found = replanned(file, speeds)
     for line in [*device_changes(speeds), gain(found.old_s, found.new_s, found.worth_it)]:
         talk.say(f"   {line}")
@@ -229,7 +237,7 @@ def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str) -> dict[s
     measured = statistics.median(steps) if steps else None
     foreseen = predicted(file.problem, file.plan).duration_s
     there = engine == "pipeline" and (folder / "readings.json").exists()
-    ran = run_speed(file, Readings.read(folder / "readings.json").since(WARM_UP)) if there else None
+    ran = run_speed(file, Readings.read(folder / "readings.json")) if there else None
     return {
         "out": str(folder),
         "engine": engine,

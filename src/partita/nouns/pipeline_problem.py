@@ -13,7 +13,7 @@ from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
-from partita.nouns.pipeline_plan import Schedule
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule
 from partita.nouns.probe import Probe
 from partita.nouns.profile import Profile, Sample
 from partita.records import record
@@ -65,6 +65,13 @@ class PipelineProblem:
         sample = Sample(self.micro_batch_size, self.graph, self.costs, probe=self.probe)
         state = self.optimizer_bytes_per_parameter_byte
         return Profile(self.job, self.batch_size, (sample,), self.cluster, state, clips=self.clips)
+
+    def cluster_of(self, plan: PipelinePlan) -> Cluster:
+        """The machines as a plan finds them: a device that works alone is as fast as it is without company."""
+        if self.probe is None or len(plan.devices) > 1:
+            return self.cluster
+        faster = [replace(d, speed=d.speed * self.probe.alone) for d in self.cluster.devices]
+        return replace(self.cluster, devices=tuple(faster))
 
     def on(self, cluster: Cluster) -> PipelineProblem:
         """The same question for other machines."""

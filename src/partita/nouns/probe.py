@@ -27,6 +27,7 @@ from partita.records import lean, record
 LEAST_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"convolution": (*(1,) * 9, 0, 1), "product": (1,) * 4, "memory": (1,) * 2, "calls": (1,)}
 )
+AT_ONCE = 3  #: readings one after another, where they are taken between two pieces of work
 RESTLESS = 0.5  #: readings of one device that vary by more than this share are not to be trusted
 
 
@@ -46,7 +47,7 @@ class Probe:
 
     pieces: tuple[ProbePiece, ...]
     core_share: float = 1.0  #: of its core that the measuring process got
-    alone: float = 1.0  #: how much faster the measured device is while the others are idle
+    alone: float = 1.0  #: how much faster a device does the job's work while the others are idle
     spread: float = 0.0  #: standard deviation of single readings about their mean, as a share
 
     @property
@@ -157,6 +158,8 @@ class Readings:
             raise BadInput(f"{what}: {type(error).__name__}: {error}", hint="run again") from error
         if pieces.ndim != 3 or pieces.shape[:2] != share.shape or len(share) != len(readings.devices):
             raise BadInput(f"{what}: shapes {pieces.shape} and {share.shape} do not fit", hint="run again")
+        if (pieces <= 0).any() or (share <= 0).any() or np.isinf(pieces).any() or np.isinf(share).any():
+            raise BadInput(f"{what}: a time or a share that is not above 0, or has no end", hint="run again")
         return readings
 
     @staticmethod
@@ -188,13 +191,16 @@ def middle_mean(readings: FloatArray) -> FloatArray:
 
 
 def _closest(read: Sequence[int] | np.ndarray[Any, Any], steps: int, near: int) -> list[np.ndarray[Any, Any]]:
-    """[steps] of the steps that were read, the `near` closest to each.
+    """[steps] of the steps that were read, in their order, the `near` closest to each. O(steps near log near).
 
     >>> [c.tolist() for c in _closest(np.array([0, 3, 9]), 5, 2)]
     [[0, 3], [0, 3], [3, 0], [3, 0], [3, 0]]
     """
-    read = np.asarray(read)
-    return [read[np.argsort(np.abs(read - step), kind="stable")[:near]] for step in range(steps)]
+    read, found = np.asarray(read), []
+    for step, place in enumerate(np.searchsorted(read, np.arange(steps))):
+        about = read[max(0, place - near) : place + near]
+        found.append(about[np.argsort(np.abs(about - step), kind="stable")[:near]])
+    return found
 
 
 def _numbers(values: FloatArray) -> Any:

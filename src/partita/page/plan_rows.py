@@ -48,11 +48,12 @@ def stage_rows(file: PlanFile) -> list[StageRow]:
 
 
 def _row(file: PlanFile, k: int, stage: Stage, held: int) -> StageRow:
-    graph, device = file.graph, file.cluster.by_name[stage.devices[0]]
+    assert isinstance(file.problem, PipelineProblem)
+    assert isinstance(file.plan, PipelinePlan)
+    graph, device = file.graph, file.problem.cluster_of(file.plan).by_name[stage.devices[0]]
     seconds = file.costs.seconds[:, file.costs.column(device.kind)] / device.speed
     forward, backward = phase_seconds(file, stage, seconds)
     names = [graph.tasks[graph.index[t]].name or t for t in (stage.tasks[0], stage.tasks[-1])]
-    assert isinstance(file.problem, PipelineProblem)
     state = file.problem.optimizer_bytes_per_parameter_byte
     return StageRow(
         k, names[0], names[1], len(stage.tasks), stage.devices, forward, backward + (forward if stage.recompute else 0.0),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import GraphPlan, GraphProblem
+from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.lower import program_of
-from partita.simulate.simulator import durations, simulate
+from partita.simulate.simulator import Durations, durations, simulate
 
 
 def predicted(problem: GraphProblem, plan: GraphPlan) -> Timeline:
@@ -15,4 +18,12 @@ def predicted(problem: GraphProblem, plan: GraphPlan) -> Timeline:
     for each other in a circle.
     """
     program = program_of(problem, plan)
-    return simulate(program, durations(program, problem.graph, problem.costs, problem.cluster))
+    return simulate(program, durations_of(problem, plan, program))
+
+
+def durations_of(problem: GraphProblem, plan: GraphPlan, program: Program) -> Durations:
+    """What the instructions of a plan's program take."""
+    cluster = problem.cluster
+    if isinstance(problem, PipelineProblem) and isinstance(plan, PipelinePlan):
+        cluster = problem.cluster_of(plan)
+    return durations(program, problem.graph, problem.costs, cluster)

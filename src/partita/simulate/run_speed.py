@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from partita.errors import BadInput
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.probe import RESTLESS, Probe, Readings
+from partita.nouns.probe import RESTLESS, Readings
 from partita.simulate.lower import program_of
-from partita.simulate.simulator import Simulator, durations
+from partita.simulate.predicted import durations_of
+from partita.simulate.simulator import Simulator
 
 _STEPS = 200  #: simulated at most; of a longer run so many, evenly spread
 CHANGED = 0.1  #: a device's speed changed by less than this share is not worth a word
@@ -52,7 +54,7 @@ class RunSpeed:
     low_s: float  #: nine times out of ten the measured median lies from here
     high_s: float  #: to here
     devices: tuple[DeviceSpeed, ...]
-    spread: float  #: of single readings about their median, the larger of those taken in measuring and in the run
+    spread: float  #: of single readings about their mean, the larger of those taken in measuring and in the run
 
     @property
     def restless(self) -> bool:
@@ -68,22 +70,31 @@ class RunSpeed:
         return {
             "predicted_at_run_speed_s": self.step_s,
             "interval_at_run_speed_s": [self.low_s, self.high_s],
-            "devices_ran": [{"device": d.device, "planned": d.planned, "ran": d.ran} for d in self.devices],
+            "devices_ran": [
+                {"device": d.device, "planned": d.planned, "ran": d.ran if math.isfinite(d.ran) else None}
+                for d in self.devices
+            ],
         }
 
 
 def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
-    """The prediction at the speeds of a run; None where they are not known."""
+    """The prediction at the speeds of a run; None where they are not known. Raises BadInput for readings of another plan."""
     problem, plan = file.problem, file.plan
     if readings is None or not isinstance(problem, PipelineProblem) or not isinstance(plan, PipelinePlan):
         return None
     if problem.probe is None or any(d not in problem.cluster.by_name for d in readings.devices):
         return None
+    if readings.piece_s.shape[2] != len(problem.probe.pieces):
+        raise BadInput(
+            f"the run's readings are of {readings.piece_s.shape[2]} pieces, the plan's probe has {len(problem.probe.pieces)}",
+            hint="they belong to different plans: run again",
+        )
     speeds = readings.speeds(problem.probe)
     if not np.isfinite(speeds).any():
         return None
-    steps = steps_at_run_speed(problem, plan, problem.probe, readings)
-    planned = [problem.cluster.by_name[d].speed for d in readings.devices]
+    steps = steps_at_run_speed(problem, plan, readings.devices, speeds)
+    cluster = problem.cluster_of(plan)
+    planned = [cluster.by_name[d].speed for d in readings.devices]
     devices = tuple(
         DeviceSpeed(d, p, float(r)) for d, p, r in zip(readings.devices, planned, _medians(speeds), strict=True)
     )
@@ -92,27 +103,30 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
     return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, max(spread, problem.probe.spread))
 
 
-def steps_at_run_speed(problem: PipelineProblem, plan: PipelinePlan, probe: Probe, readings: Readings) -> FloatArray:
-    """[steps] seconds of each step that was run, as the simulator predicts them at the speeds that the devices had in it.
+def steps_at_run_speed(
+    problem: PipelineProblem, plan: PipelinePlan, devices: tuple[str, ...], speeds: FloatArray
+) -> FloatArray:
+    """[steps] seconds of each step that was run, as the simulator predicts them at the speeds [devices, steps] that the devices
+    had in it; nan where that is not known: then as it was planned. Of many steps _STEPS, evenly spread.
 
     Computing and handling messages go as fast as the device; links are taken to be as they were measured. O(steps x instructions).
     """
     program = program_of(problem, plan)
-    given = durations(program, problem.graph, problem.costs, problem.cluster)
-    ran = readings.speeds(probe)
-    ran = ran[:, np.unique(np.linspace(0, ran.shape[1] - 1, _STEPS).astype(int))]
+    given, cluster = durations_of(problem, plan, program), problem.cluster_of(plan)
+    ran = speeds[:, np.unique(np.linspace(0, speeds.shape[1] - 1, _STEPS).astype(int))]
     slower = np.ones((ran.shape[1], len(program.queues)))
-    for device, speeds in zip(readings.devices, ran, strict=True):
-        planned = problem.cluster.by_name[device].speed
-        slower[:, program.queues.index(device)] = np.where(np.isfinite(speeds), planned / speeds, 1.0)
+    for device, row in zip(devices, ran, strict=True):
+        planned = cluster.by_name[device].speed
+        slower[:, program.queues.index(device)] = np.where(np.isfinite(row), planned / row, 1.0)
     return Simulator(program).evaluate_many(given.busy_s * slower[:, program.queue], given.lag_s)
 
 
 def as_they_ran(problem: PipelineProblem, devices: tuple[DeviceSpeed, ...]) -> Cluster:
-    """The problem's cluster with the devices at the speeds at which they ran."""
-    ran = {d.device: d.ran for d in devices if math.isfinite(d.ran)}
+    """The problem's cluster with the devices as much faster or slower as they ran."""
+    change = {d.device: d.change for d in devices if math.isfinite(d.ran)}
     return replace(
-        problem.cluster, devices=tuple(replace(d, speed=ran.get(d.name, d.speed)) for d in problem.cluster.devices)
+        problem.cluster,
+        devices=tuple(replace(d, speed=d.speed * change.get(d.name, 1.0)) for d in problem.cluster.devices),
     )
 
 

@@ -17,6 +17,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.pipeline_problem import Wish
+from partita.nouns.probe import Probe, ProbePiece
 from partita.nouns.profile import Profile, Sample
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.planner import plan_pipeline
@@ -61,7 +62,7 @@ def problem(seed: int) -> tuple[Profile, Wishes]:
     if len(kinds) > 1 and some(0.3):
         seconds[lot.integers(0, 2 * n), lot.integers(0, 2)] = math.inf
     cluster = _cluster(lot, m, kinds, some(0.5))
-    given, batch = some(0.3), int(lot.choice([2, 3, 4]))
+    given, batch, alone = some(0.3), int(lot.choice([2, 3, 4])), float(lot.choice([1.0, 1.0, 1.5]))
     samples = []
     for micro in sorted({int(x) for x in lot.choice([1, 2, batch], int(lot.integers(1, 3)))}, reverse=True):
         graph = _graph(
@@ -70,7 +71,8 @@ def problem(seed: int) -> tuple[Profile, Wishes]:
         there = lot.integers(0, 9, len(graph.producer)).astype(float)
         transfer = np.where(lot.random(len(there)) < 0.7, there, math.nan) if given else np.full(len(there), math.nan)
         scaled = seconds * np.where(np.arange(len(seconds)) < 2 * n, micro, 1)[:, None]
-        samples.append(Sample(micro, graph, CostTable.given(kinds, scaled, transfer)))
+        probe = Probe((ProbePiece("calls", (1,), 1.0, 1e-3),), alone=alone)
+        samples.append(Sample(micro, graph, CostTable.given(kinds, scaled, transfer), probe=probe))
     profile = Profile("job.py:job", batch, tuple(samples), cluster, float(lot.choice([0.0, 1.0, 2.0])))
     return profile, _wishes(lot)
 
@@ -212,6 +214,9 @@ def memory(profile: Profile, graph: TaskGraph, tasks: tuple[str, ...], held: int
 def simulated(plan: PipelinePlan, sample: Sample, cluster: Cluster) -> float:
     """Seconds of its step; inf where a task cannot run on its device."""
     program = lower(sample.graph, cluster, plan)
+    if len(plan.devices) == 1 and sample.probe:
+        devices = tuple(dataclasses.replace(d, speed=d.speed * sample.probe.alone) for d in cluster.devices)
+        cluster = dataclasses.replace(cluster, devices=devices)
     try:
         _, end = times(program, durations(program, sample.graph, sample.costs, cluster))
     except PlanError:

@@ -147,7 +147,8 @@ class Bench:
         }
         moves |= {(name, -1, -1): (0.0, size) for name, size in self._sums(chain).items()}
         values = np.zeros((3 * len(at) + len(moves) + 1, 2))
-        values[: 3 * len(at), 0] = np.concatenate([forward, backward + forward * again, update])
+        faster = self.sample.probe.alone if self.sample.probe and len(at) == 1 else 1.0
+        values[: 3 * len(at), 0] = np.concatenate([forward, backward + forward * again, update]) / faster
         values[3 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
         return tuple(moves), values
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from partita.nouns.graph import FloatArray
 from partita.nouns.profile import Sample
+from partita.pipeline.plan.bench import Bench
 from partita.pipeline.plan.lower_bound import BoundProblem, Market, least_step, waits
 from partita.pipeline.plan.pipeline_task import MOST_STATES, PipelineTask
 from partita.pipeline.plan.stage_costs import StageCosts, class_times, stage_costs, wires
@@ -55,8 +56,18 @@ def lower_bound(task: PipelineTask) -> tuple[float, str]:
     least = math.inf
     # the one likely to decide comes first: of the others it is only asked whether they are above it
     for bench in sorted(task.benches, key=lambda b: b.costs.micro_batches * task.unit_seconds(b.sample).sum()):
-        least = min(least, _of_sample(task, bench.sample, least))
+        least = min(least, _of_sample(task, bench.sample, least), _without_company(task, bench))
     return least, how
+
+
+def _without_company(task: PipelineTask, bench: Bench) -> float:
+    """Seconds of a step on the device on which one is shortest, where it is alone; inf where company costs nothing, and
+    where one device is not asked for."""
+    probe, columns = bench.sample.probe, class_times(bench.sample.costs, task.all_types)
+    if probe is None or probe.alone <= 1 or task.wish.stages not in (None, 1):
+        return math.inf
+    times = np.array([bench.costs.micro_batches if t.phase != "update" else 1 for t in bench.costs.graph.tasks])
+    return float((times @ columns).min() / probe.alone)
 
 
 def _of_sample(task: PipelineTask, sample: Sample, enough: float) -> float:

@@ -15,11 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from partita.errors import BadInput, Infeasible, PlanError
 from partita.nouns.pipeline_plan import PipelinePlan
-from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
 from partita.nouns.profile import Profile
@@ -103,14 +100,6 @@ def compare_engines(
     return Comparison(value["step_s"], value["cpu_s"], value["losses"], value["gradient_errors"], load, readings)
 
 
-def single_at_run_speed(file: PlanFile, predicted_s: float | None, readings: Readings | None) -> float | None:
-    """The same for one process, which was predicted to take so long on the measured device."""
-    problem = file.problem
-    if predicted_s is None or readings is None or not isinstance(problem, PipelineProblem) or problem.probe is None:
-        return None
-    return float(np.median(predicted_s / readings.speeds(problem.probe)[0]))
-
-
 def train(
     file: PlanFile,
     job: str,
@@ -129,8 +118,8 @@ def train(
     """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with."""
     with _held(out):
         folder = prepared(out, file)
-        if not resume:
-            (folder / "metrics.jsonl").unlink(missing_ok=True)
+        for name in ("readings.json", *([] if resume else ["metrics.jsonl"])):
+            (folder / name).unlink(missing_ok=True)
         spec = training_spec(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
             resume=resume, threads=threads, timeout_s=timeout_s,

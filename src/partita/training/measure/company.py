@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ import numpy as np
 from partita.errors import BadInput
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
-from partita.nouns.probe import ProbePiece
+from partita.nouns.probe import AT_ONCE, ProbePiece
 from partita.records import lean, record
 from partita.spawn import Process, end, parent_is_gone, spawn, threads_env
 
-_AT_ONCE = 3  #: readings of the probe after every step
 _PATIENCE_S = 30.0  #: for a companion to get ready; without it the measurement goes on alone
 
 
@@ -50,13 +50,30 @@ class Company:
     """The other devices at work."""
 
     logs: Mapping[str, Path]  #: device -> what its companion writes down, a line a step
+    workers: Sequence[Process] = ()
+    sleeps: list[tuple[float, float]] = field(default_factory=list)  #: (begin, end), in order
+
+    @contextlib.contextmanager
+    def asleep(self) -> Iterator[None]:
+        """The other devices idle, for a while."""
+        began = time.monotonic()
+        _tell(self.workers, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _tell(self.workers, signal.SIGCONT)
+            self.sleeps.append((began, time.monotonic()))
 
     def steps(self, device: str, since: float) -> FloatArray:
-        """[steps, 3 + pieces] of a device since a moment of the monotonic clock: when the step ended, its CPU seconds, its
-        seconds, and CPU seconds of each piece of the probe."""
+        """[steps, 3 + pieces] of a device since a moment of the monotonic clock, without those during which it slept: when the
+        step ended, its CPU seconds, its seconds, and CPU seconds of each piece of the probe."""
         lines = self.logs[device].read_text().splitlines() if self.logs[device].exists() else []
         rows = [[float(x) for x in line.split()] for line in lines[:-1]]  # the last one may be half a line
-        return np.array([r for r in rows if r[0] >= since]).reshape(-1, len(rows[0]) if rows else 3)
+        found = np.array([r for r in rows if r[0] >= since]).reshape(-1, len(rows[0]) if rows else 3)
+        begin, end = np.array(self.sleeps).reshape(-1, 2).T
+        ended, read_s = found[:, 0], AT_ONCE * found[:, 3:].sum(axis=1)  # the probe is read after the step
+        slept = np.searchsorted(begin, ended + read_s) > np.searchsorted(end, ended - found[:, 2])
+        return np.asarray(found[~slept])
 
 
 @contextlib.contextmanager
@@ -76,7 +93,7 @@ def company(
         workers = [_start(logs[d.name].with_suffix(".json"), {**spec, "cores": d.cores}) for d in others]
         try:
             _wait_ready(list(logs.values()), workers)
-            yield Company(logs)
+            yield Company(logs, workers)
         finally:
             end(workers)
 
@@ -84,6 +101,12 @@ def company(
 def _start(told: Path, spec: Mapping[str, object]) -> Process:
     told.write_text(json.dumps({**spec, "log": str(told.with_suffix(".log"))}))
     return spawn("partita.training.measure.company", told, env=threads_env(1))
+
+
+def _tell(workers: Sequence[Process], what: signal.Signals) -> None:
+    for w in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(w.pid, what)
 
 
 def _wait_ready(files: Sequence[Path], workers: Sequence[Process]) -> None:
@@ -113,7 +136,7 @@ def _keep_busy(spec: Mapping[str, Any]) -> None:
             began, worked = time.monotonic(), time.thread_time()
             job.loss(call(model, inputs), target).backward()  # type: ignore[no-untyped-call]
             ended, work = time.monotonic(), time.thread_time() - worked
-            print(ended, work, ended - began, *prober.read(_AT_ONCE), file=log)
+            print(ended, work, ended - began, *prober.read(AT_ONCE), file=log)
 
 
 if __name__ == "__main__":

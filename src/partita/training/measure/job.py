@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from partita.memory import keep_freed_memory
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable, Estimate
 from partita.nouns.graph import TaskGraph
-from partita.nouns.probe import Probe, ProbePiece, middle_mean
+from partita.nouns.probe import AT_ONCE, Probe, ProbePiece, middle_mean
 from partita.nouns.profile import Profile, Sample
 from partita.page.machine import machine_facts
 from partita.training.capture.model import Captured, capture
@@ -31,7 +31,7 @@ from partita.training.measure.tasks import SECONDS, TaskTimes, estimates, time_t
 from partita.training.probing import Prober, call_seconds, long_enough, pieces_of, shares_of, with_shares
 
 Progress = Callable[[str, int, int], None]
-_AT_ONCE = 3  #: readings of the probe after every third of a pass
+Asleep = Callable[[], AbstractContextManager[None]]
 
 
 def measure_job(
@@ -59,10 +59,9 @@ def measure_job(
     total = batch_size(batch)
     wanted = _sizes(total, sizes or job.micro_batch_sizes)
     device = torch.device(local[0].name) if local[0].kind == "cuda" else torch.device("cpu")
-    measuring = _Measuring(job, model, batch, device, local[0].kind)
     steps = len(wanted) + 1
     with pinned(local[0]):
-        measuring.take_alone(wanted[0])
+        measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[0])
     others = [d for d in local[1:] if d.cores != local[0].cores]
     with company(source, settings or {}, others, wanted[0], measuring.pieces) as busy, pinned(local[0]):
         ready = time.monotonic()
@@ -71,7 +70,7 @@ def measure_job(
             left = budget_s - (time.monotonic() - ready)
             if measuring.samples and not sizes and left < _cost_of(measuring.samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
-            measuring.take(size, max(left, 0.0) / (len(wanted) - i))
+            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep)
         read = {name: busy.steps(name, ready) for name in busy.logs}
     samples = measuring.samples
     progress("measuring tasks", steps - 1, steps)
@@ -97,29 +96,24 @@ def measure_job(
 class _Measuring:
     """A job being measured on one device, a micro-batch size at a time."""
 
-    def __init__(self, job: TrainingJob, model: nn.Module, batch: Batch, device: torch.device, kind: str) -> None:
+    def __init__(
+        self, job: TrainingJob, model: nn.Module, batch: Batch, device: torch.device, kind: str, smallest: int
+    ) -> None:
+        """The probe's pieces are chosen at the smallest size."""
         self._job, self._model, self._batch, self._device, self._kind = job, model, batch, device, kind
         self.samples: list[Sample] = []
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
-        self.pieces: tuple[ProbePiece, ...] = ()
         self.optimizer_bytes_per_parameter_byte = 0.0
-        self._alone_s = math.nan
+        self._smallest = self._captured(smallest)
+        self.pieces: tuple[ProbePiece, ...] = long_enough(pieces_of(self._smallest), device)
+        self._prober = Prober(self.pieces, device)
 
-    def take_alone(self, size: int) -> None:
-        """Time the model at a size while the other devices are idle."""
-        captured = self._captured(size)
-        self.pieces = long_enough(pieces_of(captured), self._device)
-        self._prober = Prober(self.pieces, self._device)
-        self._alone_s = _whole_s(self._times(captured, size, budget_s=0.0))
-        self.readings.clear()
-
-    def take(self, size: int, budget_s: float) -> None:
-        """Measure at a size, in company; the first one has been taken alone, too."""
-        captured, first = self._captured(size), len(self.readings)
-        times = self._times(captured, size, budget_s)
-        alone = (
-            self.samples[0].probe.alone if self.samples and self.samples[0].probe else _whole_s(times) / self._alone_s
-        )
+    def take(self, size: int, budget_s: float, asleep: Asleep) -> None:
+        """Measure at a size, in company; inside `asleep()` without."""
+        captured = self._captured(size) if self.samples else self._smallest
+        first = len(self.readings)
+        times = self._times(captured, size, budget_s, asleep)
+        alone = max(1.0, float(np.median(times.alone) / np.median(times.lone)))
         sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
         own = np.array(self.readings[first:])
         call_s = call_seconds(self.pieces, middle_mean(own[:, 1:]).tolist())
@@ -131,7 +125,7 @@ class _Measuring:
         part = next(micro_batches(self._batch, size))
         return capture(self._model, self._job.loss, part, precision=self._job.precision(torch.device("cpu")))
 
-    def _times(self, captured: Captured, size: int, budget_s: float) -> TaskTimes:
+    def _times(self, captured: Captured, size: int, budget_s: float, asleep: Asleep) -> TaskTimes:
         return time_tasks(
             captured,
             self._model,
@@ -140,13 +134,9 @@ class _Measuring:
             self._device,
             budget_s=budget_s,
             precision=self._job.precision(self._device),
-            between=lambda: self.readings.append((time.monotonic(), *self._prober.read(_AT_ONCE))),
+            between=lambda: self.readings.append((time.monotonic(), *self._prober.read(AT_ONCE))),
+            asleep=asleep,
         )
-
-
-def _whole_s(times: TaskTimes) -> float:
-    """Forward and backward of one micro-batch, at the share of the core that there was."""
-    return float(np.median(times.alone)) / times.core_share
 
 
 def probe_of(samples: Sequence[Sample]) -> Probe:

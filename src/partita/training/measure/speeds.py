@@ -28,11 +28,16 @@ def job_probe(pieces: Sequence[ProbePiece], own: FloatArray, core_share: float, 
     return replace(probe, spread=scatter(probe.slowness(own[:, 1:])))
 
 
+def speed_of(probe: Probe, rows: FloatArray) -> float:
+    """Speed of a device by what its companion wrote down: `rows` [steps, 3 + pieces], the moment when a step had ended, its
+    CPU seconds, its seconds, and the pieces'. At least one row."""
+    return float(probe.speed(middle_mean(rows[:, 3:]), np.array(rows[:, 1].sum() / rows[:, 2].sum())))
+
+
 def relative_speed(probe: Probe, own: FloatArray, other: FloatArray) -> float:
     """Speed of another device, the measured one's being 1; exactly 1 where the readings do not tell them apart.
 
-    `own` [readings, 1 + pieces]; `other` [steps, 3 + pieces]: when a step had ended, its CPU seconds, its seconds, and the
-    pieces'.
+    `own` [readings, 1 + pieces]; `other` [steps, 3 + pieces] as in `speed_of`.
     """
     begin, end = max(own[0, 0], other[0, 0]), min(own[-1, 0], other[-1, 0])
     edges = np.linspace(begin, end, _SPANS + 1)
@@ -40,12 +45,8 @@ def relative_speed(probe: Probe, own: FloatArray, other: FloatArray) -> float:
     for low, high in pairwise(edges.tolist()):
         mine, its = (rows[(rows[:, 0] >= low) & (rows[:, 0] <= high)] for rows in (own, other))
         if len(mine) and len(its):
-            share = its[:, 1].sum() / its[:, 2].sum()
-            speeds = [
-                probe.speed(middle_mean(r), np.array(s))
-                for r, s in ((its[:, 3:], share), (mine[:, 1:], probe.core_share))
-            ]
-            ratios.append(float(np.log(speeds[0] / speeds[1])))
+            measured = probe.speed(middle_mean(mine[:, 1:]), np.array(probe.core_share))
+            ratios.append(float(np.log(speed_of(probe, its) / measured)))
     if len(ratios) < 2:
         return 1.0
     middle, error = float(np.median(ratios)), float(np.std(ratios, ddof=1) / np.sqrt(len(ratios)))

@@ -32,7 +32,16 @@ Result = TypeVar("Result")
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
-SECONDS = ("forward", "backward", "whole_forward", "whole_backward", "alone", "weights", "update")  #: of TaskTimes
+SECONDS = (
+    "forward",
+    "backward",
+    "whole_forward",
+    "whole_backward",
+    "alone",
+    "lone",
+    "weights",
+    "update",
+)  #: of TaskTimes
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class TaskTimes:
     whole_forward: FloatArray  #: [passes] with another micro-batch in flight
     whole_backward: FloatArray  #: [passes] likewise
     alone: FloatArray  #: [passes] forward and backward of one micro-batch, nothing else in flight
+    lone: FloatArray  #: [passes] the same while the other devices were idle
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
@@ -64,9 +74,10 @@ def time_tasks(
     most: int = 40,
     precision: Precision = contextlib.nullcontext,
     between: Callable[[], None] = lambda: None,
+    asleep: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> TaskTimes:
     """Passes over all tasks until the budget is spent, at least `least` and at most `most`, forwards inside `precision()`;
-    `between` is called after every third of one.
+    `between` is called after every third of one; inside `asleep()` the other devices are idle.
 
     The model stays as it was.
     """
@@ -77,6 +88,7 @@ def time_tasks(
     passes: list[tuple[FloatArray, FloatArray]] = []
     weights: list[FloatArray] = []
     wholes: list[tuple[float, float, float, float]] = []
+    lone: list[float] = []
     began, worked = time.perf_counter(), runner.now()
     while len(passes) < least or (len(passes) < most and time.perf_counter() - began < budget_s):
         passes.append(runner.one_pass())
@@ -85,6 +97,8 @@ def time_tasks(
         between()
         wholes.append(runner.whole_pass())
         between()
+        with asleep():
+            lone.append(runner.lone_pass())
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
     forward, backward, alone, update = np.array(wholes).T
     by_task = [np.array(times) for times in zip(*passes, strict=True)]
@@ -96,6 +110,7 @@ def time_tasks(
         forward,
         backward,
         alone,
+        np.array(lone),
         np.array(weights),
         update,
         runner.optimizer_bytes_per_parameter_byte,
@@ -260,9 +275,13 @@ class _Runner:
         backward, _ = self._timed(whole.backward, 0, [], 1.0)
         whole.backward(1, [], 1.0)
         update, _ = self._timed(self._optimizer.step)
-        first, _ = self._timed(whole.forward, 0, leaves, {}, 0)
-        last, _ = self._timed(whole.backward, 0, [], 1.0)
-        return forward, backward, first + last, update
+        return forward, backward, self.lone_pass(), update
+
+    def lone_pass(self) -> float:
+        """Seconds of the whole model's forward and backward with nothing else in flight."""
+        forward, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
+        backward, _ = self._timed(self._whole.backward, 0, [], 1.0)
+        return forward + backward
 
     @property
     def optimizer_bytes_per_parameter_byte(self) -> float:

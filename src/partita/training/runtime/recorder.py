@@ -7,12 +7,11 @@ import math
 import numpy as np
 import torch
 
-from partita.nouns.probe import Probe, Readings
+from partita.nouns.probe import AT_ONCE, Probe, Readings
 from partita.training.probing import MOST, Prober
 from partita.training.runtime.checkpoint import gather_tensors
 
 _PART = 0.01  #: of a step's time that may be spent on reading the probe after it
-_AT_ONCE = 3  #: readings that a run may take before it has earned them, so that a short one has some
 
 
 class Recorder:
@@ -21,7 +20,7 @@ class Recorder:
     def __init__(self, probe: Probe, device: torch.device) -> None:
         self._probe, self._prober = probe, Prober(probe.pieces, device)
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of each piece
-        self._saved_s = _AT_ONCE * probe.seconds
+        self._saved_s = AT_ONCE * probe.seconds  # a short run takes some before it has earned them
 
     def after(self, step_s: float, core_share: float) -> None:
         """Note a step: what it had of its core, and as many readings as time has been saved up for. The ranks' steps are

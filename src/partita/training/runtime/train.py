@@ -70,7 +70,7 @@ def train(session: Session) -> Progress:
             write_timeline(session, engine.program_of(full), engine.numbers_of(full), traces, cpu_s)
         readings = gathered(recorder, session.assignment.world, rank)
         if readings:
-            readings.write(Path(spec.out) / "readings.json")
+            readings.since(spec.warmup).write(Path(spec.out) / "readings.json")
     return progress
 
 
