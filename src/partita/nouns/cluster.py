@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Device:
     speed: float = 1.0  #: a task takes its kind's time divided by this
     host: str = "localhost"
     cores: tuple[int, ...] = ()  #: CPU cores its worker is pinned to; empty: not pinned
+    instruction_s: float = 0.0  #: that a call of a stage's forward or backward takes whatever it holds, at speed 1
+    step_s: float = 0.0  #: that comes once a step, at speed 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Link:
     medium: str = ""  #: links that name one medium share it; empty: this direction has its own
     fair: bool = False  #: transfers on the medium share its rate; otherwise they are served in order
     message_s: float = 0.0  #: time that receiving a message takes of the receiving *device*
+    send_s: float = 0.0  #: that posting it takes of the sending one
     sum_s_per_byte: float = 0.0  #: of gradients summed over devices: copying and adding, for every byte sent
 
     @property
@@ -97,8 +100,7 @@ class Cluster:
         found = self._links.get((source, target))
         if found is not None:
             return found
-        d = self.default_link
-        return Link(source, target, d.rate_bytes_per_s, d.latency_s, d.medium, d.fair, d.message_s, d.sum_s_per_byte)
+        return replace(self.default_link, source=source, target=target)
 
     @cached_property
     def _rates(self) -> set[float]:
@@ -175,6 +177,11 @@ class Cluster:
                 for w, v in (("speed", d.speed), ("memory_bytes", d.memory_bytes))
                 if not v > 0 or (w == "speed" and math.isinf(v))
             ]
+            faults += [
+                f"device {d.name!r} has {w} = {v}"
+                for w, v in (("instruction_s", d.instruction_s), ("step_s", d.step_s))
+                if not (v >= 0 and math.isfinite(v))
+            ]
         for k in (*self.links, self.default_link):
             default = k is self.default_link
             where = "the default link" if default else f"link {k.source}->{k.target}"
@@ -185,7 +192,7 @@ class Cluster:
             ]
             if not k.rate_bytes_per_s > 0:
                 faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
-            seconds = {w: getattr(k, w) for w in ("latency_s", "message_s", "sum_s_per_byte")}
+            seconds = {w: getattr(k, w) for w in ("latency_s", "message_s", "send_s", "sum_s_per_byte")}
             faults += [f"{where} has {w} = {v}" for w, v in seconds.items() if not (v >= 0 and math.isfinite(v))]
             if k.medium in names:
                 faults.append(f"{where} shares the medium {k.medium!r}, which is the name of a device")

@@ -30,6 +30,7 @@ from partita.simulate.boundaries import gradient_sums
 from partita.simulate.lower import lower
 from partita.simulate.lower_placement import task_order
 from partita.simulate.makespan import Facts, Scratch, facts_of, makespan, scratch
+from partita.simulate.overheads import begin_s, call_s
 from partita.simulate.predicted import predicted
 from partita.simulate.readings import Bools, Crossings, Readings, crossings, forward_readings, messages
 from partita.simulate.simulator import durations
@@ -81,7 +82,7 @@ class Evaluator:
 def _evaluates(problem: PipelineProblem | PlacementProblem) -> _Placements | _Pipelines:
     if isinstance(problem, PlacementProblem):
         return _Placements(problem)
-    return _Pipelines(problem.graph, problem.cluster, problem.costs, problem.clips)
+    return _Pipelines(problem, problem.graph, problem.cluster, problem.costs, problem.clips)
 
 
 def _expect(plan: GraphPlan, kind: str, graph: TaskGraph) -> None:
@@ -135,6 +136,7 @@ class _Placements:
 
 @dataclass(frozen=True, eq=False)
 class _Pipelines:
+    problem: PipelineProblem
     graph: TaskGraph
     cluster: Cluster
     costs: CostTable
@@ -200,13 +202,15 @@ class _Pipelines:
         total = np.array([[np.bincount(at + 1, row, stages + 1)[1:] for row in part] for part in self._parts_s])
         again = np.array([s.recompute for s in plan.stages]) & trains
         total[1:3, :, again] += total[0, :, again].T
+        cluster = self.problem.cluster_of(plan)
         for r, name in enumerate(plan.devices):
-            device = self.cluster.by_name[name]
-            own = total[:, self.costs.column(device.kind)] / device.speed
+            device = cluster.by_name[name]
+            own, call = total[:, self.costs.column(device.kind)] / device.speed, call_s(device, stages)
             for k in plan.stages_of(name):
                 for part, seconds in zip(PARTS[:-1], own[:-1, k].tolist(), strict=True):
-                    yield (part, k, r), (seconds, 0.0)
-            yield ("update", -1, r), (float(own[-1, list(plan.stages_of(name))].sum()), 0.0)
+                    yield (part, k, r), (seconds + call, 0.0)
+            update = float(own[-1, list(plan.stages_of(name))].sum())
+            yield ("update", -1, r), (update + begin_s(device, len(plan.devices)), 0.0)
 
     def _moves(self, plan: PipelinePlan, at: IntArray) -> Iterator[tuple[Key, tuple[float, float]]]:
         """Messages from stage to stage, and sums of gradients."""

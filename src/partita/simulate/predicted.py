@@ -8,6 +8,7 @@ from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.lower import program_of
+from partita.simulate.overheads import overheads
 from partita.simulate.simulator import Durations, durations, simulate
 
 
@@ -22,8 +23,9 @@ def predicted(problem: GraphProblem, plan: GraphPlan) -> Timeline:
 
 
 def durations_of(problem: GraphProblem, plan: GraphPlan, program: Program) -> Durations:
-    """What the instructions of a plan's program take."""
-    cluster = problem.cluster
-    if isinstance(problem, PipelineProblem) and isinstance(plan, PipelinePlan):
-        cluster = problem.cluster_of(plan)
-    return durations(program, problem.graph, problem.costs, cluster)
+    """What the instructions of a plan's program take; those of a pipeline with what they cost beside their tasks."""
+    if not isinstance(problem, PipelineProblem) or not isinstance(plan, PipelinePlan):
+        return durations(program, problem.graph, problem.costs, problem.cluster)
+    cluster = problem.cluster_of(plan)
+    known = durations(program, problem.graph, problem.costs, cluster)
+    return Durations(known.busy_s + overheads(program, cluster), known.lag_s)

@@ -16,6 +16,7 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Op, Piece, Program
 from partita.simulate.exchange import ring_share
+from partita.simulate.overheads import posting_s
 from partita.simulate.simulator import Durations, Simulator
 
 #: What an amount is of: (kind of piece, stage, number of the device among the plan's) of what a device computes, update:
@@ -30,7 +31,7 @@ class Template:
     simulator: Simulator
     at: IntArray  #: [instructions] which of the amounts it takes its duration from
     per_byte_s: FloatArray  #: [instructions]
-    fixed_s: FloatArray  #: [instructions] what does not depend on the amounts, such as receiving
+    fixed_s: FloatArray  #: [instructions] what does not depend on the amounts: receiving, posting
     lag_s: FloatArray  #: [instructions]
 
     @staticmethod
@@ -46,7 +47,8 @@ class Template:
                 piece = program.pieces[number]
                 found[row] = _place(op, queue, piece, place), _per_byte_s(op, piece, cluster, members)
             at[i], per_byte[i] = found[row]
-        return Template(Simulator(program), at, per_byte, np.where(at == len(keys), known.busy_s, 0.0), known.lag_s)
+        fixed = np.where(at == len(keys), known.busy_s, 0.0) + posting_s(program, cluster)
+        return Template(Simulator(program), at, per_byte, fixed, known.lag_s)
 
     def makespan_s(self, amounts: FloatArray) -> float:
         """The program's seconds with other amounts: [keys + 1, (seconds, bytes)], the last one nothing."""

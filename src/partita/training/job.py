@@ -141,12 +141,17 @@ def micro_batches(batch: Batch, size: int) -> Iterator[Batch]:
 
     Tensors whose first dimension is the batch are cut; everything else goes along whole.
     """
-    total = batch_size(batch)
-    leaves, shape = pytree.tree_flatten(batch)
-    for start in range(0, total, size):
-        part = [_cut(leaf, total, start, start + size) for leaf in leaves]
+    shape = pytree.tree_structure(batch)
+    for part in leaves_of_micro_batches(batch, size):
         inputs, target = pytree.tree_unflatten(part, shape)
         yield inputs, target
+
+
+def leaves_of_micro_batches(batch: Batch, size: int) -> Iterator[list[Any]]:
+    """The leaves of each micro-batch, in the order in which the captured inputs are numbered."""
+    total, leaves = batch_size(batch), pytree.tree_leaves(batch)
+    for start in range(0, total, size):
+        yield [_cut(leaf, total, start, start + size) for leaf in leaves]
 
 
 def check_alike(batch: Batch, example: Batch, which: str) -> None:

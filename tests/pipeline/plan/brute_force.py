@@ -24,7 +24,8 @@ from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.plan.proof import lower_bound
 from partita.simulate.lower import lower
 from partita.simulate.schedules import in_flight_of
-from partita.simulate.simulator import durations, times
+from partita.simulate.overheads import overheads
+from partita.simulate.simulator import Durations, durations, times
 
 NEAR = 1e-9  #: share by which two ways to the same number may differ
 
@@ -86,7 +87,7 @@ def _wishes(lot: np.random.Generator) -> Wishes:
 
 
 def _cluster(lot: np.random.Generator, m: int, kinds: tuple[str, ...], tight: bool) -> Cluster:
-    alike = lot.random() < 0.3
+    alike, beside = lot.random() < 0.3, lot.choice([0.0, 0.0, 0.25, 1.0], 3).tolist()
     memory = float(lot.integers(15, 120))
     devices = tuple(
         Device(
@@ -94,16 +95,18 @@ def _cluster(lot: np.random.Generator, m: int, kinds: tuple[str, ...], tight: bo
             str(lot.choice(kinds)),
             (memory if alike else float(lot.integers(15, 120))) if tight else math.inf,
             1.0 if alike else float(lot.choice([1.0, 1.0, 2.0, 1.5])),
+            instruction_s=beside[0],
+            step_s=beside[1],
         )
         for i in range(m)
     )
     default = Link(
         "", "", float(lot.choice([1.0, 4.0, math.inf])), float(lot.choice([0.0, 0.5])),
         medium="bus" if lot.random() < 0.1 else "", fair=False,
-        message_s=float(lot.choice([0.0, 0.25])), sum_s_per_byte=float(lot.choice([0.0, 0.125])),
+        message_s=float(lot.choice([0.0, 0.25])), send_s=beside[2], sum_s_per_byte=float(lot.choice([0.0, 0.125])),
     )  # fmt: skip
     links = tuple(
-        Link(a.name, b.name, float(lot.choice([0.5, 2.0, 8.0])), float(lot.choice([0.0, 1.0])), message_s=float(lot.choice([0.0, 0.5])))
+        Link(a.name, b.name, float(lot.choice([0.5, 2.0, 8.0])), float(lot.choice([0.0, 1.0])), message_s=float(lot.choice([0.0, 0.5])), send_s=float(lot.choice([0.0, 0.5])))
         for a, b in itertools.permutations(devices, 2)
         if lot.random() < 0.5
     )  # fmt: skip
@@ -218,7 +221,8 @@ def simulated(plan: PipelinePlan, sample: Sample, cluster: Cluster) -> float:
         devices = tuple(dataclasses.replace(d, speed=d.speed * sample.probe.alone) for d in cluster.devices)
         cluster = dataclasses.replace(cluster, devices=devices)
     try:
-        _, end = times(program, durations(program, sample.graph, sample.costs, cluster))
+        known = durations(program, sample.graph, sample.costs, cluster)
+        _, end = times(program, Durations(known.busy_s + overheads(program, cluster), known.lag_s))
     except PlanError:
         return math.inf
     return float(end.max())

@@ -56,15 +56,16 @@ def profiles(
     devices = draw(st.integers(1, most_devices))
     two_kinds = not equal and draw(st.booleans())
     memory = draw(st.floats(5.0, 60.0)) if tight else math.inf
+    beside = draw(st.sampled_from([(0.0, 0.0, 0.0), (0.1, 0.2, 0.05)]))
     cluster = Cluster(
         tuple(
-            Device(f"d{i}", "gpu" if two_kinds and i % 2 else "cpu", memory, 1.0 if equal else draw(st.sampled_from([1.0, 2.0])))
+            Device(f"d{i}", "gpu" if two_kinds and i % 2 else "cpu", memory, 1.0 if equal else draw(st.sampled_from([1.0, 2.0])), instruction_s=beside[0], step_s=beside[1])
             for i in range(devices)
         ),
         (),
         Link(
             "", "", draw(st.floats(1.0, 100.0)), draw(st.floats(0.0, 0.1)), message_s=draw(st.floats(0.0, 0.02)),
-            sum_s_per_byte=draw(st.floats(0.0, 0.1)),
+            send_s=beside[2], sum_s_per_byte=draw(st.floats(0.0, 0.1)),
         ),
     )  # fmt: skip
     kinds = ("cpu", "gpu") if two_kinds else ("cpu",)

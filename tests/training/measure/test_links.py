@@ -14,8 +14,13 @@ from partita.simulate.exchange import ring_s
 from partita.training.measure.links import GRADIENT_BYTES, SIZES, link_between, link_from, with_sums
 
 
-def rows(latency_s: float, rate: float, device_s: float = 2e-5) -> list[dict[str, float]]:
-    return [{"bytes": float(b), "way_s": latency_s + b / rate, "device_s": device_s} for b in SIZES]
+def rows(latency_s: float, rate: float, send_s: float = 2e-5, receive_s: float = 3e-5) -> list[dict[str, float]]:
+    """Both ends are busy before and after the message is on its way."""
+    way_s = [send_s + latency_s + b / rate + receive_s for b in SIZES]
+    return [
+        {"bytes": float(b), "way_s": w, "send_s": send_s, "receive_s": receive_s}
+        for b, w in zip(SIZES, way_s, strict=True)
+    ]
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11))
@@ -24,22 +29,22 @@ def test_a_line_gives_back_its_latency_and_rate(latency_s: float, rate: float) -
     longest = latency_s + SIZES[-1] / rate
     assert link.latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-9 * longest)
     assert SIZES[-1] / link.rate_bytes_per_s == pytest.approx(SIZES[-1] / rate, rel=1e-6, abs=1e-9 * longest)
-    assert (link.source, link.target, link.message_s) == ("a", "b", 2e-5)
+    assert (link.source, link.target, link.send_s, link.message_s) == ("a", "b", 2e-5, 3e-5)
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=len(SIZES), max_size=len(SIZES)))
 def test_any_times_give_a_link_that_can_be_used(ways: list[float]) -> None:
-    found = link_from(
-        "a", "b", [{"bytes": float(b), "way_s": w, "device_s": w} for b, w in zip(SIZES, ways, strict=True)]
-    )
+    rows = [{"bytes": float(b), "way_s": w, "send_s": w, "receive_s": w} for b, w in zip(SIZES, ways, strict=True)]
+    found = link_from("a", "b", rows)
     assert found.latency_s >= 0
     assert found.rate_bytes_per_s > 0
     assert math.isfinite(found.rate_bytes_per_s)
 
 
 def test_the_median_message_counts() -> None:
-    spread = [{**r, "device_s": d} for r, d in zip(rows(1e-4, 1e9), (1e-6, 2e-6, 3e-6, 4e-6, 1.0), strict=True)]
-    assert link_from("a", "b", spread).message_s == 3e-6
+    for end, name in (("send_s", "send_s"), ("receive_s", "message_s")):
+        spread = [{**r, end: d} for r, d in zip(rows(1e-4, 1e9), (1e-6, 2e-6, 3e-6, 4e-6, 1.0), strict=True)]
+        assert getattr(link_from("a", "b", spread), name) == 3e-6
 
 
 @given(st.floats(1e6, 1e11), st.floats(0, 1e-2), st.floats(0, 1e-6))

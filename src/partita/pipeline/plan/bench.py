@@ -21,6 +21,7 @@ from partita.nouns.stage_memory import stage_bytes
 from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.stage_costs import Bools, StageCosts
 from partita.simulate.lower import lower
+from partita.simulate.overheads import begin_s, call_s
 from partita.simulate.readings import Crossings, crossings, forward_readings, messages
 from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import durations
@@ -111,7 +112,14 @@ class Bench:
             template = self.templates[shape] = self._template(candidate, moves)
             self.effort.left -= LOWERING * len(template.at)
         self.effort.left -= EVALUATION + INSTRUCTION * len(template.at) + AMOUNT * len(amounts)
+        amounts[: 3 * sum(len(s.devices) for s in candidate.chain), 0] += self._beside(candidate.chain)
         return template.makespan_s(amounts)
+
+    def _beside(self, chain: Chain) -> FloatArray:
+        """[3 devices] what forwards, backwards and updates take beside their tasks."""
+        devices = [self.cluster.devices[d] for s in chain for d in s.devices]
+        calls = [call_s(d, len(chain)) for d in devices]
+        return np.array([*calls, *calls, *(begin_s(d, len(devices)) for d in devices)])
 
     def _template(self, candidate: Candidate, moves: Sequence[Key]) -> Template:
         graph, costs = self.sample.graph, self.sample.costs

@@ -24,6 +24,7 @@ from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, load_job, micro_batches
 from partita.training.loss_check import check_loss
 from partita.training.measure.company import company, pinned
+from partita.training.measure.instructions import Overheads, overheads
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
 from partita.training.measure.speeds import job_probe, with_speeds
@@ -64,16 +65,17 @@ def measure_job(
         measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[0])
     others = [d for d in local[1:] if d.cores != local[0].cores]
     with company(source, settings or {}, others, wanted[0], measuring.pieces) as busy, pinned(local[0]):
-        ready = time.monotonic()
+        cost, ready = overheads(device), time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
             left = budget_s - (time.monotonic() - ready)
             if measuring.samples and not sizes and left < _cost_of(measuring.samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
-            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep)
+            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep, cost)
         read = {name: busy.steps(name, ready) for name in busy.logs}
     samples = measuring.samples
     progress("measuring tasks", steps - 1, steps)
+    local = tuple(replace(d, instruction_s=cost.instruction_s, step_s=cost.step_s) for d in local)
     cluster = _linked(with_speeds(local, probe_of(samples), np.array(measuring.readings), read))
     progress("measuring tasks", steps, steps)
     facts = {
@@ -108,11 +110,11 @@ class _Measuring:
         self.pieces: tuple[ProbePiece, ...] = long_enough(pieces_of(self._smallest), device)
         self._prober = Prober(self.pieces, device)
 
-    def take(self, size: int, budget_s: float, asleep: Asleep) -> None:
+    def take(self, size: int, budget_s: float, asleep: Asleep, cost: Overheads) -> None:
         """Measure at a size, in company; inside `asleep()` without."""
         captured = self._captured(size) if self.samples else self._smallest
         first = len(self.readings)
-        times = self._times(captured, size, budget_s, asleep)
+        times = _in_a_step(self._times(captured, size, budget_s, asleep), cost)
         alone = max(1.0, float(np.median(times.alone) / np.median(times.lone)))
         sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
         own = np.array(self.readings[first:])
@@ -137,6 +139,18 @@ class _Measuring:
             between=lambda: self.readings.append((time.monotonic(), *self._prober.read(AT_ONCE))),
             asleep=asleep,
         )
+
+
+def _in_a_step(times: TaskTimes, cost: Overheads) -> TaskTimes:
+    """Times as the interpreter of a step takes them, which do what it does around each call and once a step."""
+    return replace(
+        times,
+        whole_forward=times.whole_forward + cost.around_s,
+        whole_backward=times.whole_backward + cost.around_s,
+        alone=times.alone + 2 * cost.around_s,
+        lone=times.lone + 2 * cost.around_s,
+        update=times.update + cost.step_s,
+    )
 
 
 def probe_of(samples: Sequence[Sample]) -> Probe:

@@ -3,7 +3,8 @@ summing gradients over it takes.
 
 Two processes, pinned like workers, exchange messages of several sizes over torch.distributed: gloo between cores, NCCL
 between GPUs. A line through the times
-of one way gives latency and rate; the CPU time that both processes spend on a message is what it takes of the devices.
+of one way gives latency and rate; the CPU time that a process spends on a message is what posting or receiving it takes of
+its device, and is no part of the latency.
 What a sum of gradients takes longer than its messages should is copying and adding.
 
     python -m partita.training.measure.links SPEC.json       (started by `link_between`)
@@ -78,16 +79,16 @@ def _log(told: Path, rank: int) -> Path:
 def link_from(source: str, target: str, rows: list[dict[str, float]]) -> Link:
     """A line through (bytes, seconds of one way), weighted to fit small and large messages alike.
 
-    >>> rows = [{"bytes": b, "way_s": 1e-4 + b / 1e9, "device_s": 2e-5} for b in (1e3, 1e5, 1e6)]
+    >>> rows = [{"bytes": b, "way_s": 1.5e-4 + b / 1e9, "send_s": 2e-5, "receive_s": 3e-5} for b in (1e3, 1e5, 1e6)]
     >>> link = link_from("a", "b", rows); round(link.latency_s * 1e6), round(link.rate_bytes_per_s / 1e6)
     (100, 1000)
     """
+    send_s, message_s = (float(np.median([r[w] for r in rows])) for w in ("send_s", "receive_s"))
     size, way = np.array([r["bytes"] for r in rows]), np.array([r["way_s"] for r in rows])
     slope, latency = np.polyfit(size, way, 1, w=1 / way)
     rate = 1 / slope if slope > 0 else float(size[-1] / way[-1])
-    return Link(
-        source, target, float(rate), float(max(latency, 0.0)), message_s=float(np.median([r["device_s"] for r in rows]))
-    )
+    latency = max(latency - send_s - message_s, 0.0)
+    return Link(source, target, float(rate), float(latency), message_s=message_s, send_s=send_s)
 
 
 def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
@@ -116,8 +117,10 @@ def _measure(spec: dict[str, object]) -> None:
     rows = []
     for size in SIZES:
         ways = [_way_time(size, rank, device) for _ in range(int(str(spec["repeats"])))]
-        device_s = 0.0 if gpu else _device_time(size, rank)  # a GPU computes on while its copy engines send
-        rows.append({"bytes": float(size), "way_s": statistics.median(ways), "device_s": device_s})
+        ends = {"send_s": 0.0, "receive_s": 0.0}  # a GPU computes on while its copy engines send
+        rows.append(
+            {"bytes": float(size), "way_s": statistics.median(ways), **(ends if gpu else _device_times(size, rank))}
+        )
     sums = [{"bytes": float(size), "sum_s": _sum_time(size, device)} for size in GRADIENT_BYTES]
     if rank == 0:
         Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums}))
@@ -152,23 +155,30 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_time(size: int, rank: int, count: int = 50) -> float:
-    """CPU seconds that one message takes of the device at either end, averaged over both; receives are posted ahead."""
+def _device_times(size: int, rank: int, count: int = 50) -> dict[str, float]:
+    """CPU seconds that one message takes of the device at either end, as a run sends it; receives are posted ahead."""
     import torch
     import torch.distributed as dist
 
+    from partita.training.capture.captured import TensorMeta
+    from partita.training.runtime.transport import Transport
+
+    transport, meta = Transport(torch.device("cpu"), "gloo"), TensorMeta((size,), (1,), torch.uint8, False)
     buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
+    spent = torch.zeros(2, dtype=torch.float64)
     for _ in range(2):  # once to touch the memory
-        works = [dist.irecv(b, 0, tag=i) for i, b in enumerate(buffers)] if rank else []
+        began, waits = time.process_time(), []
+        if rank:
+            waits = [transport.receive(meta, 0, 1, i) for i in range(count)]
         dist.barrier()
-        began = time.process_time()
-        works = works or [dist.isend(b, 1, tag=i) for i, b in enumerate(buffers)]
-        for w in works:
-            if w is not None:
-                w.wait()
-        spent = torch.tensor([(time.process_time() - began) / count], dtype=torch.float64)
-        dist.all_reduce(spent)
-    return float(spent) / 2
+        if not rank:
+            waits = [transport.send(b, meta, 0, 1, i)[0] for i, b in enumerate(buffers)]
+        for w in waits:
+            w.wait()
+        spent.zero_()
+        spent[rank] = (time.process_time() - began) / count
+    dist.all_reduce(spent)
+    return {"send_s": float(spent[0]), "receive_s": float(spent[1])}
 
 
 def _sum_time(size: int, device: torch.device, repeats: int = 9) -> float:

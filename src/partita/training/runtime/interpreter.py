@@ -23,8 +23,8 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.program import Op, Piece, PieceKind, Program
 from partita.simulate.boundaries import Boundary
 from partita.training.capture.model import Captured, TensorMeta
-from partita.training.job import Batch, batch_size, micro_batches
-from partita.training.runtime.stage import Stage, batch_leaves
+from partita.training.job import Batch, batch_size, leaves_of_micro_batches
+from partita.training.runtime.stage import Stage, on_device
 from partita.training.runtime.stopwatch import Stopwatch, stopwatch_for
 from partita.training.runtime.transport import Pending, Transport
 
@@ -154,10 +154,10 @@ class Interpreter:
         return self.watch.read()
 
     def _begin(self, batch: Batch, size: int, step: int, seed: int) -> Step:
-        parts = list(micro_batches(batch, size))
-        sizes, total = [batch_size(p) for p in parts], batch_size(batch)
+        total = batch_size(batch)
+        sizes = [min(size, total - start) for start in range(0, total, size)]
         s = Step(
-            [batch_leaves(p, self._place.torch_device) for p in parts],
+            [on_device(part, self._place.torch_device) for part in leaves_of_micro_batches(batch, size)],
             [n / total for n in sizes],
             [self._bounds[n] for n in sizes],
             lambda stage, m: hash((seed, step, m, stage)) & 0x7FFFFFFF,

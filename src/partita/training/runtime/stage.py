@@ -222,6 +222,8 @@ class _Kept:
 
 def batch_leaves(batch: Batch, device: torch.device) -> list[Any]:
     """The batch's leaves in the order of the captured inputs, on the device."""
-    return [
-        leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(batch)
-    ]
+    return on_device(pytree.tree_leaves(batch), device)
+
+
+def on_device(leaves: Sequence[Any], device: torch.device) -> list[Any]:
+    return [leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
