@@ -125,6 +125,7 @@ def compare_in_turn(
     talk: Talk,
     first_block: int = 0,
     with_copies: bool = False,
+    in_a_row: int = 1,
 ) -> Compared:
     """`rounds` less WARMUP counted rounds in so many blocks, each with a warm-up of its own; a probe before each block.
 
@@ -142,7 +143,14 @@ def compare_in_turn(
                     continue
                 names = order(engines, first_block + k)
                 block = compare_engines(
-                    file, source, settings, out, engines=names, rounds=counted + WARMUP, warmup=WARMUP
+                    file,
+                    source,
+                    settings,
+                    out,
+                    engines=names,
+                    rounds=counted + WARMUP,
+                    warmup=WARMUP,
+                    in_a_row=in_a_row,
                 )
                 found.blocks.append(block)
                 found.ran.append(run_speed(file, block.readings.get("pipeline")))

@@ -31,6 +31,7 @@ from partita.training.measure.job import measure_job
 
 JOBS = Path(__file__).parent / "small_jobs.py"
 ENGINES = ("single", "pipeline")
+IN_A_ROW = 4  #: steps of an engine before the next one's turn: the step after another engine's finds its caches cold
 
 
 def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json]:
@@ -44,7 +45,7 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
             with tempfile.TemporaryDirectory() as folder:
                 run = compare_in_turn(
                     machine, file, f"{JOBS}:{model}", {}, Path(folder), ENGINES,
-                    rounds=options.rounds, blocks=options.blocks, talk=talk,
+                    rounds=options.rounds, blocks=options.blocks, talk=talk, in_a_row=IN_A_ROW,
                 )  # fmt: skip
             found.append(row(model, name, file, run) | {"machine_record": machine.record(since)})
             talk.say(sentence(found[-1]))

@@ -20,14 +20,18 @@ from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import GraphPlan
 from partita.simulate.evaluator import Evaluator
 from partita.simulate.lower import lower
-from partita.simulate.simulator import durations, times
+from partita.simulate.predicted import durations_of
+from partita.simulate.simulator import times
 
 Random = np.random.Generator
 NAMES = ("a", "b", "c", "d")
 
 
 def random_cluster(random: Random) -> Cluster:
-    devices = tuple(Device(n, ("cpu", "gpu")[random.integers(2)], speed=float(random.uniform(0.5, 2))) for n in NAMES)
+    beside = {"instruction_s": 0.1, "step_s": 0.3} if random.random() < 0.5 else {}
+    devices = tuple(
+        Device(n, ("cpu", "gpu")[random.integers(2)], speed=float(random.uniform(0.5, 2)), **beside) for n in NAMES
+    )
     kind = random.integers(4)  # alike; a link of its own; one medium in turn; one medium shared fairly
     default = Link(
         "",
@@ -37,6 +41,7 @@ def random_cluster(random: Random) -> Cluster:
         "bus" if kind > 1 else "",
         bool(kind == 3),
         0.05,
+        0.03,
     )
     own = (Link("a", "b", 2.0, 0.3, message_s=0.02), Link("c", "a", 0.5, sum_s_per_byte=0.1)) if kind == 1 else ()
     return Cluster(devices, own, default)
@@ -105,7 +110,8 @@ def simulated(problem: PipelineProblem | PlacementProblem, plan: GraphPlan, seco
     costs = replace(problem.costs, seconds=seconds, low=seconds, high=seconds)
     clips = isinstance(problem, PipelineProblem) and problem.clips
     program = lower(problem.graph, problem.cluster, plan, clips=clips)
-    return float(times(program, durations(program, problem.graph, costs, problem.cluster))[1].max())
+    priced = replace(problem, costs=costs)
+    return float(times(program, durations_of(priced, plan, program))[1].max())
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -23,8 +23,8 @@ from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.plan.proof import lower_bound
 from partita.simulate.lower import lower
-from partita.simulate.schedules import in_flight_of
 from partita.simulate.overheads import overheads
+from partita.simulate.schedules import in_flight_of
 from partita.simulate.simulator import Durations, durations, times
 
 NEAR = 1e-9  #: share by which two ways to the same number may differ

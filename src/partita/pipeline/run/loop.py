@@ -82,17 +82,19 @@ def compare_engines(
     engines: Sequence[str] = ("single", "pipeline", "torch"),
     rounds: int = 14,
     warmup: int = 2,
+    in_a_row: int = 1,
     threads: int = 1,
     watch: Watch | None = None,
 ) -> Comparison:
-    """Let the engines take the same steps in turn, `rounds` times. Raises what a worker failed with."""
+    """Let the engines take the same steps in turn, `rounds` times, of `in_a_row` steps of which the last one counts. Raises
+    what a worker failed with."""
     check_rounds(rounds, warmup)
     load = os.getloadavg()[0]
     with _held(out):
         folder = prepared(out, file)
         spec = Spec(
             job, dict(settings), str(folder / "plan.json"), str(folder), task="compare", engine=",".join(engines), steps=rounds,
-            warmup=warmup, threads=threads, facts=machine_facts(),
+            warmup=warmup, in_a_row=in_a_row, threads=threads, facts=machine_facts(),
         )  # fmt: skip
         launch(spec, file, program_of(file.problem, file.plan), watch)
     value = json.loads((folder / "compare.json").read_text())

@@ -43,10 +43,11 @@ def compare(session: Session) -> None:
             check_same_everywhere(turn.batch, turn.done.epoch)
         board.begin_step(session.rank, turn.done.step, batch_size(turn.batch))
         for name, engine in engines.items():
-            step_s, loss, cpu_s, core_share = _timed(engine, turn.batch, turn.done.step)
+            for _ in range(spec.in_a_row):  # the last one counts: those before it fill the caches, as in a run
+                step_s, loss, cpu_s, core_share = _timed(engine, turn.batch, turn.done.step)
             recorder = recorders.get(name)
             if recorder:
-                recorder.after(step_s, core_share)
+                recorder.after(spec.in_a_row * step_s, core_share)
             times[name].append(step_s)
             losses[name].append(loss)
             cpu[name].append(cpu_s)

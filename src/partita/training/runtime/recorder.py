@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from partita.nouns.probe import AT_ONCE, Probe, Readings
-from partita.training.probing import MOST, Prober
+from partita.training.probing import Prober
 from partita.training.runtime.checkpoint import gather_tensors
 
 _PART = 0.01  #: of a step's time that may be spent on reading the probe after it
@@ -23,14 +23,13 @@ class Recorder:
         self._saved_s = AT_ONCE * probe.seconds  # a short run takes some before it has earned them
 
     def after(self, step_s: float, core_share: float) -> None:
-        """Note a step: what it had of its core, and as many readings as time has been saved up for. The ranks' steps are
+        """Note a step: what it had of its core, and a reading where time has been saved up for it. The ranks' steps are
         equally long, so they read together, as they compute together."""
         self._saved_s += _PART * step_s
         pieces: tuple[float, ...] = (math.nan,) * len(self._probe.pieces)
-        times = min(MOST, int(self._saved_s / self._probe.seconds))
-        if times:
-            pieces = self._prober.read(times)
-            self._saved_s -= times * self._probe.seconds
+        if self._saved_s >= AT_ONCE * self._probe.seconds:
+            pieces = self._prober.read(AT_ONCE)  # as in measuring: the first of several finds caches cold
+            self._saved_s -= AT_ONCE * self._probe.seconds
         self._rows.append((core_share, *pieces))
 
     def rows(self) -> torch.Tensor:

@@ -26,6 +26,7 @@ class Spec:
     timeout_s: float = 300.0
     rendezvous: str = "env://"
     board: str = ""
-    warmup: int = 2  #: of "compare": rounds that are not counted
+    warmup: int = 2  #: steps of a run, rounds of "compare", that are not counted
+    in_a_row: int = 1  #: of "compare": steps that an engine takes on each batch before the next one's turn
     check_gradients: bool = True  #: of "compare"
     facts: Mapping[str, Any] = field(default_factory=dict)
