@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,30 @@ def compare_in_turn(
                 )
                 found.blocks.append(block)
                 found.ran.append(run_speed(file, block.readings.get("pipeline")))
+    return found
+
+
+def plans_in_turn(
+    machine: Machine,
+    files: Mapping[str, PlanFile],
+    source: str,
+    engines: Sequence[str],
+    *,
+    rounds: int,
+    blocks: int,
+    talk: Talk,
+) -> dict[str, Compared]:
+    """Several plans of a job in blocks, another plan and another engine first each time; otherwise as `compare_in_turn`."""
+    found = {n: Compared() for n in files}
+    for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
+        for name in order(list(files), k):
+            with tempfile.TemporaryDirectory() as folder:
+                block = compare_in_turn(
+                    machine, files[name], source, {}, Path(folder), engines,
+                    rounds=counted + WARMUP, blocks=1, talk=talk, first_block=k,
+                )  # fmt: skip
+            found[name].blocks.extend(block.blocks)
+            found[name].ran.extend(block.ran)
     return found
 
 

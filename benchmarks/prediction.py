@@ -14,12 +14,11 @@ import math
 import os
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from engines import WARMUP, Compared, compare_in_turn, shares
-from harness import Json, Machine, machine_line, order, parser, run_script
+from engines import WARMUP, Compared, plans_in_turn
+from harness import Json, Machine, machine_line, parser, run_script
 from intervals import over_median, sentences
 
 from partita.cli.talk import Talk
@@ -54,7 +53,9 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
             n: plan_pipeline(profile, stages=options.devices, allow_replicas=False, allow_recompute=False, **wish)
             for n, wish in PLANS.items()
         }
-        compared = in_turn(machine, files, source, options, talk)
+        compared = plans_in_turn(
+            machine, files, source, ENGINES, rounds=options.rounds, blocks=options.blocks, talk=talk
+        )
         machine.look("after")
         found += [row(machine, since, model, name, file, compared[name]) for name, file in files.items()]
         for r in found[-len(files) :]:
@@ -62,23 +63,6 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
                 f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
                 f"{100 * r['error']:+.1f} %, {100 * (r['error_at_run_speed'] or math.nan):+.1f} % at the run's speed"
             )
-    return found
-
-
-def in_turn(
-    machine: Machine, files: dict[str, PlanFile], source: str, options: argparse.Namespace, talk: Talk
-) -> dict[str, Compared]:
-    """The plans of a model in blocks, another plan and another engine first each time."""
-    found = {n: Compared() for n in files}
-    for k, counted in enumerate(shares(options.rounds - WARMUP, options.blocks)):
-        for name in order(list(files), k):
-            with tempfile.TemporaryDirectory() as folder:
-                block = compare_in_turn(
-                    machine, files[name], source, {}, Path(folder), ENGINES,
-                    rounds=counted + WARMUP, blocks=1, talk=talk, first_block=k,
-                )  # fmt: skip
-            found[name].blocks.extend(block.blocks)
-            found[name].ran.extend(block.ran)
     return found
 
 

@@ -72,7 +72,8 @@ def test_files_give_back_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [{"piece_s": [[[1.0]]], "core_share": [[1.0, 1.0]]}, {"core_share": "x"}, {"devices": []}]
+    "part",
+    [{"piece_s": [[[1.0]]], "core_share": [[1.0, 1.0]]}, {"core_share": "x"}, {"devices": []}, {"core_share": [[0.0]]}],
 )
 def test_damaged_readings_are_refused(part: dict[str, object]) -> None:
     value = {**readings([[SAME]], [[0.9]]).to_json(), **part}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pipeline.plan.planning_worlds import chain_profile
 
+from partita.errors import BadInput
 from partita.nouns.probe import Probe, ProbePiece, Readings
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.simulate.predicted import predicted
@@ -65,3 +66,9 @@ def test_without_a_probe_or_readings_nothing_is_said() -> None:
     never = Readings(("cpu0", "cpu1"), np.full((2, 3, 1), math.nan), np.ones((2, 3)))
     assert run_speed(file, never) is None
     assert run_speed(file, replace(ran([1.0], [1.0]), devices=("a", "b"))) is None
+
+
+def test_readings_of_another_plan_are_refused() -> None:
+    told = Readings(("cpu0", "cpu1"), np.full((2, 3, 2), 1e-3), np.ones((2, 3)))
+    with pytest.raises(BadInput, match="of 2 pieces, the plan's probe has 1"):
+        run_speed(planned(), told)

@@ -77,6 +77,7 @@ def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         "link": {
             "rate_bytes_per_s": _finite(link.rate_bytes_per_s),
             "latency_s": link.latency_s,
+            "send_s": link.send_s,
             "message_s": link.message_s,
         },
         "facts": dict(profile.facts),

@@ -128,7 +128,8 @@ def checked_batch(batch: Any) -> Batch:
 
 def batch_size(batch: Batch) -> int:
     """Samples in a batch: the first dimension of its first tensor. Raises JobError where there is none."""
-    for leaf in pytree.tree_leaves(batch):
+    first = batch[0] if isinstance(batch, tuple) and batch else None
+    for leaf in [first] if isinstance(first, Tensor) and first.dim() > 0 else pytree.tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             if leaf.shape[0] == 0:
                 raise JobError("a batch has 0 samples", hint="leave empty batches out")

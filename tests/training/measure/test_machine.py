@@ -97,6 +97,14 @@ def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
         assert (told[:, 1] <= told[:, 2] + 1e-3).all()  # CPU time within the time
         assert (told[:, 3:] > 0).all()
         assert len(others.steps("cpu1", time.monotonic() + 60)) == 0
+        with others.asleep():
+            time.sleep(0.3)
+            used = cpu_s(pid)
+            time.sleep(0.3)
+            assert cpu_s(pid) == used
+        time.sleep(0.3)
+        longest = others.steps("cpu1", began)[:, 2].max()
+        assert longest < 0.6, "a step in which it slept counts"
     assert children() == before
 
 

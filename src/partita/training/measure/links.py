@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
 GRADIENT_BYTES = (1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
 GRADIENTS = 32
+_BETWEEN_S = 1e-3
 
 
 def link_between(a: Device, b: Device, *, repeats: int = 40, timeout_s: float = 60.0) -> Link:
@@ -128,7 +129,9 @@ def _measure(spec: dict[str, object]) -> None:
 
 
 def _way_time(size: int, rank: int, device: torch.device) -> float:
-    """Seconds of one way of a message there and back. gloo receives ahead; NCCL takes messages in one order on both sides."""
+    """Seconds of one way of a message there and back. gloo receives ahead; NCCL takes messages in one order on both sides.
+
+    Before it sends, a side works for as long as a computation may take: a core that has slept meanwhile wakes up later."""
     import torch
     import torch.distributed as dist
 
@@ -138,13 +141,20 @@ def _way_time(size: int, rank: int, device: torch.device) -> float:
     began = time.perf_counter()
     for sender in (0, 1):
         if rank == sender:
+            _work(_BETWEEN_S)
             dist.send(buffer, 1 - rank)
         elif work is not None:
             work.wait()
         else:
             dist.recv(incoming, 1 - rank)
         _settle(device)
-    return (time.perf_counter() - began) / 2
+    return (time.perf_counter() - began) / 2 - _BETWEEN_S
+
+
+def _work(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 def _settle(device: torch.device) -> None:

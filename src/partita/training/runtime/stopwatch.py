@@ -24,6 +24,7 @@ class Stopwatch:
     def __init__(self, computes: Sequence[bool]) -> None:
         """`computes` [n]: a computation, which never waits for anybody: what it is kept from its core is not its own doing."""
         self._computes = list(computes)
+        self._at = np.flatnonzero(computes)
         self.start: IntArray = np.zeros(len(computes), np.int64)
         self.end: IntArray = np.zeros(len(computes), np.int64)
         self.work: IntArray = np.zeros(len(computes), np.int64)
@@ -40,8 +41,8 @@ class Stopwatch:
 
     def core_share(self) -> float:
         """The part of its computing time during which the thread was on its core; nan where it computed nothing."""
-        spent = int((self.end - self.start)[self._computes].sum())
-        return min(1.0, int(self.work[self._computes].sum()) / spent) if spent else math.nan
+        spent = int(self.end[self._at].sum() - self.start[self._at].sum())
+        return min(1.0, int(self.work[self._at].sum()) / spent) if spent else math.nan
 
     def read(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) in seconds."""

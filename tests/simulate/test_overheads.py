@@ -1,0 +1,61 @@
+"""What instructions cost beside their tasks: nothing more on one device, and what was measured where a model is cut."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pipeline.plan.planning_worlds import chain_profile
+
+from partita.nouns.cluster import Device, Link
+from partita.nouns.probe import Probe, ProbePiece
+from partita.nouns.program import Op
+from partita.pipeline.plan.planner import plan_pipeline
+from partita.simulate.lower import program_of
+from partita.simulate.overheads import overheads
+from partita.simulate.predicted import predicted
+
+CALL_S, STEP_S, SEND_S = 0.1, 0.3, 0.05
+
+
+def priced(devices: int):
+    """The chain on devices where calls, the beginning of a step and posting a message take their time."""
+    profile = chain_profile(devices=devices)
+    there = tuple(Device(f"cpu{i}", instruction_s=CALL_S, step_s=STEP_S) for i in range(devices))
+    link = replace(Link("", "", 1e6), send_s=SEND_S)
+    return replace(profile, cluster=replace(profile.cluster, devices=there, default_link=link))
+
+
+def test_one_stage_costs_what_was_measured() -> None:
+    file = plan_pipeline(priced(2), stages=1, allow_replicas=False)
+    assert not overheads(program_of(file.problem, file.plan), file.cluster).any()
+
+
+def test_two_stages_pay_half_a_call_each_and_post_their_messages() -> None:
+    file = plan_pipeline(priced(2), stages=2, allow_replicas=False)
+    program = program_of(file.problem, file.plan)
+    found = overheads(program, file.cluster)
+    sends = np.flatnonzero(program.op == Op.SEND)
+    posted = np.zeros(len(program))
+    for i in sends.tolist():
+        posted[[k for k in program.needs.row(i).tolist() if program.op[k] == Op.COMPUTE][-1]] += SEND_S
+    np.testing.assert_allclose(found[program.op == Op.COMPUTE], (CALL_S / 2 + posted)[program.op == Op.COMPUTE])
+    np.testing.assert_allclose(found[program.op == Op.UPDATE], STEP_S / 2)
+    assert posted.sum() == pytest.approx(SEND_S * len(sends))
+    assert predicted(file.problem, file.plan).duration_s == pytest.approx(file.verdict.value_s)
+
+
+def test_splitting_does_not_pay_where_calls_cost_more_than_the_work() -> None:
+    dear = priced(2)
+    devices = tuple(replace(d, instruction_s=50.0) for d in dear.cluster.devices)
+    file = plan_pipeline(replace(dear, cluster=replace(dear.cluster, devices=devices)), allow_replicas=False)
+    assert len(file.plan.devices) == 1
+
+
+def test_a_device_that_is_fast_alone_is_taken_alone() -> None:
+    profile = chain_profile(devices=2)
+    company = replace(Probe((ProbePiece("calls", (1,), 1.0, 1e-3),)), alone=4.0)
+    sample = replace(profile.samples[0], probe=company)
+    file = plan_pipeline(replace(profile, samples=(sample,)))
+    assert len(file.plan.devices) == 1
+    assert file.verdict.value_s == pytest.approx(8 * 6 * 3.0 / 4.0)
+    assert file.verdict.lower_bound_s == pytest.approx(file.verdict.value_s)

@@ -1,0 +1,12 @@
+"""What the interpreter's instructions cost: something, and little."""
+
+import torch
+
+from partita.training.measure.instructions import overheads
+
+
+def test_calls_cost_microseconds() -> None:
+    cost = overheads(torch.device("cpu"), repeats=8)
+    assert 0 < cost.instruction_s < 5e-3
+    assert 0 <= cost.around_s < 5e-3
+    assert 0 < cost.step_s < 2e-2
