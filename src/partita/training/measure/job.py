@@ -27,7 +27,7 @@ from partita.training.measure.company import company, pinned
 from partita.training.measure.instructions import Overheads, overheads
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
-from partita.training.measure.speeds import job_probe, with_speeds
+from partita.training.measure.speeds import job_probe, typical_ratio, with_speeds
 from partita.training.measure.tasks import SECONDS, TaskTimes, estimates, time_tasks, weight_shares
 from partita.training.probing import Prober, call_seconds, long_enough, pieces_of, shares_of, with_shares
 
@@ -115,7 +115,7 @@ class _Measuring:
         captured = self._captured(size) if self.samples else self._smallest
         first = len(self.readings)
         times = _in_a_step(self._times(captured, size, budget_s, asleep), cost)
-        alone = max(1.0, float(np.median(times.alone) / np.median(times.lone)))
+        alone = max(1.0, typical_ratio(times.alone / times.lone))
         sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
         own = np.array(self.readings[first:])
         call_s = call_seconds(self.pieces, middle_mean(own[:, 1:]).tolist())

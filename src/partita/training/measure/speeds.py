@@ -46,10 +46,16 @@ def relative_speed(probe: Probe, own: FloatArray, other: FloatArray) -> float:
         mine, its = (rows[(rows[:, 0] >= low) & (rows[:, 0] <= high)] for rows in (own, other))
         if len(mine) and len(its):
             measured = probe.speed(middle_mean(mine[:, 1:]), np.array(probe.core_share))
-            ratios.append(float(np.log(speed_of(probe, its) / measured)))
+            ratios.append(speed_of(probe, its) / float(measured))
+    return typical_ratio(np.array(ratios))
+
+
+def typical_ratio(ratios: FloatArray) -> float:
+    """The median of ratios taken in turn; exactly 1 where they do not agree that it is another."""
     if len(ratios) < 2:
         return 1.0
-    middle, error = float(np.median(ratios)), float(np.std(ratios, ddof=1) / np.sqrt(len(ratios)))
+    logs = np.log(ratios)
+    middle, error = float(np.median(logs)), float(np.std(logs, ddof=1) / np.sqrt(len(logs)))
     return float(np.exp(middle)) if abs(middle) > max(ALIKE, 2 * error) else 1.0
 
 
