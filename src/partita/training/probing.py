@@ -26,7 +26,7 @@ PRODUCTS = frozenset(("conv1d", "conv2d", "conv3d", "convolution", "conv_transpo
 _PRODUCT_FLOP = 1.5e7  #: of one call: half a millisecond or so of a core
 _MEMORY_ELEMENTS = 1 << 18  #: at most
 _PIECE_S = 3e-4  #: what a piece should take; a call that takes more is a piece as it is
-MOST = 7  #: readings one after another; more tell little that is new
+_FIRST = 7  #: readings that say how long a piece is
 
 
 class Prober:
@@ -72,7 +72,7 @@ def pieces_of(captured: Captured) -> tuple[ProbePiece, ...]:
 
 def long_enough(pieces: Sequence[ProbePiece], device: torch.device) -> tuple[ProbePiece, ...]:
     """The pieces repeated until each takes about as long as it should on this device."""
-    once = Prober(pieces, device).read(MOST)
+    once = Prober(pieces, device).read(_FIRST)
     times = [max(1, min(64, round(_PIECE_S / max(s, 1e-7)))) for s in once]
     return tuple(replace(p, sizes=(n, *p.sizes[1:])) for p, n in zip(pieces, times, strict=True))
 
