@@ -39,33 +39,32 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
-    """benchmarks/prediction.py: a row a model and plan, then median and worst; intervals and verdicts where they are known."""
+    """benchmarks/prediction.py: a row a model and plan, then median and worst; at the run's speed where that is known."""
     errors = [r["predicted_step_s"] / r["measured_step_s"] - 1 for r in rows]
-    heads, columns = (
-        ["model", "predicted step", "measured step", "error"],
-        [
-            [f"{r['model']}, {r['plan']} plan" for r in rows],
-            [seconds(r["predicted_step_s"]) for r in rows],
-            [seconds(r["measured_step_s"]) for r in rows],
-            [percent(e, signed=True) for e in errors],
-        ],
-    )
-    at_run_speed = [r.get("predicted_at_run_speed_s") for r in rows]
-    if any(at_run_speed):
-        pairs = zip(at_run_speed, rows, strict=True)
+    heads = ["model", "predicted step", "measured step", "error"]
+    columns = [
+        [f"{r['model']}, {r['plan']} plan" for r in rows],
+        [seconds(r["predicted_step_s"]) for r in rows],
+        [seconds(r["measured_step_s"]) for r in rows],
+        [percent(e, signed=True) for e in errors],
+    ]
+    ends = [f"Median error {_middle_and_worst(errors)}"]
+    ran = [r.get("predicted_at_run_speed_s") for r in rows]
+    missed = [None if v is None else v / r["measured_step_s"] - 1 for v, r in zip(ran, rows, strict=True)]
+    if known := [e for e in missed if e is not None]:
         heads.append("error at the run's speed")
-        columns.append([NOTHING if v is None else percent(v / r["measured_step_s"] - 1, signed=True) for v, r in pairs])
-    if any("verdicts" in r for r in rows):
-        heads += ["95 % of the error", "within 10 %"]
-        columns.append([_errors(r.get("ratio_interval", {}).get("predicted/pipeline")) for r in rows])
-        columns.append([_short(r.get("verdicts", {}).get("prediction")) for r in rows])
-    sizes = [abs(e) for e in errors]
+        columns.append([NOTHING if e is None else percent(e, signed=True) for e in missed])
+        ends.append(f"At the speed that the machine had in the run: {_middle_and_worst(known)}")
     load = max((float(r.get("load", 0.0)) for r in rows), default=0.0)
-    end = f"Median error {percent(statistics.median(sizes))}, worst {percent(max(sizes))}"
-    drifts = [r["machine_record"]["drift"]["drift"] for r in rows if "machine_record" in r]
-    drift = f" The machine drifted by {percent(min(drifts))} to {percent(max(drifts))}." if drifts else ""
-    body = zip(*columns, strict=True)
-    return f"{markdown(heads, body)}\n\n{end}. Highest load average after a run: {load:.1f}.{drift}"
+    ends.append(f"Highest load average after a run: {load:.1f}")
+    if drifts := [r["machine_record"]["drift"]["drift"] for r in rows if "machine_record" in r]:
+        ends.append(f"The machine drifted by {percent(min(drifts))} to {percent(max(drifts))}")
+    return f"{markdown(heads, zip(*columns, strict=True))}\n\n{'. '.join(ends)}."
+
+
+def _middle_and_worst(errors: Sequence[float]) -> str:
+    sizes = [abs(e) for e in errors]
+    return f"{percent(statistics.median(sizes))}, worst {percent(max(sizes))}"
 
 
 def pipeline(found: Mapping[str, Any]) -> str:
@@ -93,10 +92,6 @@ def pipeline(found: Mapping[str, Any]) -> str:
 
 def _span(ends: Sequence[float] | None, written: Callable[[float], str]) -> str:
     return f"{written(ends[0])} to {written(ends[1])}" if ends else NOTHING
-
-
-def _errors(ends: Sequence[float] | None) -> str:
-    return _span(ends, lambda ratio: percent(ratio - 1, signed=True))
 
 
 def _short(verdict: Mapping[str, Any] | None) -> str:
