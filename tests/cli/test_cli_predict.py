@@ -117,6 +117,7 @@ def test_models_fitted_below_a_count_are_judged_above_it(csv: Path, capsys: pyte
     assert same == d
 
 
+@pytest.mark.slow
 def test_without_a_split_five_folds(csv: Path, stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     d = document(capsys, csv, "--target", "step (ms)", "--models", "log-linear", "--drop", "optimizer")
     assert d["split"]["kind"] == "folds"
@@ -132,6 +133,7 @@ def test_people_get_words(csv: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "70 runs, 5 inputs" in talk
 
 
+@pytest.mark.slow
 def test_roles_may_be_given(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "roles.toml").write_text('[columns]\nbatch = "batch"\nlayers = "kind"\n')
     asked = [csv, "--target", "step (ms)", "--models", "skeleton", *SPLIT, "--columns", tmp_path / "roles.toml"]

@@ -16,7 +16,9 @@ from partita.models.splits import above, folds
 pytest.importorskip("sklearn")
 
 
-@pytest.mark.parametrize("name", OPPONENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "gradient boosting" else n for n in OPPONENTS]
+)
 def test_an_opponent_learns_and_its_intervals_hold(name: str) -> None:
     world = runs(240, noise=0.05, seed=1)
     first = np.arange(240) < 120

@@ -70,7 +70,8 @@ def test_what_gives_no_honest_fit_is_refused_in_a_sentence(table: Table, asked: 
     assert "hint:" in str(caught.value)
 
 
-@pytest.mark.parametrize("factor", [1000.0, pytest.param(1e-3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1000.0, 1e-3])
 def test_times_in_another_unit_are_found_by_the_fit(factor: float) -> None:
     times = WORLD.times.copy()
     times[[5, 50]] *= factor
@@ -181,6 +182,7 @@ def test_the_final_model_knows_the_range_of_all_rows() -> None:
     assert np.all((formula.beyond(twice) > 0) == (WORLD.table.numbers("devices") == 8))
 
 
+@pytest.mark.slow
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
     say: Callable[[str, int, int], None] = lambda what, done, total: told.append((what, done, total))  # noqa: E731
