@@ -43,7 +43,9 @@ def available() -> bool:
     return importlib.util.find_spec("optuna") is not None
 
 
-def bayes(question: Question, known: Sequence[Mapped], budget_s: float, seed: int, *, sampler: Sampler = "gp") -> Finding:
+def bayes(
+    question: Question, known: Sequence[Mapped], budget_s: float, seed: int, *, sampler: Sampler = "gp"
+) -> Finding:
     """The best of so many trials as the budget counts, and of what is known. Raises MissingDependency without Optuna."""
     if not available():
         raise MissingDependency("method 'bayes' needs Optuna", hint="pip install 'partita[mapping]'")

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from partita.errors import MissingDependency
-from partita.mapping.plan.heft import upward_ranks
 from partita.mapping.plan.question import Finding, Mapped, Question, best_of
 from partita.nouns.graph import IntArray
 
@@ -34,12 +33,19 @@ GRAIN = 1 << 30  #: whole numbers to the value that is known
 UNITS_PER_S = 0.2  #: deterministic time of CP-SAT in a second, cautiously
 HARD = 4.0  #: budgets of wall-clock seconds after which it is cut off, should its own count not end it
 PROVEN = 1e-6  #: a gap, as a share, that rounding leaves
+LARGEST = 60_000  #: literals; a larger program has not got going within a minute, and is not begun
 PRECEDENCE = 64  #: atoms by which equal devices are told apart
 
 
 def available() -> bool:
     """Whether OR-tools is installed."""
     return importlib.util.find_spec("ortools") is not None
+
+
+def size(question: Question) -> int:
+    """Roughly how many literals the program has."""
+    n = question.devices
+    return question.model.atoms * n + len(question.facts.producer) * n * max(1, n - 1)
 
 
 def cp_sat(question: Question, known: Sequence[Mapped], budget_s: float, seed: int) -> Finding:
@@ -49,7 +55,7 @@ def cp_sat(question: Question, known: Sequence[Mapped], budget_s: float, seed: i
     from ortools.sat.python import cp_model
 
     best = best_of(known)
-    if question.devices == 1 or not 0 < best.value_s < math.inf:
+    if question.devices == 1 or not 0 < best.value_s < math.inf or size(question) > LARGEST:
         return Finding(best)
     program = _Program.of(cp_model.CpModel(), question, GRAIN / best.value_s)
     program.hint(best)
@@ -60,7 +66,9 @@ def cp_sat(question: Question, known: Sequence[Mapped], budget_s: float, seed: i
     solver.parameters.max_time_in_seconds = HARD * budget_s
     status = solver.solve(program.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        bound = best.value_s * (1 - 1e-6) if status == cp_model.INFEASIBLE else solver.best_objective_bound / program.scale
+        bound = (
+            best.value_s * (1 - 1e-6) if status == cp_model.INFEASIBLE else solver.best_objective_bound / program.scale
+        )
         return Finding(best, max(0.0, bound))
     found = program.read(solver)
     return Finding(best_of([best, *found]), max(0.0, solver.best_objective_bound / program.scale), len(found))
@@ -111,7 +119,9 @@ class _Program:
         for d, twin in rank.items():
             for k, a in enumerate(by_place):
                 if d in self.x[a]:
-                    m.add_bool_or([self.x[a][d].negated(), *(self.x[b][twin] for b in by_place[:k] if twin in self.x[b])])
+                    m.add_bool_or(
+                        [self.x[a][d].negated(), *(self.x[b][twin] for b in by_place[:k] if twin in self.x[b])]
+                    )
 
     def add_tasks(self) -> None:
         """When they run: one after another on a device."""
@@ -142,7 +152,9 @@ class _Program:
             for v in readers:
                 m.add(self.start[v] >= self.end[u])
             for d in range(q.devices):
-                here = [(v, self.x[int(q.facts.atom_of[v])][d]) for v in readers if d in self.x[int(q.facts.atom_of[v])]]
+                here = [
+                    (v, self.x[int(q.facts.atom_of[v])][d]) for v in readers if d in self.x[int(q.facts.atom_of[v])]
+                ]
                 sources = [p for p in maker if p != d]
                 if here and sources and {int(q.facts.atom_of[v]) for v in readers} != {int(q.facts.atom_of[u])}:
                     self._add_crossing(k, u, d, here, sources, on)
@@ -150,9 +162,11 @@ class _Program:
             if queue not in _fair(q):
                 m.add_no_overlap(intervals)
 
-    def _add_crossing(self, k: int, u: int, d: int, here: list[tuple[int, Any]], sources: list[int], on: dict[int, list[Any]]) -> None:
+    def _add_crossing(
+        self, k: int, u: int, d: int, here: list[tuple[int, Any]], sources: list[int], on: dict[int, list[Any]]
+    ) -> None:
         """Tensor k, made by task u, to device d from any of the others."""
-        q, m, f = self.question, self.model, self.question.facts
+        m, f = self.model, self.question.facts
         maker = self.x[int(f.atom_of[u])]
         away = maker[d].negated() if d in maker else True
         took = {p: self.whole(float(f.size[k] / f.rate[p, d] if np.isnan(f.given[k]) else f.given[k])) for p in sources}
@@ -182,7 +196,7 @@ class _Program:
                     m.add(self.start[v] >= leaves + took[p] + lag[p]).only_enforce_if(uses, reads_here)
         for v, reads_here in here:
             m.add(self.start[v] >= leaves + least).only_enforce_if(crosses, reads_here)
-            there = maker[d] if d in maker else 0
+            there = maker.get(d, 0)
             m.add(self.start[v] >= self.end[u] + least * (reads_here - there))
 
     def hint(self, known: Mapped) -> None:
@@ -223,4 +237,9 @@ def _fair(question: Question) -> set[int]:
     """Queues whose transfers share the rate, so that they may overlap."""
     cluster, f = question.problem.cluster, question.facts
     names = [d.name for d in cluster.devices]
-    return {int(f.queue[p, d]) for p, a in enumerate(names) for d, b in enumerate(names) if p != d and cluster.link(a, b).fair}
+    return {
+        int(f.queue[p, d])
+        for p, a in enumerate(names)
+        for d, b in enumerate(names)
+        if p != d and cluster.link(a, b).fair
+    }

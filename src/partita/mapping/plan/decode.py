@@ -35,12 +35,19 @@ def values_of(question: Question, where: IntArray, priority: FloatArray) -> tupl
 @compiled
 def prioritised(f: Facts, priority: FloatArray) -> IntArray:
     """[tasks] the topological order of priorities; of equals the lower number first."""
+    incoming_start, made_start, made, reader_start, reader = (
+        f.incoming_start,
+        f.made_start,
+        f.made,
+        f.reader_start,
+        f.reader,
+    )
     n = len(priority)
     waiting = np.zeros(n, np.int64)
     ready, order = np.empty(n, np.int64), np.empty(n, np.int64)
     count = 0
     for i in range(n):
-        waiting[i] = f.incoming_start[i + 1] - f.incoming_start[i]
+        waiting[i] = incoming_start[i + 1] - incoming_start[i]
         if waiting[i] == 0:
             ready[count] = i
             count += 1
@@ -54,10 +61,10 @@ def prioritised(f: Facts, priority: FloatArray) -> IntArray:
         count -= 1
         ready[best] = ready[count]
         order[x] = i
-        for m in range(f.made_start[i], f.made_start[i + 1]):
-            k = f.made[m]
-            for e in range(f.reader_start[k], f.reader_start[k + 1]):
-                v = f.reader[e]
+        for m in range(made_start[i], made_start[i + 1]):
+            k = made[m]
+            for e in range(reader_start[k], reader_start[k + 1]):
+                v = reader[e]
                 waiting[v] -= 1
                 if waiting[v] == 0:
                     ready[count] = v

@@ -19,7 +19,8 @@ from partita.mapping.plan.decode import priorities_of, values_of
 from partita.mapping.plan.question import Finding, Mapped, Question, best_of
 from partita.nouns.graph import FloatArray, IntArray
 
-UNITS_PER_S = 1e7  #: tasks and tensors decoded and simulated in a second
+UNITS_PER_S = 5e7  #: tasks and tensors decoded and simulated in a second
+GENERATION_S = 0.004  #: of breeding one, beside that
 POPULATION = 64
 ELITE = 8  #: that live on
 MOST_GROUPS = 24
@@ -27,10 +28,10 @@ MOST_GROUPS = 24
 
 def genetic(question: Question, known: Sequence[Mapped], budget_s: float, seed: int) -> Finding:
     """The best mapping of so many generations as the budget counts. Never worse than what it begins with."""
-    best, phases, tried = best_of(known), [], 0
+    best, tried = best_of(known), 0
     if question.devices == 1:
         return Finding(best)
-    generations = max(1, int(budget_s * UNITS_PER_S / (POPULATION * 3 * question.cost_units)))
+    generations = max(1, int(budget_s / (GENERATION_S + POPULATION * 3 * question.cost_units / UNITS_PER_S)))
     chance = np.random.default_rng(seed)
     breeder = _Breeder(question, groups(question, MOST_GROUPS), chance)
     where, priority = breeder.first(known)
@@ -49,7 +50,7 @@ def genetic(question: Question, known: Sequence[Mapped], budget_s: float, seed: 
     k = int(np.argmin(value))
     if value[k] < best.value_s:
         best = Mapped(float(value[k]), where[k].copy(), orders[k].copy(), "genetic")
-    return Finding(best, 0.0, tried, tuple(phases))
+    return Finding(best, 0.0, tried)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +105,9 @@ class _Breeder:
             tensor = int(chance.integers(0, max(1, len(q.facts.producer))))
             if len(q.facts.reader):
                 maker = q.facts.atom_of[q.facts.producer[tensor]]
-                readers = q.facts.atom_of[q.facts.reader[q.facts.reader_start[tensor] : q.facts.reader_start[tensor + 1]]]
+                readers = q.facts.atom_of[
+                    q.facts.reader[q.facts.reader_start[tensor] : q.facts.reader_start[tensor + 1]]
+                ]
                 if len(readers):
                     reader = readers[int(chance.integers(0, len(readers)))]
                     if chance.random() < 0.5:

@@ -1,6 +1,6 @@
 """Plan a mapping by a method's name: seeds, pieces between waists, a search on each, the best of all; and a bound.
 
-    single, intuitive, heft     what they say, be it worse than another
+    single, intuitive, heft, heft-links     what they say, be it worse than another
     cp-sat                      the judge: optimal where it ends in time, with its own bound
     bayes                       Bayesian optimisation; bayes-tpe and bayes-random: with another sampler
     genetic                     a genetic search
@@ -24,7 +24,7 @@ import numpy as np
 from partita.errors import BadInput
 from partita.mapping.plan import bayes, cp_sat
 from partita.mapping.plan.genetic import genetic
-from partita.mapping.plan.heft import heft
+from partita.mapping.plan.heft import heft, heft_over_links
 from partita.mapping.plan.hybrid import hybrid
 from partita.mapping.plan.intuitive import intuitive, single
 from partita.mapping.plan.polish import polished
@@ -36,7 +36,7 @@ from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.placement.plan.alarm import THREADS
-from partita.placement.plan.candidates import nothing_fits, plan_file
+from partita.placement.plan.candidates import candidates, nothing_fits, plan_file
 from partita.placement.plan.device_limit import useful
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound
@@ -58,7 +58,12 @@ def auto(question: Question, known: Sequence[Mapped], budget_s: float, seed: int
 
 
 SEEDS: Mapping[str, Callable[[Question], Sequence[Mapped]]] = MappingProxyType(
-    {"single": lambda q: [*single(q)], "intuitive": lambda q: [*intuitive(q)], "heft": lambda q: [heft(q)]}
+    {
+        "single": lambda q: [*single(q)],
+        "intuitive": lambda q: [*intuitive(q)],
+        "heft": lambda q: [heft(q)],
+        "heft-links": lambda q: [heft_over_links(q)],
+    }
 )
 SEARCHES: Mapping[str, Search] = MappingProxyType(
     {"cp-sat": cp_sat.cp_sat, "bayes": bayes.bayes, "bayes-tpe": bayes.with_sampler("tpe"),
@@ -67,9 +72,7 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
 METHODS = (*SEEDS, *SEARCHES)
 
 
-def plan_mapping(
-    problem: PlacementProblem, *, method: str = "auto", budget_s: float = 10.0, seed: int = 0
-) -> PlanFile:
+def plan_mapping(problem: PlacementProblem, *, method: str = "auto", budget_s: float = 10.0, seed: int = 0) -> PlanFile:
     """A mapping of least makespan of one iteration, its bound, and what it was compared with.
 
     Deterministic for a seed: work is counted, not timed, unless a processor is so slow that the constraint program's limit
@@ -84,10 +87,11 @@ def plan_mapping(
     began = time.monotonic()
     question = Question.of(problem)
     compared = {name: best_of(ms) for name, make in SEEDS.items() if (ms := make(question))}
+    compared |= _rest(question) if not any(np.isfinite(m.value_s) for m in compared.values()) else {}
     bound, how = latency_bound(problem, question.model)
     best = compared.get(method) or best_of([*compared.values()])
     compared_s = {name: m.value_s for name, m in compared.items()}
-    if method in SEARCHES:
+    if method in SEARCHES and np.isfinite(best.value_s):
         answer = in_pieces(question, SEARCHES[method], method, budget_s, seed)
         best = best_of([best, answer.best])
         bound, how = max((bound, how), (answer.bound_s, answer.bound))
@@ -120,7 +124,7 @@ def in_pieces(question: Question, search: Search, name: str, budget_s: float, se
     distinct = {p.shape: p for p in pieces}
     hard = [p for p in distinct.values() if not p.trivial]
     total = sum(len(p.tasks) for p in hard)
-    work = [(p, question if len(pieces) == 1 else Question.of(p.problem)) for p in distinct.values()]
+    work = [(p, question if len(pieces) == 1 else Question.of(useful(p.problem))) for p in distinct.values()]
 
     def solved(at: tuple[Segment, Question]) -> tuple[Finding, bool]:
         piece, own = at
@@ -139,7 +143,8 @@ def in_pieces(question: Question, search: Search, name: str, budget_s: float, se
 
 def _solved(question: Question, search: Search, budget_s: float, seed: int) -> tuple[Finding, bool]:
     """(what a search finds in a piece, whether its bound is the search's own); nothing is searched where a seed is optimal."""
-    known = [m for make in SEEDS.values() for m in make(question)]
+    known = [m for make in SEEDS.values() for m in make(question) if np.isfinite(m.value_s)]
+    known = known or [*_rest(question).values()]
     bound, _ = latency_bound(question.problem, question.model)
     if best_of(known).value_s <= bound * (1 + CLOSED) or budget_s <= 0:
         return Finding(best_of(known), bound), False
@@ -148,10 +153,19 @@ def _solved(question: Question, search: Search, budget_s: float, seed: int) -> t
     return Finding(found.best, max(bound, found.bound_s), found.tried, found.phases), own
 
 
+def _rest(question: Question) -> Mapping[str, Mapped]:
+    """What a free placement begins with, where memory leaves none of the seeds."""
+    found = candidates(question.problem, question.model, None, "latency")
+    fitting = [m for w, name in found if np.isfinite((m := question.listed(w, name)).value_s)]
+    return {m.name: m for m in sorted(fitting, key=lambda m: -m.value_s)}
+
+
 @cache
 def compile_kernels() -> None:
     """Compile what the searches run, so that it takes nothing of a budget."""
-    graph = TaskGraph.build("warm", [Task(x) for x in "abcd"], [("a", 1.0, ["b", "c"]), ("b", 1.0, ["d"]), ("c", 1.0, ["d"])])
+    graph = TaskGraph.build(
+        "warm", [Task(x) for x in "abcd"], [("a", 1.0, ["b", "c"]), ("b", 1.0, ["d"]), ("c", 1.0, ["d"])]
+    )
     costs = CostTable.given(("cpu",), [[1.0], [2.0], [2.0], [1.0]], np.full(3, np.nan))
     question = Question.of(PlacementProblem(graph, Cluster.uniform(2, rate_bytes_per_s=9.0), costs, np.zeros(4)))
     known = [m for make in SEEDS.values() for m in make(question)]

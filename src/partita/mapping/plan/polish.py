@@ -20,7 +20,7 @@ from partita.placement.plan.alarm import THREADS, FlagArray
 from partita.placement.plan.line_starts import depth_first, line
 from partita.placement.plan.whole import annealed
 
-UNITS_PER_S = 1.5e7  #: tasks and tensors that one thread looks at in a second
+UNITS_PER_S = 5e7  #: tasks and tensors that one thread looks at in a second
 HEATS = (0.1, 0.03, 0.3, 0.1, 0.03, 0.01, 0.1, 0.3)  #: of first runs, as shares of the value
 COOL = 0.003  #: of the last runs
 FIRST = 0.7  #: share of the budget that the first runs have
@@ -60,9 +60,7 @@ def _all(question: Question, runs: Sequence[_Run], stop: FlagArray) -> list[Mapp
 
     def ended(run: _Run) -> list[Mapped]:
         base = run.base
-        where, order = annealed(
-            question.facts, base.where, base.order, run.line, run.units, run.seed, run.heat, stop
-        )
+        where, order = annealed(question.facts, base.where, base.order, run.line, run.units, run.seed, run.heat, stop)
         return [question.mapped(where, order, "polish"), question.listed(where, "polish")]
 
     with ThreadPoolExecutor(THREADS) as pool:

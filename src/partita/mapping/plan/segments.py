@@ -34,14 +34,23 @@ class Segment:
     def shape(self) -> tuple[bytes, ...]:
         """Alike for pieces that differ in names only."""
         graph, costs = self.problem.graph, self.problem.costs
-        parts = (costs.seconds, costs.transfer_s, graph.producer, graph.size_bytes, graph.readers.start, graph.readers.items)
+        parts = (
+            costs.seconds,
+            costs.transfer_s,
+            graph.producer,
+            graph.size_bytes,
+            graph.readers.start,
+            graph.readers.items,
+        )
         return tuple(np.ascontiguousarray(a).tobytes() for a in parts)  # fmt: skip
 
     @property
     def trivial(self) -> bool:
         """Whether it is a chain: nothing is quicker than one device."""
         graph = self.problem.graph
-        return len(np.unique(graph.edges[:, 0])) == len(graph.edges) == len(graph) - 1 == len(np.unique(graph.edges[:, 1]))
+        return (
+            len(np.unique(graph.edges[:, 0])) == len(graph.edges) == len(graph) - 1 == len(np.unique(graph.edges[:, 1]))
+        )
 
 
 def segments(problem: PlacementProblem) -> list[Segment]:
@@ -52,7 +61,9 @@ def segments(problem: PlacementProblem) -> list[Segment]:
     if len(ends) == 1:
         return [Segment(problem, np.arange(len(order)), True)]
     firsts = [0, *ends[:-1]]
-    return [_piece(problem, order[a : b + 1], a == b or k == 0) for k, (a, b) in enumerate(zip(firsts, ends, strict=True))]
+    return [
+        _piece(problem, order[a : b + 1], a == b or k == 0) for k, (a, b) in enumerate(zip(firsts, ends, strict=True))
+    ]
 
 
 def waists(graph: TaskGraph) -> list[int]:
@@ -77,9 +88,8 @@ def waists(graph: TaskGraph) -> list[int]:
 
 def joined(question: Question, pieces: Sequence[tuple[Segment, Mapped]], name: str) -> Mapped:
     """The mapping of the whole made of those of its pieces, in their order."""
-    (only, mapped), *rest = pieces
-    if not rest:
-        return replace(mapped, name=name)
+    if len(pieces) == 1:
+        return replace(pieces[0][1], name=name)
     where, order = np.zeros(question.tasks, np.int64), []
     at = 0
     for segment, found in pieces:
@@ -121,4 +131,6 @@ def _piece(problem: PlacementProblem, tasks: IntArray, begins: bool) -> Segment:
         seconds[0] = 0.0
     part = TaskGraph.build(f"{graph.name} from {ids[0]}", [graph.tasks[i] for i in tasks.tolist()], tensors)
     table = CostTable.given(costs.kinds, seconds, costs.transfer_s[kept])
-    return Segment(replace(problem, graph=part, costs=table, memory_bytes=np.zeros(len(tasks)), remarks=()), tasks, begins)
+    return Segment(
+        replace(problem, graph=part, costs=table, memory_bytes=np.zeros(len(tasks)), remarks=()), tasks, begins
+    )
