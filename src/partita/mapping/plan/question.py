@@ -76,7 +76,8 @@ class Question:
         """[tasks] seconds, the mean over the devices that can run it."""
         seconds = self.facts.seconds[:, self.facts.class_of]
         able = np.isfinite(seconds)
-        return np.where(able, seconds, 0.0).sum(axis=1) / np.maximum(1, able.sum(axis=1))
+        mean: FloatArray = np.where(able, seconds, 0.0).sum(axis=1) / np.maximum(1, able.sum(axis=1))
+        return mean
 
     @cached_property
     def mean_transfer_s(self) -> FloatArray:
