@@ -21,10 +21,11 @@ from partita.placement.plan.line_starts import depth_first, line
 from partita.placement.plan.whole import annealed
 
 UNITS_PER_S = 5e7  #: tasks and tensors that one thread looks at in a second
-HEATS = (0.1, 0.03, 0.3, 0.1, 0.03, 0.01, 0.1, 0.3)  #: of first runs, as shares of the value
-COOL = 0.003  #: of the last runs
+HEATS = (0.1, 0.03, 0.3, 0.1, 0.03, 0.01, 0.1, 0.3)  #: of first runs, as shares of the value ...
+COOL = 0.003  #: ... and of the last
+SMALL = 100  #: tasks; in larger graphs a step changes less of the value, and heat is less as they are larger
 FIRST = 0.7  #: share of the budget that the first runs have
-FEWEST = 15_000  #: mappings that a first run evaluates, or there are fewer runs
+FEWEST = 15_000  #: mappings that a first run evaluates, or there are fewer runs; 100 a task where that is more
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +47,15 @@ def polished(question: Question, known: Sequence[Mapped], budget_s: float, seed:
     graph, stop = question.problem.graph, np.zeros(1, np.uint8)
     lines = (question.by_place, line(question.model, depth_first(graph.successors, graph.predecessors)))
     units, number = THREADS * budget_s * UNITS_PER_S, (seed & 0xFFFFF) * 2 * len(HEATS)
-    most = int(FIRST * units / (FEWEST * question.cost_units))
+    most = int(FIRST * units / (max(FEWEST, 100 * question.tasks) * question.cost_units))
+    mild = min(1.0, SMALL / question.tasks)
     count = max(THREADS, min(len(HEATS), most // THREADS * THREADS))
-    first = [_Run(best, lines[k // 2 % 2], FIRST * units / count, number + k, HEATS[k]) for k in range(count)]
+    first = [_Run(best, lines[k // 2 % 2], FIRST * units / count, number + k, HEATS[k] * mild) for k in range(count)]
     found = _all(question, first, stop)
     best = best_of([best, *found])
-    last = [_Run(best, lines[k], (1 - FIRST) * units / THREADS, number + count + k, COOL) for k in range(THREADS)]
+    last = [
+        _Run(best, lines[k], (1 - FIRST) * units / THREADS, number + count + k, COOL * mild) for k in range(THREADS)
+    ]
     return Finding(best_of([best, *_all(question, last, stop)]), 0.0, int(units / question.cost_units))
 
 
