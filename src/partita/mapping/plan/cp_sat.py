@@ -33,6 +33,7 @@ GRAIN = 1 << 30  #: whole numbers to the value that is known
 UNITS_PER_S = 0.2  #: deterministic time of CP-SAT in a second, cautiously
 HARD = 4.0  #: budgets of wall-clock seconds after which it is cut off, should its own count not end it
 PROVEN = 1e-6  #: a gap, as a share, that rounding leaves
+FIXED_S = 5.0  #: seconds beside that, more than the smallest budgets
 LARGEST = 60_000  #: literals; a larger program has not got going within a minute, and is not begun
 PRECEDENCE = 64  #: atoms by which equal devices are told apart
 
@@ -63,7 +64,7 @@ def cp_sat(question: Question, known: Sequence[Mapped], budget_s: float, seed: i
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed & 0x7FFFFFFF
     solver.parameters.max_deterministic_time = budget_s * UNITS_PER_S
-    solver.parameters.max_time_in_seconds = HARD * budget_s
+    solver.parameters.max_time_in_seconds = HARD * budget_s + FIXED_S
     status = solver.solve(program.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         bound = (
