@@ -1,9 +1,9 @@
 """The framework in steps: what comes to mind and Bayesian optimisation, then generations, then a polish; the best of all.
 
     step        begins with                         share of the budget
-    bayes       single, intuitive, heft             15 %    (TPE; left out without Optuna)
-    genetic     all of the above                    25 %
-    polish      the best of all                     60 %
+    bayes       single, intuitive, heft             8 %     (TPE; left out without Optuna)
+    genetic     all of the above                    17 %
+    polish      the best of all                     75 %
 
 Source: "Deep Learning Performance Optimization via Model Parallelization", UC Irvine; its evaluations are of real steps,
 these of the simulator.
@@ -20,7 +20,7 @@ from partita.mapping.plan.polish import polished
 from partita.mapping.plan.question import Finding, Mapped, Question, Search, best_of
 
 STEPS: Mapping[str, tuple[Search, float]] = MappingProxyType(
-    {"bayes": (bayes.with_sampler("tpe"), 0.15), "genetic": (genetic, 0.25), "polish": (polished, 0.6)}
+    {"bayes": (bayes.with_sampler("tpe"), 0.08), "genetic": (genetic, 0.17), "polish": (polished, 0.75)}
 )
 
 

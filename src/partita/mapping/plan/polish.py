@@ -48,7 +48,7 @@ def polished(question: Question, known: Sequence[Mapped], budget_s: float, seed:
     lines = (question.by_place, line(question.model, depth_first(graph.successors, graph.predecessors)))
     units, number = THREADS * budget_s * UNITS_PER_S, (seed & 0xFFFFF) * 2 * len(HEATS)
     most = int(FIRST * units / (max(FEWEST, 100 * question.tasks) * question.cost_units))
-    mild = min(1.0, SMALL / question.tasks)
+    mild = min(1.0, SMALL / question.tasks) ** 1.5
     count = max(THREADS, min(len(HEATS), most // THREADS * THREADS))
     first = [_Run(best, lines[k // 2 % 2], FIRST * units / count, number + k, HEATS[k] * mild) for k in range(count)]
     found = _all(question, first, stop)
