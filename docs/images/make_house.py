@@ -51,6 +51,14 @@ def floors() -> list[list[str]]:
     return [[part.strip().removeprefix("partita.") for part in layer.split("|")] for layer in layers]
 
 
+def exceptions() -> set[tuple[str, str]]:
+    """(wing, wing that it may import), as the contract says."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    said = next(c.get("ignore_imports", []) for c in contracts if c["type"] == "layers")
+    pairs = [[path.strip().split(".")[1] for path in line.split("->")] for line in said]
+    return {(a, b) for a, b in pairs}
+
+
 def imports() -> Counter[tuple[str, str]]:
     """(part, part that it imports) -> import statements."""
     source = ROOT / "src" / "partita"
@@ -117,7 +125,10 @@ def lines(house: Mapping[str, Box], used: Mapping[tuple[str, str], int]) -> Iter
             starts = [box.x + box.width * (k + 1) / (len(targets) + 1) for k in range(len(targets))]
         for x, target in zip(starts, targets, strict=True):
             end = min(max(x, target.x + 12), target.x + target.width - 12)
-            yield _line(x, box.bottom, end, target.y, used[box.name, target.name])
+            if target.y > box.bottom:
+                yield _line(x, box.bottom, end, target.y, used[box.name, target.name])
+            else:
+                yield _beside(box, target, used[box.name, target.name])
 
 
 def _line(x: float, y: float, end_x: float, end_y: float, number: int) -> str:
@@ -126,6 +137,15 @@ def _line(x: float, y: float, end_x: float, end_y: float, number: int) -> str:
     bend = (end_y - y) / 2
     path = f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {end_x:.1f} {end_y - bend:.1f} {end_x:.1f} {end_y - 7:.1f}"
     head = f"M{end_x:.1f} {end_y - 1:.1f}l-4.5 -7h9z"
+    return tag("path", d=path, stroke=LINE, stroke_width=thick, fill="none") + tag("path", d=head, fill=LINE)
+
+
+def _beside(box: Box, target: Box, number: int) -> str:
+    """From one wing to another: out of the bottom, below those between, into the other's bottom."""
+    x, end_x, y = box.x + 8, target.x + target.width - 8, box.bottom
+    path = f"M{x:.1f} {y:.1f}C{x:.1f} {y + 24:.1f} {end_x:.1f} {y + 24:.1f} {end_x:.1f} {y + 7:.1f}"
+    thick = 1.0 + sum(number >= step for step in THICKER)
+    head = f"M{end_x:.1f} {y + 1:.1f}l-4.5 7h9z"
     return tag("path", d=path, stroke=LINE, stroke_width=thick, fill="none") + tag("path", d=head, fill=LINE)
 
 

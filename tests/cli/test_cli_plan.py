@@ -209,3 +209,40 @@ def test_a_plan_with_given_orders_is_explained_and_reported(tmp_path, capsys):
     PlanFile(plan, file.verdict, file.problem).write(tmp_path / "plan.json")
     for words in (["explain", str(tmp_path / "plan.json")], ["report", str(tmp_path)]):
         assert main([*words, "--json"]) == 0, capsys.readouterr().err
+
+
+LAYER = "forward_compute_time=2.0, backward_compute_time=4.0, activation_size=1000.0, parameter_size=2000.0"
+DIAMOND = "".join(f"node{i} -- Layer -- {LAYER}\n" for i in range(1, 7)) + "".join(
+    f"\tnode{a} -- node{b}\n" for a, b in [(1, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 6)]
+)
+
+
+@pytest.mark.parametrize("method", ["heft", "cp-sat", "bayes", "genetic", "hybrid"])
+def test_a_mapping_has_a_placement_an_order_and_a_value(tmp_path, capsys, method):
+    source, plan = tmp_path / "layers.txt", tmp_path / "plan.json"
+    source.write_text(DIAMOND)
+    words = ["--devices", "2", "--bandwidth", "1e9", "--objective", "latency", "--method", method]
+    words += ["--budget-s", "0.2", "--seed", "1", "-o", str(plan)]
+    code, out, _ = said(capsys, "plan", str(source), *words, "--json")
+    assert code == 0
+    document, written = json.loads(out), json.loads(plan.read_text())
+    assert document["value_s"] == pytest.approx(0.024002)  # four layers, and one message of 2 us on their way
+    assert document["placement"].keys() == {f"node{i}" for i in range(1, 7)}
+    assert document["order"] == written["order"]
+    assert sorted(t for ts in written["order"].values() for t in ts) == sorted(document["placement"])
+    assert document["compared_s"]["single"] == pytest.approx(0.036)
+    assert document["lower_bound_s"] <= document["value_s"]
+    code, out, _ = said(capsys, "simulate", str(plan), "--json")
+    assert code == 0
+    code, out, _ = said(capsys, "plan", str(source), *words)
+    assert "against single" in out
+    assert "1.50x" in out
+    code, out, _ = said(capsys, "explain", str(plan), "--budget-s", "0.1")
+    assert code == 0
+
+
+def test_a_mapping_is_for_latency(tmp_path, capsys):
+    (tmp_path / "layers.txt").write_text(DIAMOND)
+    code, _, err = said(capsys, "plan", str(tmp_path / "layers.txt"), "--devices", "2", "--method", "heft")
+    assert code == 2
+    assert "--objective latency" in err

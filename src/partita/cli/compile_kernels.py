@@ -94,6 +94,7 @@ def compile_kernels() -> None:
             (graph, "--placement", "contiguous", "--objective", "throughput"),
             (graph, "--placement", "free", "--objective", "throughput", "--budget-s", "2"),
             (layers, "--devices", "4"),
+            (layers, "--devices", "2", "--objective", "latency", "--method", "hybrid", "--budget-s", "0.1"),
             (profile,),
         ]
         calls = [["plan", str(path), *flags, "-o", str(Path(folder) / "plan.json")] for path, *flags in asked]

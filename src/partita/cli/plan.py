@@ -10,6 +10,8 @@ from typing import Any
 
 from partita.cli.talk import Talk
 from partita.errors import BadInput
+from partita.mapping.plan.planner import METHODS as MAPPINGS
+from partita.mapping.plan.planner import plan_mapping
 from partita.nouns.cluster import Cluster
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
@@ -34,7 +36,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--objective", choices=("throughput", "latency", "step"), help="profile: step; graph: throughput"
     )
     parser.add_argument("--placement", choices=("contiguous", "free"), default="contiguous", help="default: contiguous")
-    parser.add_argument("--method", default="auto", metavar="NAME", help="a planner's name; default: auto")
+    parser.add_argument(
+        "--method",
+        default="auto",
+        metavar="NAME",
+        help="a planner's name; default: auto; for latency also heft, cp-sat, bayes, genetic, hybrid",
+    )
     parser.add_argument("--micro-batches", type=int, metavar="M", help="so many micro-batches; default: the fastest")
     parser.add_argument("--in-flight", type=int, metavar="K", help="micro-batches in flight; default: the fastest")
     parser.add_argument("--schedule", choices=("1f1b", "gpipe"), help="default: 1f1b")
@@ -133,6 +140,8 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
     if options.cluster:
         problem = _moved(problem, Cluster.read(options.cluster), options.bandwidth)
     talk.step(f"planning {problem.graph.name}, {len(problem.graph)} tasks, on {len(problem.cluster.devices)} devices")
+    if maps(options.method, options.placement, objective):
+        return plan_mapping(problem, method=options.method, budget_s=options.budget_s, seed=options.seed)
     if options.placement == "free":
         from partita.placement.plan.free import plan_free  # it needs optional solvers
 
@@ -140,6 +149,18 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
     return plan_contiguous(
         problem, objective, method=options.method, budget_s=options.budget_s, replicas=not options.no_replicas
     )
+
+
+def maps(method: str, placement: str, objective: str) -> bool:
+    """Whether the mapping wing answers. Its methods place tasks freely, said or not; "auto" and "single" are known to all.
+
+    Raises BadInput for one of its methods with another objective.
+    """
+    if method not in MAPPINGS or (method in ("auto", "single") and (placement, objective) != ("free", "latency")):
+        return False
+    if objective != "latency":
+        raise BadInput(f"method {method!r} is for latency, not for {objective}", hint="say --objective latency")
+    return True
 
 
 def _moved(problem: PlacementProblem, cluster: Cluster, bandwidth: float | None) -> PlacementProblem:
@@ -170,7 +191,7 @@ def _finite(value: Any) -> Any:
 def text(document: dict[str, Any]) -> str:
     if document["objective"] == "step":
         return "\n\n".join(filter(None, [_step_facts(document), stage_table(document["table"]), _comparison(document)]))
-    return "\n\n".join([_graph_facts(document), load_table(document["table"])])
+    return "\n\n".join(filter(None, [_graph_facts(document), load_table(document["table"]), _comparison(document)]))
 
 
 def _graph_facts(d: dict[str, Any]) -> str:
@@ -245,7 +266,13 @@ def _listed(names: list[str], most: int = 4) -> str:
 
 
 def _comparison(d: dict[str, Any]) -> str:
-    rows = [[name, value, d["compared_s"].get("single", math.nan) / value] for name, value in d["compared_s"].items()]
-    if d["method"] not in d["compared_s"]:
+    """What the plan was compared with."""
+    compared = d.get("compared_s", {})
+    if d["method"].partition(" (")[0] not in compared:
         return ""
-    return table([("method", "text"), ("step", "s"), ("against single", "ratio")], rows)
+    what = "step" if d["objective"] == "step" else "one sample"
+    rows = [
+        [name, value, compared.get("single", math.nan) / value if value > 0 else math.nan]
+        for name, value in compared.items()
+    ]
+    return table([("method", "text"), (what, "s"), ("against single", "ratio")], rows)

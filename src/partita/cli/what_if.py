@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.errors import InternalError, PartitaError
+from partita.mapping.plan.planner import METHODS as MAPPINGS
+from partita.mapping.plan.planner import plan_mapping
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.pipeline_problem import PipelineProblem, Wish
@@ -32,7 +34,7 @@ def answers(file: PlanFile, budget_s: float = 3.0) -> list[Answer]:
     """The plan's value under each change, by planning again; as it stands first.
 
     The graph, the costs and the wishes are those in the file; of a profile only the micro-batch size of the plan is there,
-    so that a better one is not found here. `budget_s` for each change is spent on free placements only.
+    so that a better one is not found here. `budget_s` for each change is spent on mappings and free placements only.
     """
     cluster = file.cluster
     changes: list[tuple[str, Cluster, float]] = [
@@ -69,6 +71,9 @@ def _planner(file: PlanFile, cluster: Cluster, faster: float, budget_s: float) -
         wish = _grown(problem, cluster)
         return lambda: plan_pipeline(problem.profile, cluster, **wish.given())
     faster_problem = with_links(problem.on(cluster), faster)
+    method = verdict.method.partition(" ")[0]
+    if verdict.objective == "latency" and method in MAPPINGS and method != "single":
+        return lambda: plan_mapping(faster_problem, method=method, budget_s=budget_s)
     if verdict.method.startswith("free"):
         from partita.placement.plan.free import plan_free  # it needs optional solvers
 

@@ -101,23 +101,51 @@ def transfer_s(f: Facts, k: int, p: int, d: int) -> float:
 
 @compiled
 def makespan(f: Facts, where: IntArray, order: IntArray, s: Scratch) -> float:
-    """Seconds until the last task ends; `where` is [atoms], `order` [tasks] a topological order. O(tasks + readers)."""
-    free, link_free = np.zeros(len(f.class_of)), np.zeros(f.queues)
+    """Seconds until the last task ends; `where` is [atoms], `order` [tasks] a topological order. O(tasks + readers).
+
+    `send` stands here once more, and the arrays of `f` have names of their own: a call with a tuple of arrays, or a look
+    into it, counts references to each of them, which would take most of the time.
+    """
+    atom_of, incoming_start, incoming, made_start, made = f.atom_of, f.incoming_start, f.incoming, f.made_start, f.made
+    reader_start, reader, producer, seconds, class_of = f.reader_start, f.reader, f.producer, f.seconds, f.class_of
+    given, size, rate, latency, message, queue = f.given, f.size, f.rate, f.latency, f.message, f.queue
+    arrives, done, place = s.arrives, s.done, s.place
+    free, link_free = np.zeros(len(class_of)), np.zeros(f.queues)
     for x in range(len(order)):
-        s.place[order[x]] = x
+        place[order[x]] = x
     last = 0.0
-    for i in order:
-        d = where[f.atom_of[i]]
-        at = free[d]
-        for e in range(f.incoming_start[i], f.incoming_start[i + 1]):
-            k = f.incoming[e]
-            if s.arrives[k, d] >= 0.0:  # the first of the device's tasks that reads it
-                at = max(at, s.arrives[k, d]) + f.message[where[f.atom_of[f.producer[k]]], d]
-                s.arrives[k, d] = -1.0
-        free[d] = at + f.seconds[i, f.class_of[d]]
-        s.done[i] = free[d]
-        last = max(last, free[d])
-        send(f, where, i, d, s, link_free, s.place)
+    for x in range(len(order)):
+        i = order[x]
+        p = where[atom_of[i]]
+        at = free[p]
+        for e in range(incoming_start[i], incoming_start[i + 1]):
+            k = incoming[e]
+            if arrives[k, p] >= 0.0:  # the first of the device's tasks that reads it
+                at = max(at, arrives[k, p]) + message[where[atom_of[producer[k]]], p]
+                arrives[k, p] = -1.0
+        end = at + seconds[i, class_of[p]]
+        free[p] = end
+        done[i] = end
+        last = max(last, end)
+        while True:  # a task sends few messages: the next one is looked for each time
+            best_k, best_d, best_place, more = -1, -1, len(place), 0
+            for m in range(made_start[i], made_start[i + 1]):
+                k = made[m]
+                for e in range(reader_start[k], reader_start[k + 1]):
+                    v = reader[e]
+                    d = where[atom_of[v]]
+                    if d != p and arrives[k, d] < 0.0:
+                        more += 1
+                        if place[v] < best_place or (place[v] == best_place and k < best_k):
+                            best_k, best_d, best_place = k, d, place[v]
+            if best_k < 0:
+                break
+            q = queue[p, best_d]
+            took = size[best_k] / rate[p, best_d] if np.isnan(given[best_k]) else given[best_k]
+            link_free[q] = max(link_free[q], end) + took
+            arrives[best_k, best_d] = link_free[q] + latency[p, best_d]
+            if more == 1:
+                break
     return last
 
 

@@ -15,6 +15,7 @@ from partita.simulate.makespan import MAKESPAN, SUM, Facts, Scratch, makespan, s
 from partita.solve.compiled import compiled
 from partita.solve.random import Words, between, seeded, uniform
 
+SWAPS = 0.15  #: of the steps that change devices
 MOST_LISTED = 20_000  #: tasks up to which they are listed by rank
 
 
@@ -44,8 +45,9 @@ def annealed(
 ) -> tuple[IntArray, IntArray]:  # fmt: skip
     """([atoms], [tasks]) the best placement and order met from these; never worse. Deterministic for a seed unless stopped.
 
-    A step moves an atom, or a stretch of the atoms of `by_place` that are on one device, to another device; for the
-    makespan, half the steps move a task past others of its device instead. `units` bounds the tasks and tensors looked at.
+    A step moves an atom, or a stretch of the atoms of `by_place` that are on one device, to another device, or swaps two
+    atoms, which full devices allow where they take no atom more; for the makespan, half the steps move a task past others
+    of its device instead. `units` bounds the tasks and tensors looked at.
     """
     return _anneal(facts, where, order, by_place, int(units), seed & 0x7FFFFFFF, hot, stop)
 
@@ -270,6 +272,20 @@ def _chosen(
 
 
 @compiled
+def _swapped(
+    f: Facts, where: IntArray, runs: Bools, left: FloatArray, moved: IntArray, random: Words
+) -> tuple[int, int, float]:
+    """(how many atoms change places, the device of the second, bytes that it gets more); `moved` holds the two; 0 where
+    they may not."""
+    a, b = between(random, 0, len(where)), between(random, 0, len(where))
+    p, q = where[a], where[b]
+    need = f.held[a] - f.held[b]
+    moved[0], moved[1] = a, b
+    allowed = p != q and need <= left[q] and -need <= left[p] and runs[a, f.class_of[q]] and runs[b, f.class_of[p]]
+    return (2 if allowed else 0), q, need
+
+
+@compiled
 def _anneal(
     f: Facts, base: IntArray, base_order: IntArray, by_place: IntArray, units: int, seed: int, hot: float, stop: FlagArray
 ) -> tuple[IntArray, IntArray]:  # fmt: skip
@@ -296,19 +312,25 @@ def _anneal(
         share = spent / (0.9 * units)
         heat = hot * 1e-3**share if share < 1.0 else 0.0
         spent += 20
-        x, y, k, p, q, need = 0, 0, 0, 0, 0, 0.0
+        x, y, k, p, q, need, swap = 0, 0, 0, 0, 0, 0.0, False
         if f.objective == MAKESPAN and uniform(random) < 0.5:
             x, y = _reordered(f, where, order, s.place, random)
             if x == y:
                 continue
             _shifted(order, x, y)
         else:
-            k, q, need = _chosen(f, where, runs, left, by_place, moved, random)
+            swap = uniform(random) < SWAPS
+            if swap:
+                k, q, need = _swapped(f, where, runs, left, moved, random)
+            else:
+                k, q, need = _chosen(f, where, runs, left, by_place, moved, random)
             if k == 0:
                 continue
             p = where[moved[0]]
             for z in range(k):
                 where[moved[z]] = q
+            if swap:
+                where[moved[1]] = p
         then = _value(f, where, order, s)
         spent += cost + k
         change = (then - now) / best
@@ -323,6 +345,8 @@ def _anneal(
         else:
             for z in range(k):
                 where[moved[z]] = p
+            if swap:
+                where[moved[1]] = q
             if x != y:
                 _shifted(order, y, x)
                 for z in range(min(x, y), max(x, y) + 1):

@@ -1,0 +1,1 @@
+"""A wing: any operator on any device, searched for: what an iteration takes decides, whatever makes it up."""
