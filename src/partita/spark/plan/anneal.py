@@ -26,6 +26,16 @@ class Walk(NamedTuple):
     values: FloatArray  #: [2] of `order` and of `best`
 
 
+class Machines(NamedTuple):
+    """What each machine does, in time."""
+
+    begin: FloatArray  #: [2n] of the phases on the network, then, from n on, of those on the CPU
+    finish: FloatArray  #: [2n]
+    count: IntArray  #: [2]
+    solid: IntArray  #: [2] from this phase on, without a gap
+    same: IntArray  #: [2] of a trial: so many first phases are as before it
+
+
 @compiled
 def anneal(
     shop: Shop,
@@ -40,107 +50,170 @@ def anneal(
     quota: int,
     target_s: float,
 ) -> int:
-    """Go on from `done` to `until` of `quota` units of work (an operation timed is one); returns the work done.
+    """Go on from `done` to `until` of `quota` units of work (an operation placed is one); returns the work done.
 
     The temperature falls from `heat_s` to nothing over the quota. Stops at target_s. tail: [n] as `tails` gives it.
     """
     n = len(shop.net)
     order = walk.order
     position = np.empty(2 * n, np.int64)
-    end, before = np.zeros(2 * n), np.zeros(2 * n)
-    free, trial_free = np.zeros((2 * n + 1, 3)), np.zeros((2 * n + 1, 3))  # network, CPU free; last end, before a place
+    start, before = np.zeros(2 * n), np.zeros(2 * n)
+    kept = _machines(n)
+    trial = _machines(n)
+    counts = np.zeros((2 * n + 1, 4), np.int64)  # before a place: phases of each machine, `solid` of each
     marked = np.zeros(2 * n, np.bool_)
-    saved, kept, moved = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(2 * n, np.int64)
+    saved, passed, moved = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(2 * n, np.int64)
     jobs_done = np.zeros(len(shop.release))
-    for k in range(2 * n):
-        position[order[k]] = k
-    _retimed(shop, tail, order, 0, end, before, free, np.inf)
+    _place(shop, tail, order, 0, start, before, trial, np.inf)
+    _settle(shop, order, 1, start, kept, counts, position)
+    trial.same[:] = 0
+    begin, finish, kept_begin, kept_finish = trial.begin, trial.finish, kept.begin, kept.finish
     while done < until and walk.values[1] > target_s:
         op = between(random, 0, 2 * n)
         far = 1 + int(reach * uniform(random) ** 3)
         if uniform(random) < 0.5:
-            low, high = _later(shop, order, position[op], far, marked, saved, kept, moved)
+            low, high = _later(shop, order, position[op], far, marked, saved, passed, moved)
         else:
-            low, high = _earlier(shop, order, position[op], far, marked, saved, kept, moved)
-        done += high - low + 4
+            low, high = _earlier(shop, order, position[op], far, marked, saved, passed, moved)
+        done += max(0, high - low) + 4
         if low > high:
             continue
         cooling = 1.0 - done / quota
         limit = walk.values[0] - heat_s * cooling * cooling * np.log(uniform(random) + 1e-300)
-        trial_free[low] = free[low]
-        last = _retimed(shop, tail, order, low, end, before, trial_free, np.inf if mean else limit)
+        for m in range(2):
+            trial.count[m], trial.solid[m] = counts[low, m], counts[low, 2 + m]
+            for k in range(m * n + trial.same[m], m * n + counts[low, m]):
+                begin[k], finish[k] = kept_begin[k], kept_finish[k]
+            done += max(0, counts[low, m] - trial.same[m]) // 8
+            trial.same[m] = counts[low, m]
+        last = _place(shop, tail, order, low, start, before, trial, np.inf if mean else limit)
         done += last - low
         value = np.inf
         if last == 2 * n:
-            value = _mean(shop, end, jobs_done) if mean else trial_free[2 * n, 2]
+            value = _value(shop, start, jobs_done, mean)
         if value <= limit:
+            low = _settle(shop, order, low, start, kept, counts, position)
+            for m in range(2):
+                trial.same[m] = min(trial.same[m], counts[low, m])
+            done += n - low // 2
             walk.values[0] = value
-            free[low:] = trial_free[low:]
-            for k in range(low, high + 1):
-                position[order[k]] = k
             if value < walk.values[1]:
                 walk.values[1] = value
                 walk.best[:] = order
         else:
             for k in range(low, last):
-                end[order[k]] = before[order[k]]
+                start[order[k]] = before[order[k]]
             order[low : high + 1] = saved[: high + 1 - low]
     return done
 
 
 @compiled
-def _retimed(
+def _place(
     shop: Shop,
     tail: FloatArray,
     order: IntArray,
     low: int,
-    end: FloatArray,
+    start: FloatArray,
     before: FloatArray,
-    free: FloatArray,
+    machines: Machines,
     limit: float,
 ) -> int:
-    """Time the operations from place `low` on; what their ends were goes to `before`. Returns the place where it ended: at
-    the end, or where the makespan was seen to exceed the limit."""
+    """Place the operations from place `low` of the order on, each in the first gap of its machine that is long enough; what
+    their starts were goes to `before`. Returns the place where it ended: behind the last one, or where the makespan was
+    seen to exceed the limit."""
     n = len(shop.net)
-    network, processor, top = free[low]
+    net, cpu, ready, first, parent = shop.net, shop.cpu, shop.ready, shop.parent_first, shop.parent  # read once: it is dear
+    begin, finish, count = machines.begin, machines.finish, machines.count
+    solid, same = machines.solid, machines.same
     for k in range(low, 2 * n):
         op = order[k]
         if op < n:
-            at = shop.ready[op]
-            for e in range(shop.parent_first[op], shop.parent_first[op + 1]):
-                at = max(at, end[n + shop.parent[e]])
-            if shop.net[op] > 0:
-                at = max(at, network)
-                network = at + shop.net[op]
-            left = at + tail[op]
-            at += shop.net[op]
+            at, length, left, m = ready[op], net[op], tail[op], 0
+            for e in range(first[op], first[op + 1]):
+                at = max(at, start[n + parent[e]] + cpu[parent[e]])
         else:
-            s = op - n
-            at = end[s]
-            if shop.cpu[s] > 0:
-                at = max(at, processor)
-                processor = at + shop.cpu[s]
-            left = at + tail[s] - shop.net[s]
-            at += shop.cpu[s]
-            top = max(top, at)
-        before[op] = end[op]
-        end[op] = at
-        free[k + 1, 0], free[k + 1, 1], free[k + 1, 2] = network, processor, top
-        if left * (1 - 1e-12) > limit:
+            at, length, left, m = start[op - n] + net[op - n], cpu[op - n], tail[op - n] - net[op - n], 1
+        if length > 0:  # in the first gap from `at` on
+            last = m * n + count[m]
+            i = m * n + solid[m]
+            if i < last and begin[i] < at + length:  # not before what has no gap
+                at, i = max(at, finish[last - 1]), last
+            while i > m * n and finish[i - 1] > at:
+                i -= 1
+            while i < last and begin[i] < at + length:
+                at = max(at, finish[i])
+                i += 1
+            same[m] = min(same[m], i - m * n)
+            if i < last:
+                solid[m] += 1
+                for j in range(last, i, -1):
+                    begin[j], finish[j] = begin[j - 1], finish[j - 1]
+            elif i > m * n and at > finish[i - 1]:
+                solid[m] = count[m]
+            begin[i], finish[i] = at, at + length
+            count[m] += 1
+        before[op] = start[op]
+        start[op] = at
+        if (at + left) * (1 - 1e-12) > limit:
             return k + 1
     return 2 * n
 
 
 @compiled
-def _mean(shop: Shop, end: FloatArray, done: FloatArray) -> float:
-    """The mean over jobs of completion minus release."""
+def _machines(n: int) -> Machines:
+    count, solid, same = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    return Machines(np.empty(2 * n), np.empty(2 * n), count, solid, same)
+
+
+@compiled
+def _settle(
+    shop: Shop, order: IntArray, low: int, start: FloatArray, kept: Machines, counts: IntArray, position: IntArray
+) -> int:
+    """Sort the order by start from place `low` on, as is nearly done already, and note what each machine does. Equal ones
+    keep their order, so that what is waited for stays before. Returns the first place that changed. O(2n - low + moves)."""
     n = len(shop.net)
+    net, cpu, begin, finish = shop.net, shop.cpu, kept.begin, kept.finish
+    for k in range(max(1, low), 2 * n):
+        op = order[k]
+        at, i = start[op], k
+        while i > 0 and start[order[i - 1]] > at:
+            order[i] = order[i - 1]
+            i -= 1
+        order[i] = op
+        low = min(low, i)
+    low = max(0, low - 1)
+    network, processor, solid_network, solid_processor = counts[low]
+    for k in range(low, 2 * n):
+        op = order[k]
+        at = start[op]
+        position[op] = k
+        counts[k, 0], counts[k, 1], counts[k, 2], counts[k, 3] = network, processor, solid_network, solid_processor
+        if op < n and net[op] > 0:
+            if network > 0 and at > finish[network - 1]:
+                solid_network = network
+            begin[network], finish[network] = at, at + net[op]
+            network += 1
+        if op >= n and cpu[op - n] > 0:
+            if processor > 0 and at > finish[n + processor - 1]:
+                solid_processor = processor
+            begin[n + processor], finish[n + processor] = at, at + cpu[op - n]
+            processor += 1
+    return low
+
+
+@compiled
+def _value(shop: Shop, start: FloatArray, done: FloatArray, mean: bool) -> float:
+    """The makespan, or the mean over jobs of completion minus release."""
+    n = len(shop.net)
+    job, cpu, release = shop.job, shop.cpu, shop.release
     done[:] = 0.0
     for s in range(n):
-        done[shop.job[s]] = max(done[shop.job[s]], end[n + s])
+        done[job[s]] = max(done[job[s]], start[n + s] + cpu[s])
+    if not mean:
+        return done.max()
     total = 0.0
     for j in range(len(done)):
-        total += done[j] - shop.release[j]
+        total += done[j] - release[j]
     return total / len(done)
 
 
@@ -158,6 +231,7 @@ def _later(
     """Move the operation at place `at` behind `far` more of its machine, and what waits for it with it. Returns the places
     (low, high) that changed, low > high for none; `saved` has what stood there."""
     n = len(shop.net)
+    first, parent = shop.parent_first, shop.parent
     op = order[at]
     left, taken, passed, k = 0, 1, 0, at + 1
     moved[0] = op
@@ -168,8 +242,8 @@ def _later(
         if other >= n:
             waits = marked[other - n]
         else:
-            for e in range(shop.parent_first[other], shop.parent_first[other + 1]):
-                waits = waits or marked[n + shop.parent[e]]
+            for e in range(first[other], first[other + 1]):
+                waits = waits or marked[n + parent[e]]
         if waits:
             marked[other] = True
             moved[taken] = other
@@ -202,6 +276,7 @@ def _earlier(
 ) -> tuple[int, int]:
     """Move the operation at place `at` before `far` more of its machine, and what it waits for with it; see `_later`."""
     n = len(shop.net)
+    first, child = shop.child_first, shop.child
     op = order[at]
     left, taken, passed, k = 0, 1, 0, at - 1
     moved[0] = op
@@ -212,8 +287,8 @@ def _earlier(
         if other < n:
             awaited = marked[n + other]
         else:
-            for e in range(shop.child_first[other - n], shop.child_first[other - n + 1]):
-                awaited = awaited or marked[shop.child[e]]
+            for e in range(first[other - n], first[other - n + 1]):
+                awaited = awaited or marked[child[e]]
         if awaited:
             marked[other] = True
             moved[taken] = other

@@ -18,7 +18,8 @@ from partita.nouns.graph import IntArray
 from partita.spark.plan.search import Found, found
 from partita.spark.plan.shop import Numbered, Shop, completions, order_of, timed
 
-GRAIN = float(1 << 40)  #: units that the horizon is divided into
+GRAIN = float(1 << 48)  #: units that the horizon is divided into, by the jobs
+MOST_PAIRED = 120  #: with more stages, pairs get no literals: they would be too many
 
 
 def available() -> bool:
@@ -55,16 +56,17 @@ def solve(work: Numbered, start: Found, mean: bool, *, limit_s: float, seed: int
         horizon_s = float(late.max() + min((end_s - late).sum(), shop.net.sum() + shop.cpu.sum()))
     if horizon_s <= 0 or limit_s <= 0:
         return Outcome(start, bound_s, start.value_s <= bound_s)
-    scale = GRAIN / horizon_s
+    grain = GRAIN / jobs
+    scale = grain / horizon_s
     whole = _whole(shop, base, scale)
     times = timed(whole, start.order).astype(np.int64)
-    program, begin, ended = _program(cp_model, whole, times, int(GRAIN) + 1)
+    program, begin, ended = _program(cp_model, whole, times, int(grain) + 1)
     slack = 2 * n + jobs + 1  # what rounding down takes of any end, at most
     if mean:
         total = sum(ended)
         least = (bound_s + float(shop.release.mean()) - base) * scale * jobs * (1 - 1e-9) - slack * jobs
     else:
-        total = program.new_int_var(0, int(GRAIN) + 1, "")
+        total = program.new_int_var(0, int(grain) + 1, "")
         program.add_max_equality(total, ended)
         least = (bound_s - base) * scale * (1 - 1e-9) - slack
     program.add(total >= max(0, math.floor(least)))
@@ -95,7 +97,11 @@ def _whole(shop: Shop, base: float, scale: float) -> Shop:
 
 
 def _program(cp_model: Any, shop: Shop, hint: IntArray, horizon: int) -> tuple[Any, list[Any], list[Any]]:
-    """(the program, [2n] starts of the operations, [jobs] ends of the jobs)."""
+    """(the program, [2n] starts of the operations, [jobs] ends of the jobs).
+
+    Two phases of one machine that nothing else orders get a literal for who is first: with these the solver proves in
+    milliseconds what it does not prove in seconds by intervals alone.
+    """
     program, n = cp_model.CpModel(), len(shop.net)
     length = np.concatenate([shop.net, shop.cpu]).astype(np.int64).tolist()
     ready = shop.ready.astype(np.int64).tolist()
@@ -105,6 +111,13 @@ def _program(cp_model: Any, shop: Shop, hint: IntArray, horizon: int) -> tuple[A
     for machine in (range(n), range(n, 2 * n)):
         busy = [k for k in machine if length[k] > 0]
         program.add_no_overlap([program.new_fixed_size_interval_var(begin[k], length[k], "") for k in busy])
+    for a, b in _unordered(shop) if n <= MOST_PAIRED else ():
+        for i, j in ((a, b), (n + a, n + b)):
+            if length[i] > 0 and length[j] > 0:
+                first = program.new_bool_var("")
+                program.add(begin[j] >= begin[i] + length[i]).only_enforce_if(first)
+                program.add(begin[i] >= begin[j] + length[j]).only_enforce_if(first.negated())
+                program.add_hint(first, bool(hint[i] < hint[j]))
     done = [program.new_int_var(0, horizon, "") for _ in shop.release]
     for s in range(n):
         program.add(begin[n + s] >= begin[s] + length[s])
@@ -113,3 +126,14 @@ def _program(cp_model: Any, shop: Shop, hint: IntArray, horizon: int) -> tuple[A
         if shop.child_first[s] == shop.child_first[s + 1]:
             program.add(done[int(shop.job[s])] >= begin[n + s] + length[n + s])
     return program, begin, done
+
+
+def _unordered(shop: Shop) -> list[tuple[int, int]]:
+    """Pairs of stages neither of which is an ancestor of the other. O(n (n + edges))."""
+    n = len(shop.net)
+    before = np.zeros((n, n), np.bool_)  # [stage, ancestor]
+    for s in range(n):
+        for p in shop.parent[shop.parent_first[s] : shop.parent_first[s + 1]]:
+            before[s] |= before[p]
+            before[s, p] = True
+    return [(a, b) for b in range(n) for a in range(b) if not before[b, a]]

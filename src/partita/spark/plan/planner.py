@@ -9,6 +9,7 @@ johnson ..     one rule, no search
 from __future__ import annotations
 
 import time
+
 from partita.errors import BadInput
 from partita.nouns.plan import Verdict, checked_bound
 from partita.spark.plan.bounds import Bound, bound_of
@@ -23,7 +24,8 @@ from partita.spark.schedule import Objective, ShopFile, Start
 METHODS = ("auto", "exact", "search", *RULES)
 OBJECTIVES: tuple[Objective, ...] = ("makespan", "mean-completion")
 BASELINES = ("fifo", "sjf", "fair", "delaystage")
-FEW_STAGES = 40  #: auto asks for a proof up to so many
+FEW_STAGES = 120  #: auto asks for a proof up to so many
+SEARCH_S = 5e-3  #: of search for each stage before a proof is tried
 CLOSE = 1e-9  #: a gap this small is none
 
 
@@ -59,14 +61,14 @@ def _searched(
 ) -> tuple[Found, Bound]:
     """The best order, and the better bound of both."""
     deadline = began + budget_s
-    best = starts(work, mean)
+    plans = starts(work, mean)
     proves = method == "exact" or (method == "auto" and len(work.shop.net) <= FEW_STAGES and available())
 
     def better(share: float, lot: int) -> Found:
         until = min(deadline, time.monotonic() + share * budget_s)
-        return improved(work, best, mean, budget_s=share * budget_s, deadline=until, seed=seed + lot, target_s=bound.value_s)  # fmt: skip
+        return improved(work, plans, mean, budget_s=share * budget_s, deadline=until, seed=seed + lot, target_s=bound.value_s)  # fmt: skip
 
-    best = better(0.2 if proves else 1.0, 0)
+    best = better(min(0.2, SEARCH_S * len(work.shop.net) / budget_s) if proves else 1.0, 0)
     if not proves or best.value_s <= bound.value_s * (1 + CLOSE):
         return best, bound
     limit = (deadline - time.monotonic()) * (1.0 if method == "exact" else 0.6)
@@ -75,8 +77,8 @@ def _searched(
         return proof.best, Bound(proof.bound_s, "exact")
     if proof.bound_s > bound.value_s:
         bound = Bound(proof.bound_s, "constraint programming, cut short")
-    best = proof.best
-    return (best if method == "exact" else better(0.4, 1)), bound
+    plans = [proof.best, *plans]
+    return (proof.best if method == "exact" else better(0.4, 1)), bound
 
 
 def schedule(work: Numbered, best: Found) -> tuple[Start, ...]:
