@@ -79,7 +79,9 @@ class ShopProblem:
         return ShopProblem.from_json(read_json(path, CostError), str(path))
 
 
-_HINT = 'see docs/reference/spark.md: {"jobs": [{"release_s": 0, "stages": [{"network_s": 2, "cpu_s": 3, "parents": []}]}]}'
+_HINT = (
+    'see docs/reference/spark.md: {"jobs": [{"release_s": 0, "stages": [{"network_s": 2, "cpu_s": 3, "parents": []}]}]}'
+)
 
 
 def _job_faults(job: ShopJob) -> list[str]:

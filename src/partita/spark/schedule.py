@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def _overlaps(schedule: tuple[Start, ...], stages: Mapping[tuple[int, int], Shop
         spans = sorted(((at, at + length, r.job, r.stage) for at, length, r in rows if length > 0))
         found += [
             f"job {a[2]} stage {a[3]} and job {b[2]} stage {b[3]} are on the {machine} at once, at {b[0]:g} s"
-            for a, b in zip(spans, spans[1:], strict=False)
+            for a, b in itertools.pairwise(spans)
             if b[0] < a[1] - slack
         ]
     return found
@@ -102,5 +103,10 @@ class ShopFile:
             schedule = record(tuple[Start, ...], found["schedule"], PlanError, f"{path}: the schedule", hint=hint)
         refuse(PlanError, faults(problem, schedule), str(path), hint=hint)
         if verdict.objective not in ("makespan", "mean-completion"):
-            refuse(PlanError, [f"the objective is {verdict.objective}, not makespan or mean-completion"], str(path), hint=hint)
+            refuse(
+                PlanError,
+                [f"the objective is {verdict.objective}, not makespan or mean-completion"],
+                str(path),
+                hint=hint,
+            )
         return ShopFile(schedule, verdict, problem)

@@ -37,7 +37,9 @@ def _parents(stage: int, density: float, kind: str, dice: random.Random) -> list
 def _time(kind: str, dice: random.Random, phase: int) -> float:
     if (kind == "zeros" and dice.random() < 0.4) or (kind == "one-sided" and phase == 0 and dice.random() < 0.8):
         return 0.0
-    return float(dice.randint(1, 6)) if kind == "whole" else dice.choice((dice.uniform(0.1, 9.0), dice.expovariate(0.5)))
+    return (
+        float(dice.randint(1, 6)) if kind == "whole" else dice.choice((dice.uniform(0.1, 9.0), dice.expovariate(0.5)))
+    )
 
 
 def layered(n: int, seed: int, jobs: int = 1, dense: bool = False) -> Json:

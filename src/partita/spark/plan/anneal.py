@@ -31,7 +31,7 @@ class Machines(NamedTuple):
 
     begin: FloatArray  #: [2n] of the phases on the network, then, from n on, of those on the CPU
     finish: FloatArray  #: [2n]
-    count: IntArray  #: [2]
+    phases: IntArray  #: [2] how many
     solid: IntArray  #: [2] from this phase on, without a gap
     same: IntArray  #: [2] of a trial: so many first phases are as before it
 
@@ -81,7 +81,7 @@ def anneal(
         cooling = 1.0 - done / quota
         limit = walk.values[0] - heat_s * cooling * cooling * np.log(uniform(random) + 1e-300)
         for m in range(2):
-            trial.count[m], trial.solid[m] = counts[low, m], counts[low, 2 + m]
+            trial.phases[m], trial.solid[m] = counts[low, m], counts[low, 2 + m]
             for k in range(m * n + trial.same[m], m * n + counts[low, m]):
                 begin[k], finish[k] = kept_begin[k], kept_finish[k]
             done += max(0, counts[low, m] - trial.same[m]) // 8
@@ -122,8 +122,14 @@ def _place(
     their starts were goes to `before`. Returns the place where it ended: behind the last one, or where the makespan was
     seen to exceed the limit."""
     n = len(shop.net)
-    net, cpu, ready, first, parent = shop.net, shop.cpu, shop.ready, shop.parent_first, shop.parent  # read once: it is dear
-    begin, finish, count = machines.begin, machines.finish, machines.count
+    net, cpu, ready, first, parent = (
+        shop.net,
+        shop.cpu,
+        shop.ready,
+        shop.parent_first,
+        shop.parent,
+    )  # read once: it is dear
+    begin, finish, count = machines.begin, machines.finish, machines.phases
     solid, same = machines.solid, machines.same
     for k in range(low, 2 * n):
         op = order[k]
@@ -210,7 +216,7 @@ def _value(shop: Shop, start: FloatArray, done: FloatArray, mean: bool) -> float
     for s in range(n):
         done[job[s]] = max(done[job[s]], start[n + s] + cpu[s])
     if not mean:
-        return done.max()
+        return float(done.max())
     total = 0.0
     for j in range(len(done)):
         total += done[j] - release[j]

@@ -12,6 +12,7 @@ mean-completion   every job for itself, as for the makespan; and what the jobs t
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,16 +76,14 @@ def _makespan(shop: Shop, around: Ends, stages: IntArray) -> Bound:
 def _mean(shop: Shop, around: Ends) -> Bound:
     jobs = len(shop.release)
     first = np.searchsorted(shop.job, np.arange(jobs + 1))
-    alone = np.array(
-        [_makespan(shop, around, np.arange(a, b)).value_s for a, b in zip(first[:-1], first[1:], strict=True)]
-    )
+    alone = np.array([_makespan(shop, around, np.arange(a, b)).value_s for a, b in itertools.pairwise(first)])
     candidates = [Bound(float(alone.mean()), "every job alone")]
     machines = []
     for name, work, head, tail in (
         ("the network", shop.net, around.fetch, around.fetched),
         ("the CPU", shop.cpu, around.compute, around.computed),
     ):
-        load = np.bincount(shop.job, work, jobs)
+        load = np.asarray(np.bincount(shop.job, work, jobs), np.float64)
         busy = work > 0
         least_head, least_tail = np.full(jobs, np.inf), np.full(jobs, np.inf)
         np.minimum.at(least_head, shop.job[busy], head[busy])

@@ -30,7 +30,12 @@ CLOSE = 1e-9  #: a gap this small is none
 
 
 def plan_spark(
-    problem: ShopProblem, method: str = "auto", objective: Objective = "makespan", *, budget_s: float = 1.0, seed: int = 0
+    problem: ShopProblem,
+    method: str = "auto",
+    objective: Objective = "makespan",
+    *,
+    budget_s: float = 1.0,
+    seed: int = 0,
 ) -> ShopFile:
     """The schedule, its bound, and the problem. Raises BadInput for an unknown method or objective."""
     began = time.monotonic()
@@ -53,7 +58,9 @@ def plan_spark(
 def _fluid(method: str) -> str:
     """What to say of a name that is a baseline and no method."""
     fluid = method in BASELINES
-    return f"{method} shares the machines and has no order: its value stands in compared_s" if fluid else "default: auto"
+    return (
+        f"{method} shares the machines and has no order: its value stands in compared_s" if fluid else "default: auto"
+    )
 
 
 def _searched(

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 
 from partita.nouns.graph import FloatArray, IntArray
-from partita.spark.plan.dispatch import dispatched, ranks
+from partita.spark.plan.dispatch import Bools, dispatched, ranks
 from partita.spark.plan.shop import Numbered, Shop, backwards, tails, timed
 
 
@@ -60,7 +60,13 @@ def more_orders(shop: Shop) -> list[IntArray]:
     tail, rule = tails(shop), np.where(shop.net < shop.cpu, shop.net, -shop.cpu)
     early = shop.net >= shop.cpu
     after = tail - shop.net  # from the end of the fetch
-    rows = [(early, rule), (-tail, early), (-after,), (early, -after), (-(tail - shop.net - shop.cpu), early, rule)]
+    rows: list[tuple[FloatArray | IntArray | Bools, ...]] = [
+        (early, rule),
+        (-tail, early),
+        (-after,),
+        (early, -after),
+        (-(tail - shop.net - shop.cpu), early, rule),
+    ]
     network, processor = job_work(shop)
     longest = np.zeros(len(shop.release))
     np.maximum.at(longest, shop.job, tail)

@@ -23,7 +23,8 @@ CHUNKS = 20  #: looks at the clock in a phase
 ROUNDS = 3
 HEATS = (0.5, 0.25, 0.12, 0.06)  #: of each phase of a round, in operations of mean length
 REACH = 0.8  #: of a move at most, in stages
-EXCHANGES = 120  #: of two jobs
+EXCHANGES = 120  #: of two jobs, at most,
+MOST_STAGES = 200_000  #: and so many stages put into order by them
 NEAR = 1e-12  #: a value so close to the bound is the bound
 
 
@@ -50,9 +51,7 @@ def starts(work: Numbered, mean: bool) -> list[Found]:
     if mean:
         plans += [q for p in plans[:2] for q in exchanged(work, p)]
     else:
-        plans += [
-            found(work, o, mean, "rules") for p in plans[:4] for o in to_and_fro(work.shop, p.order, 6)
-        ]
+        plans += [found(work, o, mean, "rules") for p in plans[:4] for o in to_and_fro(work.shop, p.order, 6)]
     first: dict[float, Found] = {}
     for plan in sorted(plans, key=lambda p: p.value_s):
         first.setdefault(plan.value_s, plan)
@@ -61,7 +60,7 @@ def starts(work: Numbered, mean: bool) -> list[Found]:
 
 def exchanged(work: Numbered, start: Found) -> list[Found]:
     """Plans that serve the jobs one after the other where they compete: in the order in which `start` ends them, and with
-    two of them exchanged as long as that helps; EXCHANGES plans at most."""
+    two of them exchanged as long as that helps."""
     shop = work.shop
     tail, jobs = tails(shop), len(shop.release)
 
@@ -72,12 +71,13 @@ def exchanged(work: Numbered, start: Found) -> list[Found]:
         return found(work, dispatched(shop, rank, rank, False), True, "rules")
 
     order = np.argsort(completions(shop, timed(shop, start.order)), kind="stable")
-    plans, left, moved = [plan(order)], EXCHANGES, True
+    most = min(EXCHANGES, MOST_STAGES // len(shop.net))
+    plans, left, moved = [plan(order)], most, True
     best = plans[0].value_s
     while moved and left > 0:
         moved = False
         for i in range(jobs):
-            for j in range(i + 1, min(jobs, i + 1 + max(1, EXCHANGES // (2 * jobs)))):
+            for j in range(i + 1, min(jobs, i + 1 + max(1, most // (2 * jobs)))):
                 if left == 0:
                     break
                 order[i], order[j] = order[j], order[i]

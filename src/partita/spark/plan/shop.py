@@ -78,7 +78,8 @@ def backwards(shop: Shop) -> Shop:
 
     up, down = mirrored(shop.child_first, shop.child), mirrored(shop.parent_first, shop.parent)
     jobs = len(shop.release)
-    cpu, net, job = (np.ascontiguousarray(a[::-1]) for a in (shop.cpu, shop.net, jobs - 1 - shop.job))
+    cpu, net = (np.ascontiguousarray(a[::-1], np.float64) for a in (shop.cpu, shop.net))
+    job = np.ascontiguousarray((jobs - 1 - shop.job)[::-1], np.int64)
     return Shop(cpu, net, np.zeros(n), job, *up, *down, np.zeros(jobs))
 
 
