@@ -87,6 +87,12 @@ def tiny_spark() -> dict[str, object]:
     return {"jobs": [{"release_s": r, "stages": stages} for r in (0.0, 2.0)]}
 
 
+def tiny_traces() -> dict[str, object]:
+    """A query of two stages."""
+    waves = {"fresh_durations": {"5": [900.0]}, "first_wave": {"5": [900.0, 500.0]}, "rest_wave": {"5": [400.0] * 8}}
+    return {"1": {"edges": [[0, 1]], "stages": [waves, waves]}}
+
+
 def compile_kernels() -> None:
     """Plan a tiny problem of each kind."""
     with tempfile.TemporaryDirectory() as folder:
@@ -111,6 +117,10 @@ def compile_kernels() -> None:
             ["spark", "plan", str(spark), "--objective", o, "--budget-s", "0.1"]
             for o in ("makespan", "mean-completion")
         ]
+        traces = Path(folder) / "traces"
+        traces.mkdir()
+        (traces / "1g.json").write_text(json.dumps(tiny_traces()))
+        calls += [["spark", "simulate", "--traces", str(traces), "--policy", p] for p in ("fifo", "weighted-fair")]
         for words in calls:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 code = main(words)

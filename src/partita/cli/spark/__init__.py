@@ -2,4 +2,5 @@
 
 VERBS = {
     "plan": "in which order stages take their turns on the network and on the CPU, with a bound",
+    "simulate": "jobs drawn from traces on a cluster of executors, under a policy",
 }

@@ -119,7 +119,9 @@ def _ways(query: Query, mean_s: FloatArray) -> FloatArray:
     return way
 
 
-def simulate(catalogue: Catalogue, setting: Setting, policy: str, *, seed: int = 0, exponent: float | None = None) -> Outcome:
+def simulate(
+    catalogue: Catalogue, setting: Setting, policy: str, *, seed: int = 0, exponent: float | None = None
+) -> Outcome:
     """One episode. weighted-fair without an exponent gets the one that is best in other episodes of the setting.
 
     Raises BadInput for an unknown policy.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray
+from partita.nouns.graph import FloatArray, IntArray
 from partita.solve.compiled import compiled
-from partita.spark.plan.executors.world import State, Work, advance, send, wanted
+from partita.spark.plan.executors.world import State, Work, advance, send
 
 POLICIES = ("fifo", "sjf-cp", "fair", "weighted-fair")
 FIFO, SJF, SHARES = 0, 1, 2
@@ -36,11 +36,23 @@ def episode(work: Work, state: State, rule: int, weight: FloatArray) -> None:
 
 
 @compiled
-def stage_of(work: Work, state: State, job: int, longest: bool) -> int:
-    """A stage of the job that wants executors, the one with the longest way or the first; -1 for none."""
+def stage_of(
+    first: IntArray,
+    tasks: IntArray,
+    missing: IntArray,
+    begun: IntArray,
+    coming: IntArray,
+    way_s: FloatArray,
+    job: int,
+    longest: bool,
+) -> int:
+    """A stage of the job that wants executors, the one with the longest way or the first; -1 for none. O(its stages).
+
+    It takes arrays, not `Work` and `State`: it is called so often that handing over forty arrays would take most of the time.
+    """
     best = -1
-    for s in range(work.first[job], work.first[job + 1]):
-        if wanted(work, state, s) > 0 and (best < 0 or work.way_s[s] > work.way_s[best]):
+    for s in range(first[job], first[job + 1]):
+        if missing[s] == 0 and begun[s] + coming[s] < tasks[s] and (best < 0 or way_s[s] > way_s[best]):
             best = s
             if not longest:
                 return best
@@ -50,20 +62,22 @@ def stage_of(work: Work, state: State, job: int, longest: bool) -> int:
 @compiled
 def _in_turn(work: Work, state: State, rule: int, size: FloatArray) -> None:
     """Jobs one after the other."""
-    size_ = state.size
+    size_, active, held, running = state.size, state.active, state.held, state.running
+    first, tasks, missing, begun, coming = work.first, work.tasks, state.missing, state.begun, state.coming
+    way_s = work.way_s
     if rule == FIFO:
         for k in range(size_[2]):
-            j = state.active[k]
-            while state.held[j] > state.running[j]:
-                s = stage_of(work, state, j, False)
+            j = active[k]
+            while held[j] > running[j]:
+                s = stage_of(first, tasks, missing, begun, coming, way_s, j, False)
                 if s < 0:
                     break
-                send(work, state, s, state.held[j] - state.running[j])
+                send(work, state, s, held[j] - running[j])
     passed = -1.0  # jobs up to this size have had their turn
     while size_[1] > 0:
         best = -1
         for k in range(size_[2]):
-            j = state.active[k]
+            j = active[k]
             key = float(j) if rule == FIFO else size[j]
             if key > passed and (best < 0 or key < (float(best) if rule == FIFO else size[best])):
                 best = j
@@ -71,11 +85,11 @@ def _in_turn(work: Work, state: State, rule: int, size: FloatArray) -> None:
             return
         passed = float(best) if rule == FIFO else size[best]
         for k in range(size_[2]):
-            j = state.active[k]
+            j = active[k]
             if (float(j) if rule == FIFO else size[j]) != passed:
                 continue
             while size_[1] > 0:
-                s = stage_of(work, state, j, rule == SJF)
+                s = stage_of(first, tasks, missing, begun, coming, way_s, j, rule == SJF)
                 if s < 0:
                     break
                 send(work, state, s, size_[1])
@@ -84,36 +98,33 @@ def _in_turn(work: Work, state: State, rule: int, size: FloatArray) -> None:
 @compiled
 def _share(work: Work, state: State, weight: FloatArray) -> None:
     """To each job its share, its own executors first; then what is left to the job that has least for its weight."""
-    size, total = state.size, 0.0
+    size, active, held, running, moving = state.size, state.active, state.held, state.running, state.moving
+    first, tasks, missing, begun, coming = work.first, work.tasks, state.missing, state.begun, state.coming
+    way_s, executors, total = work.way_s, len(state.home), 0.0
     for k in range(size[2]):
-        total += weight[state.active[k]]
+        total += weight[active[k]]
     for own in (True, False):
         for k in range(size[2]):
-            j = state.active[k]
-            cap = int(np.ceil(len(state.home) * weight[j] / total - 1e-9))
+            j = active[k]
+            cap = int(np.ceil(executors * weight[j] / total - 1e-9))
             while size[1] > 0:
-                most = cap - state.running[j] - state.moving[j]
+                most = cap - running[j] - moving[j]
                 if own:
-                    most = min(most, state.held[j] - state.running[j])
-                s = stage_of(work, state, j, True) if most > 0 else -1
+                    most = min(most, held[j] - running[j])
+                s = stage_of(first, tasks, missing, begun, coming, way_s, j, True) if most > 0 else -1
                 if s < 0:
                     break
                 send(work, state, s, most)
     while size[1] > 0:
-        best, to = -1, -1
+        best, to, least = -1, -1, np.inf
         for k in range(size[2]):
-            j = state.active[k]
-            if best >= 0 and _load(state, weight, j) >= _load(state, weight, best):
+            j = active[k]
+            load = (running[j] + moving[j] + 1) / weight[j]
+            if best >= 0 and load >= least:
                 continue
-            s = stage_of(work, state, j, True)
+            s = stage_of(first, tasks, missing, begun, coming, way_s, j, True)
             if s >= 0:
-                best, to = j, s
+                best, to, least = j, s, load
         if best < 0:
             return
         send(work, state, to, 1)
-
-
-@compiled
-def _load(state: State, weight: FloatArray, job: int) -> float:
-    """Executors that the job has for each unit of its weight."""
-    return (state.running[job] + state.moving[job] + 1) / weight[job]

@@ -96,16 +96,33 @@ def wanted(work: Work, state: State, stage: int) -> int:
 
 @compiled
 def advance(work: Work, state: State) -> bool:
-    """Run until an executor is free after an event; False when all jobs are done. O(log executors) an event."""
+    """Run until an executor is free and something has changed for the free ones; False when all jobs are done.
+
+    Where nothing is under way and nobody is to come it returns at once: somebody has to be sent. O(log executors) an event.
+    """
     jobs = len(work.arrival_s)
+    tasks, job_of, mean_s, arrival_s = work.tasks, work.job, work.mean_s, work.arrival_s  # read once: it is dear
+    points, draws, durations, random = work.points, work.draws, work.durations, state.random
+    begun, over, held, left_s = state.begun, state.over, state.held, state.left_s
     counts, size, now = state.counts, state.size, state.now
-    heap, until, doing = state.heap, state.until_s, state.doing
+    heap, until, doing, stage_of = state.heap, state.until_s, state.doing, state.stage
     while counts[1] < jobs:
-        arrival = work.arrival_s[counts[0]] if counts[0] < jobs else NEVER
+        arrival = arrival_s[counts[0]] if counts[0] < jobs else NEVER
         if size[0] > 0 and until[heap[0]] <= arrival:
             x = heap[0]
-            now[0] = until[x]
             counts[5] += 1
+            now[0] = until[x]
+            stage = stage_of[x]
+            if doing[x] == 1 and begun[stage] < tasks[stage]:  # it goes on with its stage
+                length = _drawn(points, draws, durations, random, held[job_of[stage]], stage, REST)
+                over[stage] += 1
+                begun[stage] += 1
+                counts[3] += 1
+                left_s[job_of[stage]] -= mean_s[stage]
+                now[1] += length
+                until[x] += length
+                _sink(heap, until, size)
+                continue
             if doing[x] == 1:
                 _finish(work, state, x)
             else:
@@ -116,23 +133,36 @@ def advance(work: Work, state: State) -> bool:
             size[2] += 1
             counts[0] += 1
             counts[5] += 1
-        if size[1] > 0 and counts[0] > counts[1]:
+        more = counts[0] < jobs and arrival_s[counts[0]] <= now[0]  # jobs that come at once are seen at once
+        if size[1] > 0 and size[2] > 0 and not more:
             return True
     return False
 
 
 @compiled
+def _drawn(
+    points: IntArray, draws: IntArray, durations: FloatArray, random: Words, executors: int, stage: int, wave: int
+) -> float:
+    """How long a task takes whose job has so many executors."""
+    k = 0
+    while k < len(points) - 1 and points[k] < executors:
+        k += 1
+    if k > 0 and points[k] > executors:
+        gap = points[k] - points[k - 1]
+        if between(random, 1, gap + 1) <= executors - points[k - 1]:
+            k -= 1
+    start = draws[stage, k, wave, 0]
+    return float(durations[between(random, start, start + draws[stage, k, wave, 1])])
+
+
+@compiled
 def _finish(work: Work, state: State, x: int) -> None:
-    """Executor x has run a task."""
+    """Executor x has run a task, and no other of its stage is to begin."""
     stage = state.stage[x]
     state.over[stage] += 1
-    if state.begun[stage] < work.tasks[stage]:
-        _begin(work, state, x, stage)
-        _sink(state)
-        return
     job = work.job[stage]
     state.running[job] -= 1
-    _release(state, x)
+    _release(state.heap, state.until_s, state.size, state.doing)
     if state.over[stage] < work.tasks[stage]:
         return
     state.counts[2] += 1
@@ -162,70 +192,53 @@ def _arrive(work: Work, state: State, x: int) -> None:
     state.coming[stage] -= 1
     state.moving[job] -= 1
     if state.stages_left[job] == 0:
-        _release(state, x)
+        _release(state.heap, state.until_s, state.size, state.doing)
         return
     state.home[x] = job
     state.held[job] += 1
     if state.begun[stage] < work.tasks[stage]:
         _begin(work, state, x, stage)
-        _sink(state)
+        _sink(state.heap, state.until_s, state.size)
     else:
-        _release(state, x)
+        _release(state.heap, state.until_s, state.size, state.doing)
 
 
 @compiled
 def _begin(work: Work, state: State, x: int, stage: int) -> None:
-    """Executor x, of the stage's job, begins its next task; its place in the heap is not changed."""
+    """Executor x, of the stage's job, begins a task of a stage that it did not work on just before; its place in the heap is
+    not changed."""
     job = work.job[stage]
-    point = _point(work.points, state.held[job], state.random)
-    wave = FIRST
-    if state.last_job[x] != job:
-        wave = FRESH
-    elif state.stage[x] == stage and state.doing[x] == 1:
-        wave = REST
-    start, count = work.draws[stage, point, wave, 0], work.draws[stage, point, wave, 1]
-    length = work.durations[between(state.random, start, start + count)]
+    wave = FIRST if state.last_job[x] == job else FRESH
+    length = _drawn(work.points, work.draws, work.durations, state.random, state.held[job], stage, wave)
     state.begun[stage] += 1
-    state.left_s[job] = max(0.0, state.left_s[job] - work.mean_s[stage])
+    state.left_s[job] -= work.mean_s[stage]
     state.counts[3] += 1
-    state.running[job] += state.doing[x] != 1
+    state.running[job] += 1
     state.last_job[x], state.stage[x], state.doing[x] = job, stage, 1
     state.until_s[x] = state.now[0] + length
     state.now[1] += length
 
 
 @compiled
-def _point(points: IntArray, executors: int, random: Words) -> int:
-    """Which of the measured numbers of executors is drawn from."""
-    k = 0
-    while k < len(points) - 1 and points[k] < executors:
-        k += 1
-    if k == 0 or points[k] <= executors:
-        return k
-    gap = points[k] - points[k - 1]
-    return k - 1 if between(random, 1, gap + 1) <= executors - points[k - 1] else k
+def _release(heap: IntArray, until: FloatArray, size: IntArray, doing: IntArray) -> None:
+    """The executor that is the first of the heap is free."""
+    doing[heap[0]] = 0
+    size[0] -= 1
+    size[1] += 1
+    heap[0] = heap[size[0]]
+    _sink(heap, until, size)
 
 
 @compiled
-def _release(state: State, x: int) -> None:
-    """Executor x, the first of the heap, is free."""
-    state.doing[x] = 0
-    state.size[0] -= 1
-    state.size[1] += 1
-    state.heap[0] = state.heap[state.size[0]]
-    _sink(state)
-
-
-@compiled
-def _sink(state: State) -> None:
+def _sink(heap: IntArray, until: FloatArray, size: IntArray) -> None:
     """Put the first of the heap where it belongs."""
-    heap, until, size = state.heap, state.until_s, state.size[0]
-    if size == 0:
+    count = size[0]
+    if count == 0:
         return
     x, k = heap[0], 0
-    while 2 * k + 1 < size:
+    while 2 * k + 1 < count:
         c = 2 * k + 1
-        if c + 1 < size and until[heap[c + 1]] < until[heap[c]]:
+        if c + 1 < count and until[heap[c + 1]] < until[heap[c]]:
             c += 1
         if until[heap[c]] >= until[x]:
             break
@@ -241,36 +254,37 @@ def send(work: Work, state: State, stage: int, most: int) -> int:
     Returns how many were sent. O(executors).
     """
     job = work.job[stage]
+    heap, until, size, doing, home = state.heap, state.until_s, state.size, state.doing, state.home
     left = min(most, wanted(work, state, stage))
     sent = 0
     for turn in range(3):
-        for x in range(len(state.home)):
+        for x in range(len(home)):
             if left == 0:
                 return sent
-            if state.doing[x] != 0 or (turn == 0 and state.home[x] != job) or (turn == 1 and state.home[x] != -1):
+            if doing[x] != 0 or (turn == 0 and home[x] != job) or (turn == 1 and home[x] != -1):
                 continue
-            if state.home[x] == job:
+            if home[x] == job:
                 _begin(work, state, x, stage)
             else:
-                if state.home[x] >= 0:
-                    state.held[state.home[x]] -= 1
-                state.home[x], state.stage[x], state.doing[x] = -1, stage, 2
-                state.until_s[x] = state.now[0] + MOVE_S
+                if home[x] >= 0:
+                    state.held[home[x]] -= 1
+                home[x], state.stage[x], doing[x] = -1, stage, 2
+                until[x] = state.now[0] + MOVE_S
                 state.coming[stage] += 1
                 state.moving[job] += 1
                 state.counts[4] += 1
-            _rise(state, x)
+            _rise(heap, until, size, x)
             left -= 1
             sent += 1
     return sent
 
 
 @compiled
-def _rise(state: State, x: int) -> None:
-    """Add executor x to the heap."""
-    heap, until, k = state.heap, state.until_s, state.size[0]
-    state.size[0] += 1
-    state.size[1] -= 1
+def _rise(heap: IntArray, until: FloatArray, size: IntArray, x: int) -> None:
+    """Add executor x, that was free, to the heap."""
+    k = size[0]
+    size[0] += 1
+    size[1] -= 1
     while k > 0 and until[heap[(k - 1) // 2]] > until[x]:
         heap[k] = heap[(k - 1) // 2]
         k = (k - 1) // 2
