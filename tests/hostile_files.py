@@ -19,7 +19,9 @@ import numpy as np
 from offload.report.sample_offload import make_problem
 from pipeline.report.sample_run import make_plan, make_story
 from small_worlds import VERDICT, given_costs, placed, training_chain
+from spark.plan.shop_brute import layered
 
+from partita.cli.compile_kernels import tiny_traces
 from partita.errors import BadInput
 from partita.files import read_json, read_toml, write_whole
 from partita.models.capture.roles import read_roles
@@ -42,6 +44,12 @@ from partita.pipeline.report.page import page
 from partita.pipeline.report.story import Story, simulated
 from partita.placement.capture.formats import read_problem
 from partita.simulate.lower import lower
+from partita.spark.capture.traces import read_queries
+from partita.spark.plan.executors.episodes import Catalogue, run
+from partita.spark.plan.planner import OBJECTIVES, plan_spark
+from partita.spark.problem import ShopProblem
+from partita.spark.report.gantt import timeline
+from partita.spark.schedule import ShopFile
 from partita.testbed import state as beds
 
 MOST_BYTES = 3 << 30  #: of memory beyond what the tests hold already: a file may not take more
@@ -340,6 +348,25 @@ OFFLOAD = {
     "offload plan": Reader(".json", _offload_plan, OffloadFile.read),
 }
 
+
+def _spark_plan(folder: Path) -> bytes:
+    return plan_spark(ShopProblem.from_json(layered(5, 1)), "johnson").write(folder / "p").read_bytes()
+
+
+def _planned(path: Path) -> object:
+    return [plan_spark(ShopProblem.read(path), "search", budget_s=0.01, objective=o) for o in OBJECTIVES]
+
+
+def _run_traces(path: Path) -> object:
+    return run(Catalogue.of(read_queries(path)).jobs([0], np.zeros(1)), 3, "fair", 1)
+
+
+SPARK = {
+    "spark traces": Reader(".json", lambda _: _json(tiny_traces()), _run_traces),
+    "spark problem": Reader(".json", lambda _: _json(layered(5, 1, 2)), _planned),
+    "spark plan": Reader(".json", _spark_plan, lambda p: draw(timeline(ShopFile.read(p)))),
+}
+
 _TABLE = "devices,batch,framework,time_s\n" + "".join(f"{d},{b},torch,{b / d}\n" for d in (1, 2, 4) for b in (8, 16))
 _CAMPAIGN = """[campaign]
 rows = 20
@@ -367,7 +394,7 @@ MODELS = {
     ),
 }
 
-READERS: dict[str, Reader] = {**GROUND, **PLACEMENT, **OFFLOAD, **MODELS}
+READERS: dict[str, Reader] = {**GROUND, **PLACEMENT, **OFFLOAD, **SPARK, **MODELS}
 
 
 def sound_file(name: str, folder: Path) -> Path:

@@ -81,12 +81,25 @@ def tiny_offload() -> dict[str, object]:
     return {"link": {"up_bytes_per_s": 4.0, "down_bytes_per_s": 5.0, "round_trip_s": 0.1}, "jobs": jobs}
 
 
+def tiny_spark() -> dict[str, object]:
+    """Two jobs of a few stages."""
+    stages = [{"network_s": 1.0 + i % 3, "cpu_s": 3.0 - i % 2, "parents": [i - 2] * (i > 1)} for i in range(5)]
+    return {"jobs": [{"release_s": r, "stages": stages} for r in (0.0, 2.0)]}
+
+
+def tiny_traces() -> dict[str, object]:
+    """A query of two stages."""
+    waves = {"fresh_durations": {"5": [900.0]}, "first_wave": {"5": [900.0, 500.0]}, "rest_wave": {"5": [400.0] * 8}}
+    return {"1": {"edges": [[0, 1]], "stages": [waves, waves]}}
+
+
 def compile_kernels() -> None:
     """Plan a tiny problem of each kind."""
     with tempfile.TemporaryDirectory() as folder:
-        names = ("graph.json", "layers.txt", "profile.json", "costs.json", "offload.json")
-        graph, layers, profile, costs, offload = (Path(folder) / n for n in names)
+        names = ("graph.json", "layers.txt", "profile.json", "costs.json", "offload.json", "spark.json")
+        graph, layers, profile, costs, offload, spark = (Path(folder) / n for n in names)
         costs.write_text(json.dumps(tiny_offload()))
+        spark.write_text(json.dumps(tiny_spark()))
         graph.write_text(json.dumps(tiny_graph()))
         layers.write_text(tiny_layers())
         tiny_profile().write(profile)
@@ -101,6 +114,14 @@ def compile_kernels() -> None:
         calls.append(["offload", "plan", "--costs", str(costs), "-o", str(offload)])
         calls.append(["offload", "simulate", str(offload), "--arrivals", "poisson:1", "--count", "3"])
         calls.append(["offload", "simulate", str(offload)])
+        calls += [
+            ["spark", "plan", str(spark), "--objective", o, "--budget-s", "0.1"]
+            for o in ("makespan", "mean-completion")
+        ]
+        traces = Path(folder) / "traces"
+        traces.mkdir()
+        (traces / "1g.json").write_text(json.dumps(tiny_traces()))
+        calls += [["spark", "simulate", "--traces", str(traces), "--policy", p] for p in ("fifo", "weighted-fair")]
         for words in calls:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 code = main(words)

@@ -25,7 +25,7 @@ from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.records import lean, record
 
-Objective = Literal["throughput", "latency", "step", "makespan"]
+Objective = Literal["throughput", "latency", "step", "makespan", "mean-completion"]
 GraphPlan = PipelinePlan | PlacementPlan
 GraphProblem = PipelineProblem | PlacementProblem
 Plan = GraphPlan | OffloadPlan
