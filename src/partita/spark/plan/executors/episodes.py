@@ -101,9 +101,9 @@ class Catalogue:
                     children[a + p].append(a + s)
         down = csr(children)
         tasks = np.array([t for k in kinds for t in self.queries[k].tasks], np.int64)
-        parents = np.array([len(p) for k in kinds for p in self.queries[k].parents], np.int64)
+        missing = np.array([len(p) for k in kinds for p in self.queries[k].parents], np.int64)
         return Work(
-            np.asarray(arrival_s, np.float64), first, np.repeat(np.arange(len(kinds)), sizes), tasks, parents, down.start, down.items,
+            np.asarray(arrival_s, np.float64), first, np.repeat(np.arange(len(kinds)), sizes), tasks, missing, down.start, down.items,
             np.concatenate([self.draws[k] for k in kinds]), self.durations, np.array(POINTS, np.int64),
             np.concatenate([self.mean_s[k] for k in kinds]), np.concatenate([self.way_s[k] for k in kinds]),
         )  # fmt: skip
