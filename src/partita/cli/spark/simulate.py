@@ -46,10 +46,10 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name, most in (("jobs", MOST_JOBS), ("executors", MOST_EXECUTORS)):
-        if not 1 <= getattr(options, name) <= most:
+    for name, limit in (("jobs", MOST_JOBS), ("executors", MOST_EXECUTORS)):
+        if not 1 <= getattr(options, name) <= limit:
             raise BadInput(
-                f"{getattr(options, name):,} {name}", hint=f"give --{name} a whole number from 1 to {most:,}"
+                f"{getattr(options, name):,} {name}", hint=f"give --{name} a whole number from 1 to {limit:,}"
             )
     if not 0 <= options.seed < MOST_SEED:
         raise BadInput(f"a seed of {options.seed}", hint=f"give --seed a whole number from 0 to {MOST_SEED - 1}")

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,8 @@ def read_traces(folder: str | Path) -> tuple[Query, ...]:
 def read_queries(path: str | Path) -> tuple[Query, ...]:
     """The queries of one file. Raises CostError with every fault at once."""
     hint = "see docs/reference/spark.md for the form of traces"
-    found = record(Mapping[str, TraceQuery], read_json(path, CostError), CostError, str(path), hint=hint)
+    kind: Any = Mapping[str, TraceQuery]
+    found: Mapping[str, TraceQuery] = record(kind, read_json(path, CostError), CostError, str(path), hint=hint)
     faults = [] if found else ["it has no queries"]
     if len(found) > MOST_QUERIES:
         faults = [f"it has {len(found):,} queries; at most {MOST_QUERIES:,} are read"]

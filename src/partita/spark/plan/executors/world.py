@@ -91,7 +91,7 @@ def wanted(work: Work, state: State, stage: int) -> int:
     """How many more executors a stage can use now; 0 while a parent is not done."""
     if state.missing[stage] > 0:
         return 0
-    return max(0, work.tasks[stage] - state.begun[stage] - state.coming[stage])
+    return int(max(0, work.tasks[stage] - state.begun[stage] - state.coming[stage]))
 
 
 @compiled
