@@ -20,7 +20,7 @@ from partita.placement.plan.alarm import THREADS, FlagArray
 from partita.placement.plan.line_starts import depth_first, line
 from partita.placement.plan.whole import annealed
 
-UNITS_PER_S = 5e7  #: tasks and tensors that one thread looks at in a second
+UNITS_PER_S = 7e7  #: tasks and tensors that one thread looks at in a second
 HEATS = (0.1, 0.03, 0.3, 0.1, 0.03, 0.01, 0.1, 0.3)  #: of first runs, as shares of the value ...
 COOL = 0.003  #: ... and of the last
 SMALL = 100  #: tasks; in larger graphs a step changes less of the value, and heat is less as they are larger
