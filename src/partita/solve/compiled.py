@@ -1,18 +1,46 @@
-"""Functions as machine code, compiled when first called and kept on disk."""
+"""Functions as machine code, compiled when first called and kept on disk.
+
+numba keeps a function as long as the file that holds it stays the same; but the code of the functions that it calls is part of
+it, and they may stand in other files. So a function is kept in a folder that is named after all files whose code is in it.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
+_HERE = Path(__file__).parents[1] / "__pycache__" / "kernels"
+_files: dict[int, frozenset[str]] = {}  #: id of a compiled function -> the files whose code is in it
 
 
 def compiled(function: F) -> F:
     """The function as machine code, kept on disk where a folder for it can be written, else for this process only."""
+    files = _files_of(function)
+    given = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(Path(given or _HERE) / _stamp(files))
     try:
-        return cast(F, numba.njit(cache=True, nogil=True)(function))
+        made = numba.njit(cache=True, nogil=True)(function)
     except RuntimeError:  # numba found no folder for its cache
-        return cast(F, numba.njit(nogil=True)(function))
+        made = numba.njit(nogil=True)(function)
+    finally:
+        numba.config.CACHE_DIR = given
+    _files[id(made)] = files
+    return cast(F, made)
+
+
+def _files_of(function: Callable[..., Any]) -> frozenset[str]:
+    """Its own file, and those of the compiled functions that it names."""
+    code = function.__code__
+    named = [function.__globals__.get(n) for n in code.co_names]
+    return frozenset({code.co_filename}).union(*(_files.get(id(f), ()) for f in named))
+
+
+def _stamp(files: frozenset[str]) -> str:
+    """Changes when one of the files does."""
+    facts = [(f, (there := Path(f).stat()).st_mtime_ns, there.st_size) for f in sorted(files) if Path(f).is_file()]
+    return f"{zlib.crc32(repr(facts).encode()):08x}"
