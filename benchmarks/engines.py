@@ -87,6 +87,12 @@ class Compared:
         known = [r.step_s for r in self.ran if r]
         return statistics.median(known) if known else None
 
+    @property
+    def held(self) -> list[bool]:
+        """[blocks with a known speed] whether the 90 % interval at the speed of the run held the median of the block."""
+        pairs = zip(self.blocks, self.ran, strict=True)
+        return [r.low_s <= b.median_s("pipeline") <= r.high_s for b, r in pairs if r]
+
     def foreseen(self, predicted_s: float) -> dict[str, tuple[Claim, Interval]]:
         """What is claimed of a prediction of the pipeline's step, and of the one at the speed of the run where it is known."""
         steps, at_run_speed = self.steps("pipeline"), self.at_run_speed_s

@@ -75,6 +75,7 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
         "plan": name,
         "predicted_step_s": predicted,
         "predicted_at_run_speed_s": run.at_run_speed_s,
+        "interval_held": run.held,
         "measured_step_s": measured,
         "error": predicted / measured - 1,
         "error_at_run_speed": run.at_run_speed_s / measured - 1 if run.at_run_speed_s else None,
@@ -104,6 +105,8 @@ def text(found: list[Json]) -> str:
         for what, key in (("", "error"), (" at the run's speed", "error_at_run_speed"))
         if (errors := [abs(r[key]) for r in found if r[key] is not None])
     )
+    held = [h for r in found for h in r["interval_held"]]
+    end += f"\nthe 90 % intervals at the run's speed held in {sum(held)} of {len(held)} blocks"
     body = table(columns, [[r[k] for k in keys] for r in found])  # type: ignore[arg-type]
     return "\n".join([body, end, *lines, machine_line(found[0]["machine_record"])])
 

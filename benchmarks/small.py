@@ -73,6 +73,7 @@ def row(model: str, name: str, file: PlanFile, run: Compared) -> Json:
         "micro_batches": file.plan.micro_batches,
         "predicted_step_s": predicted,
         "predicted_at_run_speed_s": at_run_speed,
+        "interval_held": run.held,
         "measured_step_s": measured,
         "error": predicted / measured - 1,
         "error_at_run_speed": at_run_speed / measured - 1 if at_run_speed else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -91,7 +92,7 @@ def comparison(pipeline_s: float) -> Any:
     """A block of six rounds as `compare_engines` gives it."""
     step_s = {"single": [1.0] * 6, "pipeline": [pipeline_s] * 6, "torch": [0.6] * 6}
     return SimpleNamespace(
-        step_s=step_s, cpu_s=step_s, gradient_errors={"pipeline": 0.1}, largest_loss_error=0.0, load=0.5,
+        step_s=step_s, median_s=lambda e: statistics.median(step_s[e]), cpu_s=step_s, gradient_errors={"pipeline": 0.1}, largest_loss_error=0.0, load=0.5,
     )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def test_blocks_together_give_ratios_the_limit_and_the_prediction_at_run_speed()
     assert found.ratio("single", "pipeline").ends == [2.0, 2.0]
     assert found.limit.value == pytest.approx(2 * 1.0 / 1.25)
     assert found.at_run_speed_s == pytest.approx(0.5)
+    assert found.held == [True, True]
     assert set(found.foreseen(0.5)) == {"prediction", "prediction_at_run_speed"}
     assert len(found.steps("torch")) == len(found.copies[0]) == 12
     assert json.loads(json.dumps(found.raw()))["run_speed"][0]["predicted_at_run_speed_s"] == 0.48
