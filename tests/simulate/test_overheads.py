@@ -55,7 +55,9 @@ def test_a_device_that_is_fast_alone_is_taken_alone() -> None:
     profile = chain_profile(devices=2)
     company = replace(Probe((ProbePiece("calls", (1,), 1.0, 1e-3),)), alone=4.0)
     sample = replace(profile.samples[0], probe=company)
-    file = plan_pipeline(replace(profile, samples=(sample,)))
+    measured = replace(profile, samples=(sample,), cluster=replace(profile.cluster, source="measured"))
+    assert len(plan_pipeline(replace(profile, samples=(sample,))).plan.devices) == 2  # a cluster that somebody wrote
+    file = plan_pipeline(measured)
     assert len(file.plan.devices) == 1
     assert file.verdict.value_s == pytest.approx(8 * 6 * 3.0 / 4.0)
     assert file.verdict.lower_bound_s == pytest.approx(file.verdict.value_s)

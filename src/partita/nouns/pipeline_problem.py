@@ -67,8 +67,9 @@ class PipelineProblem:
         return Profile(self.job, self.batch_size, (sample,), self.cluster, state, clips=self.clips)
 
     def cluster_of(self, plan: PipelinePlan) -> Cluster:
-        """The machines as a plan finds them: a device that works alone is as fast as it is without company."""
-        if self.probe is None or len(plan.devices) > 1:
+        """The machines as a plan finds them: where they were measured in company, a device that works alone is as fast as it
+        is without."""
+        if self.probe is None or len(plan.devices) > 1 or self.cluster.source != "measured":
             return self.cluster
         faster = [replace(d, speed=d.speed * self.probe.alone) for d in self.cluster.devices]
         return replace(self.cluster, devices=tuple(faster))

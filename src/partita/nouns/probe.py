@@ -122,6 +122,11 @@ class Readings:
         """Standard deviation of single readings about their mean, as a share: the largest of any device's."""
         return max((scatter(probe.slowness(rows[np.isfinite(rows).all(axis=1)])) for rows in self.piece_s), default=0.0)
 
+    def only(self, devices: Sequence[str]) -> Readings:
+        """Those of some devices."""
+        at = [i for i, d in enumerate(self.devices) if d in devices]
+        return Readings(tuple(self.devices[i] for i in at), self.piece_s[at], self.core_share[at])
+
     def since(self, step: int) -> Readings:
         """Without the steps before; what was read during them stays with the first that is left.
 

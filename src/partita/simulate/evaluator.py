@@ -210,7 +210,7 @@ class _Pipelines:
                 for part, seconds in zip(PARTS[:-1], own[:-1, k].tolist(), strict=True):
                     yield (part, k, r), (seconds + call, 0.0)
             update = float(own[-1, list(plan.stages_of(name))].sum())
-            yield ("update", -1, r), (update + begin_s(device, len(plan.devices)), 0.0)
+            yield ("update", -1, r), (update + begin_s(device, stages), 0.0)
 
     def _moves(self, plan: PipelinePlan, at: IntArray) -> Iterator[tuple[Key, tuple[float, float]]]:
         """Messages from stage to stage, and sums of gradients."""

@@ -2,7 +2,7 @@
 
 The tasks' seconds were measured in a step of the whole model on one device: they hold one call for each forward and backward
 and one beginning of a step. A plan of K stages calls K times; so a stage pays (1 - 1/K) of a call beside its tasks, and likewise
-each of K devices (1 - 1/K) of what comes once a step.
+each of its devices (1 - 1/K) of what comes once a step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def call_s(device: Device, stages: int) -> float:
     return device.instruction_s / device.speed * (1 - 1 / stages)
 
 
-def begin_s(device: Device, devices: int) -> float:
-    """Seconds that a step takes of one of so many devices, beside all else."""
-    return device.step_s / device.speed * (1 - 1 / devices)
+def begin_s(device: Device, stages: int) -> float:
+    """Seconds that the beginning of a step takes of a device of one of so many stages, beside its updates."""
+    return device.step_s / device.speed * (1 - 1 / stages)
 
 
 def posting_s(program: Program, cluster: Cluster) -> FloatArray:
@@ -44,7 +44,7 @@ def overheads(program: Program, cluster: Cluster) -> FloatArray:
     found = posting_s(program, cluster)
     for at, each in (
         (program.op == Op.COMPUTE, [call_s(d, max(1, stages)) for d in devices]),
-        (updates, [begin_s(d, max(1, len(np.unique(program.queue[updates])))) for d in devices]),
+        (updates, [begin_s(d, max(1, stages)) for d in devices]),
     ):
         found[at] += np.array(each)[program.queue[at]]
     return found

@@ -87,6 +87,7 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
             f"the run's readings are of {readings.piece_s.shape[2]} pieces, the plan's probe has {len(problem.probe.pieces)}",
             hint="they belong to different plans: run again",
         )
+    readings = readings.only(plan.devices)  # other ranks are idle
     speeds = readings.speeds(problem.probe)
     if not np.isfinite(speeds).any():
         return None

@@ -110,7 +110,7 @@ def _cluster(lot: np.random.Generator, m: int, kinds: tuple[str, ...], tight: bo
         for a, b in itertools.permutations(devices, 2)
         if lot.random() < 0.5
     )  # fmt: skip
-    return Cluster(devices, links if lot.random() < 0.3 else (), default)
+    return Cluster(devices, links if lot.random() < 0.3 else (), default, "measured")
 
 
 def _graph(

@@ -119,7 +119,7 @@ class Bench:
         """[3 devices] what forwards, backwards and updates take beside their tasks."""
         devices = [self.cluster.devices[d] for s in chain for d in s.devices]
         calls = [call_s(d, len(chain)) for d in devices]
-        return np.array([*calls, *calls, *(begin_s(d, len(devices)) for d in devices)])
+        return np.array([*calls, *calls, *(begin_s(d, len(chain)) for d in devices)])
 
     def _template(self, candidate: Candidate, moves: Sequence[Key]) -> Template:
         graph, costs = self.sample.graph, self.sample.costs
@@ -155,7 +155,8 @@ class Bench:
         }
         moves |= {(name, -1, -1): (0.0, size) for name, size in self._sums(chain).items()}
         values = np.zeros((3 * len(at) + len(moves) + 1, 2))
-        faster = self.sample.probe.alone if self.sample.probe and len(at) == 1 else 1.0
+        known = self.sample.probe if self.cluster.source == "measured" else None
+        faster = known.alone if known and len(at) == 1 else 1.0
         values[: 3 * len(at), 0] = np.concatenate([forward, backward + forward * again, update]) / faster
         values[3 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
         return tuple(moves), values

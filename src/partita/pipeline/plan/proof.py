@@ -56,15 +56,17 @@ def lower_bound(task: PipelineTask) -> tuple[float, str]:
     least = math.inf
     # the one likely to decide comes first: of the others it is only asked whether they are above it
     for bench in sorted(task.benches, key=lambda b: b.costs.micro_batches * task.unit_seconds(b.sample).sum()):
-        least = min(least, _of_sample(task, bench.sample, least), _without_company(task, bench))
-    return least, how
+        least = min(least, _of_sample(task, bench.sample, least))
+    if math.isinf(least):
+        return least, how
+    return min(least, *(_without_company(task, bench) for bench in task.benches)), how
 
 
 def _without_company(task: PipelineTask, bench: Bench) -> float:
     """Seconds of a step on the device on which one is shortest, where it is alone; inf where company costs nothing, and
     where one device is not asked for."""
     probe, columns = bench.sample.probe, class_times(bench.sample.costs, task.all_types)
-    if probe is None or probe.alone <= 1 or task.wish.stages not in (None, 1):
+    if probe is None or task.whole_cluster.source != "measured" or task.wish.stages not in (None, 1):
         return math.inf
     times = np.array([bench.costs.micro_batches if t.phase != "update" else 1 for t in bench.costs.graph.tasks])
     return float((times @ columns).min() / probe.alone)

@@ -89,6 +89,8 @@ def compare_engines(
     """Let the engines take the same steps in turn, `rounds` times, of `in_a_row` steps of which the last one counts. Raises
     what a worker failed with."""
     check_rounds(rounds, warmup)
+    if in_a_row < 1:
+        raise BadInput(f"{in_a_row} steps in a row", hint="ask for at least 1")
     load = os.getloadavg()[0]
     with _held(out):
         folder = prepared(out, file)

@@ -105,8 +105,9 @@ def _start(told: Path, spec: Mapping[str, object]) -> Process:
 
 def _tell(workers: Sequence[Process], what: signal.Signals) -> None:
     for w in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(w.pid, what)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if w.poll() is None:
+                os.killpg(w.pid, what)
 
 
 def _wait_ready(files: Sequence[Path], workers: Sequence[Process]) -> None:

@@ -52,8 +52,9 @@ class _Nothing:
 
 def overheads(device: torch.device, repeats: int = 40) -> Overheads:
     """Measured by the thread that calls it, in a fraction of a second."""
-    model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS))).to(device)
-    captured = capture(model, _loss, _batch(1))
+    model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)))
+    captured = capture(model, _loss, _batch(1))  # on the CPU, as any model
+    model.to(device)
     runs = {(k, m): _Run(model, captured, k, m, device) for k in (1, _LAYERS) for m in (1, _MANY)}
     for run in runs.values():  # the first steps find their way
         run.seconds()

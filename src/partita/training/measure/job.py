@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -71,12 +71,14 @@ def measure_job(
             left = budget_s - (time.monotonic() - ready)
             if measuring.samples and not sizes and left < _cost_of(measuring.samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
-            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep, cost)
+            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep if busy.workers else None, cost)
         read = {name: busy.steps(name, ready) for name in busy.logs}
     samples = measuring.samples
     progress("measuring tasks", steps - 1, steps)
-    local = tuple(replace(d, instruction_s=cost.instruction_s, step_s=cost.step_s) for d in local)
-    cluster = _linked(with_speeds(local, probe_of(samples), np.array(measuring.readings), read))
+    probe = probe_of(samples)  # CPU seconds, as the tasks': at the share of the core that there was
+    call_s, step_s = cost.instruction_s / probe.core_share, cost.step_s / probe.core_share
+    local = tuple(replace(d, instruction_s=call_s, step_s=step_s) for d in local)
+    cluster = _linked(with_speeds(local, probe, np.array(measuring.readings), read))
     progress("measuring tasks", steps, steps)
     facts = {
         **machine_facts(),
@@ -110,12 +112,12 @@ class _Measuring:
         self.pieces: tuple[ProbePiece, ...] = long_enough(pieces_of(self._smallest), device)
         self._prober = Prober(self.pieces, device)
 
-    def take(self, size: int, budget_s: float, asleep: Asleep, cost: Overheads) -> None:
-        """Measure at a size, in company; inside `asleep()` without."""
+    def take(self, size: int, budget_s: float, asleep: Asleep | None, cost: Overheads) -> None:
+        """Measure at a size, in company; inside `asleep()` without. None: there is no company."""
         captured = self._captured(size) if self.samples else self._smallest
         first = len(self.readings)
-        times = _in_a_step(self._times(captured, size, budget_s, asleep), cost)
-        alone = max(1.0, typical_ratio(times.alone / times.lone))
+        times = _in_a_step(self._times(captured, size, budget_s, asleep or nullcontext), cost)
+        alone = max(1.0, typical_ratio(times.company)) if asleep else 1.0
         sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
         own = np.array(self.readings[first:])
         call_s = call_seconds(self.pieces, middle_mean(own[:, 1:]).tolist())
@@ -148,7 +150,6 @@ def _in_a_step(times: TaskTimes, cost: Overheads) -> TaskTimes:
         whole_forward=times.whole_forward + cost.around_s,
         whole_backward=times.whole_backward + cost.around_s,
         alone=times.alone + 2 * cost.around_s,
-        lone=times.lone + 2 * cost.around_s,
         update=times.update + cost.step_s,
     )
 
@@ -180,7 +181,7 @@ def _sizes(total: int, asked: Sequence[int]) -> list[int]:
 def _cost_of(last: Sample, size: int) -> float:
     """Seconds that measuring a size will take at least: three rounds, as the last sample suggests."""
     one = float(last.costs.seconds.sum())
-    return 12 * one * size / last.micro_batch_size
+    return 24 * one * size / last.micro_batch_size
 
 
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str) -> Sample:

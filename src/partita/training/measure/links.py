@@ -182,6 +182,7 @@ def _device_times(size: int, rank: int, count: int = 50) -> dict[str, float]:
             waits = [transport.receive(meta, 0, 1, i) for i in range(count)]
         dist.barrier()
         if not rank:
+            began = time.process_time()
             waits = [transport.send(b, meta, 0, 1, i)[0] for i, b in enumerate(buffers)]
         for w in waits:
             w.wait()

@@ -38,7 +38,6 @@ SECONDS = (
     "whole_forward",
     "whole_backward",
     "alone",
-    "lone",
     "weights",
     "update",
 )  #: of TaskTimes
@@ -55,7 +54,7 @@ class TaskTimes:
     whole_forward: FloatArray  #: [passes] with another micro-batch in flight
     whole_backward: FloatArray  #: [passes] likewise
     alone: FloatArray  #: [passes] forward and backward of one micro-batch, nothing else in flight
-    lone: FloatArray  #: [passes] the same while the other devices were idle
+    company: FloatArray  #: [passes] the same, over what it takes while the other devices are idle
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
@@ -88,7 +87,7 @@ def time_tasks(
     passes: list[tuple[FloatArray, FloatArray]] = []
     weights: list[FloatArray] = []
     wholes: list[tuple[float, float, float, float]] = []
-    lone: list[float] = []
+    company: list[float] = []
     began, worked = time.perf_counter(), runner.now()
     while len(passes) < least or (len(passes) < most and time.perf_counter() - began < budget_s):
         passes.append(runner.one_pass())
@@ -97,8 +96,10 @@ def time_tasks(
         between()
         wholes.append(runner.whole_pass())
         between()
+        busy_s = runner.lone_pass()  # as the next one, but for the others
+        between()
         with asleep():
-            lone.append(runner.lone_pass())
+            company.append(busy_s / runner.lone_pass())
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
     forward, backward, alone, update = np.array(wholes).T
     by_task = [np.array(times) for times in zip(*passes, strict=True)]
@@ -110,7 +111,7 @@ def time_tasks(
         forward,
         backward,
         alone,
-        np.array(lone),
+        np.array(company),
         np.array(weights),
         update,
         runner.optimizer_bytes_per_parameter_byte,
