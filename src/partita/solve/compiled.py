@@ -1,13 +1,15 @@
 """Functions as machine code, compiled when first called and kept on disk.
 
 numba keeps a function as long as the file that holds it stays the same; but the code of the functions that it calls is part of
-it, and they may stand in other files. So a function is kept in a folder that is named after all files whose code is in it.
+it, and the layout of what it is given, and they may stand in other files. So a function is kept in a folder that is named after
+all of these files.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -41,6 +43,17 @@ def _files_of(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def _stamp(files: frozenset[str]) -> str:
-    """Changes when one of the files does."""
-    facts = [(f, (there := Path(f).stat()).st_mtime_ns, there.st_size) for f in sorted(files) if Path(f).is_file()]
-    return f"{zlib.crc32(repr(facts).encode()):08x}"
+    """Changes when one of the files does, or any file of this package that holds compiled functions or what they are given."""
+    facts = [_facts(Path(f)) for f in sorted(files) if Path(f).is_file()]
+    return f"{zlib.crc32(repr((facts, _package())).encode()):08x}"
+
+
+@cache
+def _package() -> tuple[tuple[str, int, int], ...]:
+    """The facts of the package's files with compiled functions: layouts of arguments and constants are baked into others'."""
+    return tuple(_facts(f) for f in sorted(_HERE.parents[1].rglob("*.py")) if b"compiled" in f.read_bytes())
+
+
+def _facts(file: Path) -> tuple[str, int, int]:
+    there = file.stat()
+    return str(file), there.st_mtime_ns, there.st_size
