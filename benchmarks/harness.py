@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import resource
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from intervals import Claim, Interval, sentences, verdict
@@ -31,6 +34,17 @@ from partita.errors import PartitaError
 from partita.page.machine import machine_facts
 
 Json = dict[str, Any]
+
+
+def loaded(path: Path) -> ModuleType:
+    """A file as a module, wherever it lies: a wing's name may also be a script's of this folder."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
 
 # ---- taking turns -------------------------------------------------------------------------------------------------------
 

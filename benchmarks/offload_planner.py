@@ -9,34 +9,21 @@ concatenations). CPU seconds and load stand beside every wall-clock figure.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
-from harness import Json, Machine, in_turn, parser, run_script, said
+from harness import Json, Machine, in_turn, loaded, parser, run_script, said
 from intervals import RESTLESS_ALONE, Claim, Interval, bootstrap
 
 from partita.cli.talk import Talk
 from partita.nouns.offload import OffloadProblem
 from partita.offload.plan.planner import plan_offload
 
-
-def _loaded(path: Path) -> ModuleType:
-    """A file as a module, wherever it lies: `offload` is also a script of this folder."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-brute = _loaded(Path(__file__).parents[1] / "tests" / "offload" / "plan" / "offload_brute.py")
+brute = loaded(Path(__file__).parents[1] / "tests" / "offload" / "plan" / "offload_brute.py")
 
 #: What each run is judged by.
 OPTIMAL = Claim("the worst gap to the optimum is rounding", high=1e-9, most_drift=float("inf"))

@@ -9,15 +9,13 @@ episodes, and events a second on one core.
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 
-from harness import Json, Machine, parser, run_script, said
+from harness import Json, Machine, loaded, parser, run_script, said
 from intervals import RESTLESS_ALONE, Claim, Interval, bootstrap
 
 from partita.cli.talk import Talk
@@ -27,17 +25,7 @@ from partita.spark.plan.executors.policies import POLICIES
 from partita.spark.plan.planner import OBJECTIVES, plan_spark
 from partita.spark.problem import ShopProblem
 
-
-def _loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-brute = _loaded(Path(__file__).parents[1] / "tests" / "spark" / "plan" / "shop_brute.py")
+brute = loaded(Path(__file__).parents[1] / "tests" / "spark" / "plan" / "shop_brute.py")
 
 ANY = float("inf")
 MEAN = Claim("search is at most 1 % above the optimum on average", high=0.01, most_drift=ANY)

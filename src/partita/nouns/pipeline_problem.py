@@ -43,6 +43,11 @@ class Wish:
         return record(Wish, value, PlanError, "the plan's wishes", hint="make the plan again", known_only=True)
 
 
+def alone_in(cluster: Cluster, probe: Probe | None) -> float:
+    """How much faster a device of a cluster is while the others are idle: told where both were measured together."""
+    return probe.alone if probe and cluster.source == "measured" else 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class PipelineProblem:
     """A job measured at one micro-batch size, the machines, and what the caller fixed."""
@@ -69,10 +74,10 @@ class PipelineProblem:
     def cluster_of(self, plan: PipelinePlan) -> Cluster:
         """The machines as a plan finds them: where they were measured in company, a device that works alone is as fast as it
         is without."""
-        if self.probe is None or len(plan.devices) > 1 or self.cluster.source != "measured":
+        if len(plan.devices) > 1:
             return self.cluster
-        faster = [replace(d, speed=d.speed * self.probe.alone) for d in self.cluster.devices]
-        return replace(self.cluster, devices=tuple(faster))
+        alone = alone_in(self.cluster, self.probe)
+        return replace(self.cluster, devices=tuple(replace(d, speed=d.speed * alone) for d in self.cluster.devices))
 
     def on(self, cluster: Cluster) -> PipelineProblem:
         """The same question for other machines."""

@@ -82,7 +82,7 @@ class Evaluator:
 def _evaluates(problem: PipelineProblem | PlacementProblem) -> _Placements | _Pipelines:
     if isinstance(problem, PlacementProblem):
         return _Placements(problem)
-    return _Pipelines(problem, problem.graph, problem.cluster, problem.costs, problem.clips)
+    return _Pipelines(problem)
 
 
 def _expect(plan: GraphPlan, kind: str, graph: TaskGraph) -> None:
@@ -137,11 +137,19 @@ class _Placements:
 @dataclass(frozen=True, eq=False)
 class _Pipelines:
     problem: PipelineProblem
-    graph: TaskGraph
-    cluster: Cluster
-    costs: CostTable
-    clips: bool
     templates: dict[Hashable, Template] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> TaskGraph:
+        return self.problem.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.problem.cluster
+
+    @property
+    def costs(self) -> CostTable:
+        return self.problem.costs
 
     @cached_property
     def _forward_of(self) -> IntArray:
@@ -191,7 +199,7 @@ class _Pipelines:
         return stages, plan.micro_batches, plan.in_flight, plan.schedule, orders, moves, trains.tobytes()
 
     def _template(self, plan: PipelinePlan, keys: list[Key]) -> Template:
-        program = lower(self.graph, self.cluster, plan, clips=self.clips)
+        program = lower(self.graph, self.cluster, plan, clips=self.problem.clips)
         able = np.where(np.isfinite(self.costs.seconds), self.costs.seconds, 0.0)  # what computing takes is left open
         known = durations(program, self.graph, replace(self.costs, seconds=able, low=able, high=able), self.cluster)
         return Template.of(program, known, self.cluster, keys)

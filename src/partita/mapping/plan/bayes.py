@@ -26,9 +26,9 @@ import numpy as np
 from partita.errors import MissingDependency
 from partita.mapping.plan.coarse import groups
 from partita.mapping.plan.decode import priorities_of, values_of
-from partita.mapping.plan.heft import by_rank, upward_ranks
 from partita.mapping.plan.question import Finding, Mapped, Question, Search, best_of
 from partita.nouns.graph import FloatArray, IntArray
+from partita.placement.plan.upward_rank import by_rank, upward_ranks
 
 Sampler = Literal["gp", "tpe", "random"]
 MOST_GROUPS = 12

@@ -15,6 +15,7 @@ import numpy as np
 
 from partita.mapping.plan.question import Mapped, Question
 from partita.nouns.graph import FloatArray, IntArray
+from partita.placement.plan.upward_rank import by_rank, ready_freely, upward_ranks
 from partita.simulate.makespan import Facts, transfer_s
 from partita.solve.compiled import compiled
 
@@ -39,27 +40,6 @@ def _mapped(question: Question, links: bool, name: str) -> Mapped:
     return question.mapped(where, by_time, name)
 
 
-def by_rank(facts: Facts, rank: FloatArray) -> IntArray:
-    """[tasks] a topological order by descending rank; of equals the graph's order."""
-    place = np.empty(len(rank))
-    place[facts.topological] = np.arange(len(rank))
-    return np.lexsort((place, -rank)).astype(np.int64)
-
-
-@compiled
-def upward_ranks(f: Facts, task_s: FloatArray, sent_s: FloatArray) -> FloatArray:
-    """[tasks] seconds from a task's start to the end of the longest way from it. O(readers)."""
-    rank = np.zeros(len(f.topological))
-    for i in f.topological[::-1]:
-        way = 0.0
-        for m in range(f.made_start[i], f.made_start[i + 1]):
-            k = f.made[m]
-            for e in range(f.reader_start[k], f.reader_start[k + 1]):
-                way = max(way, sent_s[k] + rank[f.reader[e]])
-        rank[i] = task_s[i] + way
-    return rank
-
-
 @compiled
 def _planned(f: Facts, order: IntArray, links: bool) -> tuple[IntArray, FloatArray, FloatArray]:
     """([atoms] devices, [tasks] starts, [tasks] ends) of the insertion policy; `links`: transfers wait for each other."""
@@ -82,7 +62,7 @@ def _planned(f: Facts, order: IntArray, links: bool) -> tuple[IntArray, FloatArr
             ready = (
                 _ready(f, where, end, i, d, arrives, link_free.copy(), False)
                 if links
-                else _ready_freely(f, where, end, i, d)
+                else ready_freely(f, where, end, i, d)
             )
             at, before = length[d], ready  # the first gap from its inputs on that takes it
             for x in range(length[d]):
@@ -110,23 +90,10 @@ def _planned(f: Facts, order: IntArray, links: bool) -> tuple[IntArray, FloatArr
 
 
 @compiled
-def _ready_freely(f: Facts, where: IntArray, end: FloatArray, i: int, d: int) -> float:
-    """When what task i reads is on device d, every transfer by itself."""
-    ready = 0.0
-    for e in range(f.incoming_start[i], f.incoming_start[i + 1]):
-        k = f.incoming[e]
-        u = f.producer[k]
-        p = where[f.atom_of[u]]
-        sent = 0.0 if p == d else transfer_s(f, k, p, d) + f.latency[p, d] + f.message[p, d]
-        ready = max(ready, end[u] + sent)
-    return ready
-
-
-@compiled
 def _ready(
     f: Facts, where: IntArray, end: FloatArray, i: int, d: int, arrives: FloatArray, link_free: FloatArray, keep: bool
 ) -> float:
-    """The same where transfers that are not there yet queue behind those planned before; `keep`: they are planned now."""
+    """Like `ready_freely`, but transfers that are not there yet queue behind those planned before; `keep`: they are planned now."""
     ready = 0.0
     for e in range(f.incoming_start[i], f.incoming_start[i + 1]):
         k = f.incoming[e]

@@ -16,6 +16,7 @@ import numpy as np
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
+from partita.nouns.pipeline_problem import alone_in
 from partita.nouns.profile import Sample
 from partita.nouns.stage_memory import stage_bytes
 from partita.pipeline.plan.chain_dp import Chain
@@ -155,8 +156,7 @@ class Bench:
         }
         moves |= {(name, -1, -1): (0.0, size) for name, size in self._sums(chain).items()}
         values = np.zeros((3 * len(at) + len(moves) + 1, 2))
-        known = self.sample.probe if self.cluster.source == "measured" else None
-        faster = known.alone if known and len(at) == 1 else 1.0
+        faster = alone_in(self.cluster, self.sample.probe) if len(at) == 1 else 1.0
         values[: 3 * len(at), 0] = np.concatenate([forward, backward + forward * again, update]) / faster
         values[3 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
         return tuple(moves), values

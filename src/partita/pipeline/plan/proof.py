@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.nouns.graph import FloatArray
+from partita.nouns.pipeline_problem import alone_in
 from partita.nouns.profile import Sample
 from partita.pipeline.plan.bench import Bench
 from partita.pipeline.plan.lower_bound import BoundProblem, Market, least_step, waits
@@ -65,11 +66,11 @@ def lower_bound(task: PipelineTask) -> tuple[float, str]:
 def _without_company(task: PipelineTask, bench: Bench) -> float:
     """Seconds of a step on the device on which one is shortest, where it is alone; inf where company costs nothing, and
     where one device is not asked for."""
-    probe, columns = bench.sample.probe, class_times(bench.sample.costs, task.all_types)
-    if probe is None or task.whole_cluster.source != "measured" or task.wish.stages not in (None, 1):
+    alone, columns = alone_in(task.whole_cluster, bench.sample.probe), class_times(bench.sample.costs, task.all_types)
+    if alone <= 1 or task.wish.stages not in (None, 1):
         return math.inf
     times = np.array([bench.costs.micro_batches if t.phase != "update" else 1 for t in bench.costs.graph.tasks])
-    return float((times @ columns).min() / probe.alone)
+    return float((times @ columns).min() / alone)
 
 
 def _of_sample(task: PipelineTask, sample: Sample, enough: float) -> float:

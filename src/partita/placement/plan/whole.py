@@ -11,6 +11,7 @@ import numpy as np
 from partita.nouns.graph import FloatArray, IntArray
 from partita.placement.plan.alarm import FlagArray
 from partita.placement.plan.load import Bools
+from partita.placement.plan.upward_rank import by_rank, ready_freely, upward_ranks
 from partita.simulate.makespan import MAKESPAN, SUM, Facts, Scratch, makespan, scratch, send, transfer_s
 from partita.solve.compiled import compiled
 from partita.solve.random import Words, between, seeded, uniform
@@ -151,33 +152,28 @@ def _listed(f: Facts, where: IntArray) -> IntArray:
     return order
 
 
-@compiled
 def _by_mean_rank(f: Facts) -> IntArray:
     """[tasks] a topological order by descending upward rank, times and links taken at their mean."""
+    sent = np.where(np.isnan(f.given), f.size * (1.0 / f.rate).mean(), f.given)
+    return by_rank(f, upward_ranks(f, _mean_s(f), sent))
+
+
+@compiled
+def _mean_s(f: Facts) -> FloatArray:
+    """[tasks] the mean over the devices that can run it; 0 where none can."""
     n, classes = f.seconds.shape
     share = np.zeros(classes)
     for c in f.class_of:
         share[c] += 1.0
-    pace = (1.0 / f.rate).mean()
-    rank = np.zeros(n)
-    for i in f.topological[::-1]:
-        way = 0.0
-        for m in range(f.made_start[i], f.made_start[i + 1]):
-            k = f.made[m]
-            sent = f.size[k] * pace if np.isnan(f.given[k]) else f.given[k]
-            for e in range(f.reader_start[k], f.reader_start[k + 1]):
-                way = max(way, sent + rank[f.reader[e]])
+    mean = np.zeros(n)
+    for i in range(n):
         total, able = 0.0, 0.0
         for c in range(classes):
             if np.isfinite(f.seconds[i, c]):
                 total += share[c] * f.seconds[i, c]
                 able += share[c]
-        rank[i] = way + (total / able if able > 0.0 else 0.0)
-    place = np.empty(n)
-    for x in range(n):
-        place[f.topological[x]] = x
-    order = np.argsort(place)
-    return order[np.argsort(-rank[order], kind="mergesort")]  # of equals, the graph's order
+        mean[i] = total / able if able > 0.0 else 0.0
+    return mean
 
 
 @compiled
@@ -190,16 +186,7 @@ def _earliest_finish(f: Facts, order: IntArray) -> IntArray:
         a = f.atom_of[i]
         best = where[a]
         for d in range(devices):
-            at = free[d]
-            for e in range(f.incoming_start[i], f.incoming_start[i + 1]):
-                k = f.incoming[e]
-                u = f.producer[k]
-                p = where[f.atom_of[u]]
-                came = done[u]
-                if p != d:
-                    came += transfer_s(f, k, p, d) + f.latency[p, d] + f.message[p, d]
-                at = max(at, came)
-            end[d] = at + f.seconds[i, f.class_of[d]]
+            end[d] = max(free[d], ready_freely(f, where, done, i, d)) + f.seconds[i, f.class_of[d]]
         if best < 0:
             for d in range(devices):
                 fits = np.isfinite(end[d]) and f.held[a] <= left[d]

@@ -71,10 +71,8 @@ def anneal(
     while done < until and walk.values[1] > target_s:
         op = between(random, 0, 2 * n)
         far = 1 + int(reach * uniform(random) ** 3)
-        if uniform(random) < 0.5:
-            low, high = _later(shop, order, position[op], far, marked, saved, passed, moved)
-        else:
-            low, high = _earlier(shop, order, position[op], far, marked, saved, passed, moved)
+        step = 1 if uniform(random) < 0.5 else -1
+        low, high = _move(shop, order, position[op], step, far, marked, saved, passed, moved)
         done += max(0, high - low) + 4
         if low > high:
             continue
@@ -224,33 +222,38 @@ def _value(shop: Shop, start: FloatArray, done: FloatArray, mean: bool) -> float
 
 
 @compiled
-def _later(
+def _move(
     shop: Shop,
     order: IntArray,
     at: int,
+    step: int,
     far: int,
     marked: npt.NDArray[np.bool_],
     saved: IntArray,
     kept: IntArray,
     moved: IntArray,
 ) -> tuple[int, int]:
-    """Move the operation at place `at` behind `far` more of its machine, and what waits for it with it. Returns the places
-    (low, high) that changed, low > high for none; `saved` has what stood there."""
+    """Move the operation at place `at` past `far` more of its machine: later (step 1), and what waits for it with it, or
+    earlier (step -1), and what it waits for. Returns the places (low, high) that changed, low > high for none; `saved` has
+    what stood there."""
     n = len(shop.net)
-    first, parent = shop.parent_first, shop.parent
+    later = step > 0
+    first, near = (shop.parent_first, shop.parent) if later else (shop.child_first, shop.child)
+    other_phase = n if later else 0  # of a stage next to it: it has computed before, or fetches after
     op = order[at]
-    left, taken, passed, k = 0, 1, 0, at + 1
+    left, taken, passed, k = 0, 1, 0, at + step
     moved[0] = op
     marked[op] = True
-    while k < 2 * n and passed < far and k - at < 64 * far:
+    while 0 <= k < 2 * n and passed < far and abs(k - at) < 64 * far:
         other = order[k]
-        waits = False
-        if other >= n:
-            waits = marked[other - n]
+        linked = False
+        if (other >= n) == later:
+            linked = marked[other - step * n]
         else:
-            for e in range(first[other], first[other + 1]):
-                waits = waits or marked[n + parent[e]]
-        if waits:
+            stage = other % n
+            for e in range(first[stage], first[stage + 1]):
+                linked = linked or marked[other_phase + near[e]]
+        if linked:
             marked[other] = True
             moved[taken] = other
             taken += 1
@@ -258,60 +261,15 @@ def _later(
             kept[left] = other
             left += 1
             passed += (other < n) == (op < n)
-        k += 1
+        k += step
     for i in range(taken):
         marked[moved[i]] = False
     if passed == 0:
         return 1, 0
-    saved[: k - at] = order[at:k]
-    order[at : at + left] = kept[:left]
-    order[at + left : k] = moved[:taken]
-    return at, k - 1
-
-
-@compiled
-def _earlier(
-    shop: Shop,
-    order: IntArray,
-    at: int,
-    far: int,
-    marked: npt.NDArray[np.bool_],
-    saved: IntArray,
-    kept: IntArray,
-    moved: IntArray,
-) -> tuple[int, int]:
-    """Move the operation at place `at` before `far` more of its machine, and what it waits for with it; see `_later`."""
-    n = len(shop.net)
-    first, child = shop.child_first, shop.child
-    op = order[at]
-    left, taken, passed, k = 0, 1, 0, at - 1
-    moved[0] = op
-    marked[op] = True
-    while k >= 0 and passed < far and at - k < 64 * far:
-        other = order[k]
-        awaited = False
-        if other < n:
-            awaited = marked[n + other]
-        else:
-            for e in range(first[other - n], first[other - n + 1]):
-                awaited = awaited or marked[child[e]]
-        if awaited:
-            marked[other] = True
-            moved[taken] = other
-            taken += 1
-        else:
-            kept[left] = other
-            left += 1
-            passed += (other < n) == (op < n)
-        k -= 1
-    for i in range(taken):
-        marked[moved[i]] = False
-    if passed == 0:
-        return 1, 0
-    low = k + 1
-    saved[: at + 1 - low] = order[low : at + 1]
-    for i in range(taken):
-        order[low + i] = moved[taken - 1 - i]
+    low, high = min(at, k - step), max(at, k - step)
+    saved[: high + 1 - low] = order[low : high + 1]
     for i in range(left):
-        order[low + taken + i] = kept[left - 1 - i]
-    return low, at
+        order[at + step * i] = kept[i]
+    for i in range(taken):
+        order[at + step * (left + i)] = moved[i]
+    return low, high
