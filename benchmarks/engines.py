@@ -7,6 +7,7 @@ have the cores for as many steps. Round k of the engines is paired with round k 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import math
 import statistics
@@ -24,6 +25,7 @@ from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
+from partita.page.text import percent, table
 from partita.pipeline.run.loop import Comparison, check_rounds, compare_engines
 from partita.simulate.run_speed import RunSpeed, run_speed
 
@@ -110,6 +112,54 @@ class Compared:
             "side_by_side": [[{"wall_s": c.wall_s, "cpu_s": c.cpu_s} for c in block] for block in self.sides],
             "run_speed": [r.to_json() if r else None for r in self.ran],
         }
+
+
+def figures(file: PlanFile, run: Compared) -> Json:
+    """What was predicted of a plan and what was measured, beside one process."""
+    predicted, measured, at_run_speed = file.verdict.value_s, run.median_s("pipeline"), run.at_run_speed_s
+    return {
+        "predicted_step_s": predicted,
+        "predicted_at_run_speed_s": at_run_speed,
+        "interval_held": run.held,
+        "measured_step_s": measured,
+        "error": predicted / measured - 1,
+        "error_at_run_speed": at_run_speed / measured - 1 if at_run_speed else None,
+        "single_step_s": run.median_s("single"),
+        "samples": run.raw(),
+    }
+
+
+def figures_table(rows: Sequence[Json]) -> str:
+    """`figures` of models and plans, and what they say together."""
+    columns = [("model", "text"), ("plan", "text"), ("predicted", "s"), ("measured", "s"), ("error", "error"), ("at the run's speed", "error"), ("one process", "s")]  # fmt: skip
+    keys = ("model", "plan", "predicted_step_s", "measured_step_s", "error", "error_at_run_speed", "single_step_s")
+    lines = [table(columns, [[r[k] for k in keys] for r in rows])]  # type: ignore[arg-type]
+    for what, key in (("", "error"), (" at the run's speed", "error_at_run_speed")):
+        errors = [abs(r[key]) for r in rows if r[key] is not None]
+        if errors:
+            lines.append(f"median error{what} {percent(statistics.median(errors))}, worst {percent(max(errors))}")
+    held = [h for r in rows for h in r["interval_held"]]
+    return "\n".join([*lines, f"the 90 % intervals at the run's speed held in {sum(held)} of {len(held)} blocks"])
+
+
+def add_turns(options: argparse.ArgumentParser, rounds: int, blocks: int) -> None:
+    """--rounds and --blocks, with these defaults."""
+    options.add_argument(
+        "--rounds", type=int, default=rounds, help=f"{WARMUP} of them are not counted; default: {rounds}"
+    )
+    options.add_argument(
+        "--blocks", type=int, default=blocks, help=f"the rounds are taken in so many blocks; default: {blocks}"
+    )
+
+
+def with_models(options: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Namespace:
+    """The arguments given, --only MODEL[,MODEL] as a list of known names."""
+    options.add_argument("--only", default=",".join(known), metavar="MODEL[,MODEL]")
+    given = options.parse_args()
+    given.only = given.only.split(",")
+    if unknown := set(given.only) - set(known):
+        options.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(known)}")
+    return given
 
 
 def shares(rounds: int, blocks: int) -> list[int]:

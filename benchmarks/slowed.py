@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from engines import WARMUP, Compared, plans_in_turn
+from engines import WARMUP, Compared, add_turns, plans_in_turn
 from harness import Json, Machine, machine_line, parser, run_script
 from intervals import Claim, ratio, sentences
 
@@ -114,8 +114,7 @@ def main() -> int:
     options.add_argument(
         "--share", type=float, default=0.3, help="of the last core that the competitor takes; default: 0.3"
     )
-    options.add_argument("--rounds", type=int, default=26, help=f"{WARMUP} of them are not counted; default: 26")
-    options.add_argument("--blocks", type=int, default=4, help="the rounds are taken in so many blocks; default: 4")
+    add_turns(options, 26, 4)
     options.add_argument("--only", default="resnet", metavar="MODEL", help="of prediction_jobs.py; default: resnet")
     given = options.parse_args()
     if not 0 < given.share < 1:

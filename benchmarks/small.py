@@ -1,6 +1,6 @@
 """Small steps: predicted against measured where a step takes milliseconds; ten models, one worker and two.
 
-    python benchmarks/small.py [--rounds 62] [--blocks 2] [--only MODEL,MODEL] [--json]
+    python benchmarks/small.py [--rounds 402] [--blocks 2] [--only MODEL,MODEL] [--json]
 
 Each model is measured once. Three plans are made of it: for one device, for two in a row, and the planner's own choice. Each is
 run in turn with one process (the user's model called eagerly), and the prediction at the speed of the run stands beside.
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from engines import WARMUP, Compared, compare_in_turn
+from engines import WARMUP, Compared, add_turns, compare_in_turn, figures, figures_table, with_models
 from harness import Json, Machine, machine_line, parser, run_script
 from small_jobs import MODELS
 
@@ -24,7 +23,7 @@ from partita.errors import Infeasible
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
-from partita.page.text import percent, table
+from partita.page.text import percent
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.run.loop import check_rounds
 from partita.training.measure.job import measure_job
@@ -63,24 +62,15 @@ def plans(profile: Profile) -> dict[str, PlanFile]:
 def row(model: str, name: str, file: PlanFile, run: Compared) -> Json:
     """All about one plan."""
     assert isinstance(file.plan, PipelinePlan)
-    predicted, measured = file.verdict.value_s, run.median_s("pipeline")
-    at_run_speed = run.at_run_speed_s
     return {
         "model": model,
         "plan": name,
         "devices": len(file.plan.devices),
         "stages": len(file.plan.stages),
         "micro_batches": file.plan.micro_batches,
-        "predicted_step_s": predicted,
-        "predicted_at_run_speed_s": at_run_speed,
-        "interval_held": run.held,
-        "measured_step_s": measured,
-        "error": predicted / measured - 1,
-        "error_at_run_speed": at_run_speed / measured - 1 if at_run_speed else None,
-        "single_step_s": run.median_s("single"),
+        **figures(file, run),
         "ratio_interval": {"pipeline/single": run.ratio("pipeline", "single").ends},
-        "slower_than_one_process": measured / run.median_s("single") - 1,
-        "samples": run.raw(),
+        "slower_than_one_process": run.median_s("pipeline") / run.median_s("single") - 1,
     }
 
 
@@ -94,30 +84,16 @@ def sentence(row: Json) -> str:
 
 
 def text(found: list[Json]) -> str:
-    columns = [("model", "text"), ("plan", "text"), ("predicted", "s"), ("measured", "s"), ("error", "error"), ("at the run's speed", "error"), ("one process", "s")]  # fmt: skip
-    keys = ("model", "plan", "predicted_step_s", "measured_step_s", "error", "error_at_run_speed", "single_step_s")
-    errors = [abs(r["error_at_run_speed"]) for r in found if r["error_at_run_speed"] is not None]
     slower = [r["slower_than_one_process"] for r in found if r["plan"] == "chosen"]
-    return "\n".join(
-        [
-            table(columns, [[r[k] for k in keys] for r in found]),  # type: ignore[arg-type]
-            f"at the run's speed: median error {percent(statistics.median(errors))}, worst {percent(max(errors))}",
-            f"the chosen plan against one process: {percent(max(slower), signed=True)} at worst",
-            machine_line(found[-1]["machine_record"]),
-        ]
-    )
+    said = f"the chosen plan against one process: {percent(max(slower), signed=True)} at worst"
+    return "\n".join([figures_table(found), said, machine_line(found[-1]["machine_record"])])
 
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=62, help=f"{WARMUP} a block are not counted; default: 62")
-    options.add_argument("--blocks", type=int, default=2, help="the rounds are taken in so many blocks; default: 2")
+    add_turns(options, 402, 2)
     options.add_argument("--budget-s", type=float, default=6.0, help="for measuring a model; default: 6")
-    options.add_argument("--only", default=",".join(MODELS), metavar="MODEL[,MODEL]")
-    given = options.parse_args()
-    given.only = given.only.split(",")
-    if unknown := set(given.only) - set(MODELS):
-        options.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(MODELS)}")
+    given = with_models(options, MODELS)
     return run_script(given, lambda m, t: rows(given, m, t), text)
 
 

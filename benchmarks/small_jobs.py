@@ -99,8 +99,11 @@ def perceptron() -> TrainingJob:
 
 
 def deep_perceptron() -> TrainingJob:
-    layers = [m for _ in range(12) for m in (nn.Linear(64, 64), nn.Tanh())]
-    return _job(lambda: nn.Sequential(*layers, nn.Linear(64, 10)), (128, 64))
+    def model() -> nn.Module:
+        layers = [m for _ in range(12) for m in (nn.Linear(64, 64), nn.Tanh())]
+        return nn.Sequential(*layers, nn.Linear(64, 10))
+
+    return _job(model, (128, 64))
 
 
 def lenet() -> TrainingJob:

@@ -79,7 +79,15 @@ def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
             "latency_s": link.latency_s,
             "send_s": link.send_s,
             "message_s": link.message_s,
+            "sum_s": link.sum_s,
+            "sum_s_per_byte": link.sum_s_per_byte,
         },
+        "calls": {
+            "instruction_s": profile.cluster.devices[0].instruction_s,
+            "step_s": profile.cluster.devices[0].step_s,
+        },
+        "speeds": {d.name: d.speed for d in profile.cluster.devices},
+        "alone": probe.alone if (probe := profile.samples[0].probe) else 1.0,
         "facts": dict(profile.facts),
     }
 
@@ -135,25 +143,18 @@ def _campaign_text(document: dict[str, Any]) -> str:
 
 
 def _profile_text(document: dict[str, Any]) -> str:
-    from partita.page.text import count, facts, rate, seconds, size, table
+    from partita.page.text import count, facts, seconds, size, table
 
+    calls = document["calls"]
     head = facts(
         [
             (
                 "model",
                 f"{document['graph']}, {count(document['tasks'])} tasks, {size(document['parameter_bytes'])} of parameters",
             ),
-            ("devices", ", ".join(document["devices"])),
-            *(
-                [
-                    (
-                        "link",
-                        f"{rate(document['link']['rate_bytes_per_s'])}, {seconds(document['link']['latency_s'])} latency",
-                    )
-                ]
-                if document["link"]["rate_bytes_per_s"]
-                else []
-            ),
+            ("devices", _devices(document)),
+            *([("link", _link(document["link"]))] if document["link"]["rate_bytes_per_s"] else []),
+            ("calls", f"{seconds(calls['instruction_s'])} a forward or a backward, {seconds(calls['step_s'])} a step"),
             (
                 "load",
                 f"{document['facts']['load'][0]:.2f}, {seconds(document['facts']['cpu_s'])} of CPU time in {seconds(document['facts']['wall_s'])}",
@@ -163,3 +164,22 @@ def _profile_text(document: dict[str, Any]) -> str:
     rows = [(int(n), document["batch_size"] // int(n), s) for n, s in document["single_step_s"].items()]
     steps = table([("micro-batch size", "count"), ("micro-batches", "count"), ("one process, a step", "s")], rows)
     return f"{head}\n\n{steps}\n\n{document['profile']}"
+
+
+def _devices(document: dict[str, Any]) -> str:
+    """Their names, how fast they are where they differ, and what company costs."""
+    from partita.page.text import percent
+
+    speeds, alone = document["speeds"], document["alone"]
+    same = len(set(speeds.values())) == 1
+    names = ", ".join(d if same else f"{d} (speed {s:.2f})" for d, s in speeds.items())
+    return names + (f"; one alone is {percent(alone - 1)} faster" if alone > 1 else "")
+
+
+def _link(link: dict[str, Any]) -> str:
+    from partita.page.text import rate, seconds
+
+    return (
+        f"{rate(link['rate_bytes_per_s'])}, {seconds(link['latency_s'])} latency; a message takes "
+        f"{seconds(link['send_s'])} of its sender, {seconds(link['message_s'])} of its receiver"
+    )

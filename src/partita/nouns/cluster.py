@@ -60,7 +60,8 @@ class Link:
     fair: bool = False  #: transfers on the medium share its rate; otherwise they are served in order
     message_s: float = 0.0  #: time that receiving a message takes of the receiving *device*
     send_s: float = 0.0  #: that posting it takes of the sending one
-    sum_s_per_byte: float = 0.0  #: of gradients summed over devices: copying and adding, for every byte sent
+    sum_s: float = 0.0  #: that a sum of gradients over devices takes beyond its messages,
+    sum_s_per_byte: float = 0.0  #: and every byte that it sends: copying and adding
 
     @property
     def queue(self) -> str:
@@ -192,7 +193,7 @@ class Cluster:
             ]
             if not k.rate_bytes_per_s > 0:
                 faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
-            seconds = {w: getattr(k, w) for w in ("latency_s", "message_s", "send_s", "sum_s_per_byte")}
+            seconds = {w: getattr(k, w) for w in ("latency_s", "message_s", "send_s", "sum_s", "sum_s_per_byte")}
             faults += [f"{where} has {w} = {v}" for w, v in seconds.items() if not (v >= 0 and math.isfinite(v))]
             if k.medium in names:
                 faults.append(f"{where} shares the medium {k.medium!r}, which is the name of a device")

@@ -47,7 +47,8 @@ class Probe:
 
     pieces: tuple[ProbePiece, ...]
     core_share: float = 1.0  #: of its core that the measuring process got
-    alone: float = 1.0  #: how much faster a device does the job's work while the others are idle
+    alone: float = 1.0  #: how much faster a device does the job's work while the others are idle,
+    alone_read: float = 1.0  #: and the pieces: they fill other caches than the job does
     spread: float = 0.0  #: standard deviation of single readings about their mean, as a share
 
     @property
@@ -75,7 +76,7 @@ class Probe:
             faults += [] if 0 < p.seconds <= MOST_SECONDS else [f"piece {i} takes {p.seconds} s"]
             faults += _size_faults(i, p)
         faults += [] if sum(p.share for p in self.pieces) > 0 else ["its pieces have no share"]
-        numbers = {"core_share": self.core_share, "alone": self.alone}
+        numbers = {"core_share": self.core_share, "alone": self.alone, "alone_read": self.alone_read}
         faults += [f"{n} is {v}" for n, v in numbers.items() if not 0 < v < math.inf]
         return faults + ([] if 0 <= self.spread < math.inf else [f"spread is {self.spread}"])
 

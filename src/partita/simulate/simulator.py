@@ -61,7 +61,7 @@ def durations(program: Program, graph: TaskGraph, costs: CostTable, cluster: Clu
     Computing takes the sum of the tasks' seconds on the kind of the device, divided by its speed. A transfer occupies
     its link for the given time of its tensors, and for size / rate where none is given; its latency comes after. A sum of
     gradients occupies the link of every member for what that member sends, copies and adds; the latencies of all steps of
-    the ring come after (`exchange.ring_s`). Receiving takes the link's `message_s` of the device. Raises PlanError where a task cannot run on its device,
+    the ring, and the link's `sum_s`, come after (`exchange.ring_s`). Receiving takes the link's `message_s` of the device. Raises PlanError where a task cannot run on its device,
     CostError where costs and graph do not fit. O(instructions + tasks + tensors).
     """
     refuse(CostError, costs.check(graph), "the costs do not fit the graph")
@@ -132,8 +132,8 @@ def _transfer_facts(program: Program, graph: TaskGraph, costs: CostTable, cluste
             given_s, rest = _given(piece, graph, costs)
             summed = piece.group >= 0  # a ring: one piece a member, so many messages one after another
             rate = link.exchange_bytes_per_s if summed else link.rate_bytes_per_s
-            steps = ring_steps(members[piece.group]) if summed else 1
-            facts[:, p] = given_s, rest, rate, steps * link.latency_s, link.message_s
+            lag = ring_steps(members[piece.group]) * link.latency_s + link.sum_s if summed else link.latency_s
+            facts[:, p] = given_s, rest, rate, lag, link.message_s
     return facts
 
 

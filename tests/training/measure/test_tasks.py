@@ -95,7 +95,7 @@ def test_every_task_has_times_and_none_is_negative() -> None:
     assert (times.backward >= 0).all()
     assert (times.calls >= 1).all()
     assert (times.marks >= 1).sum() >= n - 1  # hooks mark all that is differentiable
-    assert (np.array([times.whole_forward, times.whole_backward, times.alone, times.update]) > 0).all()
+    assert (np.array([times.whole_forward, times.whole_backward, times.one_in_flight, times.update]) > 0).all()
     assert times.whole_forward.shape == (3,)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from partita.training.runtime.mailbox import open_mailboxes
 from partita.training.runtime.pipeline import Assignment, Pipeline
 from partita.training.runtime.transport import Transport
 
@@ -30,7 +31,8 @@ def joined(store: str, rank: int, ranks: int) -> Iterator[None]:
 
 def pipeline(job: Any, assignment: Assignment) -> Pipeline:
     """The engine of a rank that has joined."""
-    return Pipeline(job, assignment, Transport(torch.device("cpu"), "gloo"), np.zeros(1, np.int64))
+    boxes = open_mailboxes(assignment.rank, len(assignment.world))
+    return Pipeline(job, assignment, Transport(torch.device("cpu"), "gloo", mailboxes=boxes), np.zeros(1, np.int64))
 
 
 def on_ranks(function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:

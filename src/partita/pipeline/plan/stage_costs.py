@@ -37,15 +37,16 @@ class Wire:
     exchange_rate: float  #: bytes/s at which gradients are summed
     latency_s: float
     message_s: float  #: that receiving a message takes of a device
+    sum_s: float  #: that a sum of gradients takes beyond its messages
 
 
 def wires(cluster: Cluster) -> tuple[Wire, Wire]:
     """(a typical link, one that no link is better than in anything). O(links)."""
     links = cluster.links_in_use()
-    values = np.array([(k.rate_bytes_per_s, k.exchange_bytes_per_s, k.latency_s, k.message_s) for k in links])
+    values = np.array([(k.rate_bytes_per_s, k.exchange_bytes_per_s, k.latency_s, k.message_s, k.sum_s) for k in links])
     typical = np.quantile(values, 0.5, axis=0, method="lower")
-    (rate, exchange, _, _), (_, _, latency, message) = values.max(axis=0), values.min(axis=0)
-    return Wire(*typical.tolist()), Wire(float(rate), float(exchange), float(latency), float(message))
+    (rate, exchange, *_), (_, _, *least) = values.max(axis=0), values.min(axis=0)
+    return Wire(*typical.tolist()), Wire(float(rate), float(exchange), *map(float, least))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from partita.nouns.graph import FloatArray
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.page.bars import NARROW
 from partita.page.markup import Scale, number, tag, words
@@ -12,6 +13,7 @@ from partita.page.run_speed import sentences
 from partita.page.text import percent
 from partita.pipeline.report.charts import frame
 from partita.pipeline.report.story import Story
+from partita.simulate.run_speed import speeds_of
 
 _MOST = 4  #: devices with a line of their own; of more, those that strayed furthest
 
@@ -49,8 +51,11 @@ def chart(story: Story) -> str:
 def _changes(story: Story) -> dict[str, FloatArray]:
     """Device -> [steps] its speed as a part of what the plan was told."""
     problem = story.plan.problem if story.plan else None
-    if not isinstance(problem, PipelineProblem) or problem.probe is None or story.readings is None:
+    plan = story.plan.plan if story.plan else None
+    if not isinstance(problem, PipelineProblem) or not isinstance(plan, PipelinePlan):
         return {}
-    planned = {d.name: d.speed for d in problem.cluster.devices}
-    rows = zip(story.readings.devices, story.readings.speeds(problem.probe), strict=True)
+    if problem.probe is None or story.readings is None:
+        return {}
+    planned = {d.name: d.speed for d in problem.cluster_of(plan).devices}
+    rows = zip(story.readings.devices, speeds_of(problem, plan, story.readings), strict=True)
     return {d: row / planned[d] for d, row in rows if d in planned}

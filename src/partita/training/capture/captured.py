@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,7 +57,28 @@ class TensorMeta:
 
     @property
     def size_bytes(self) -> int:
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    @cached_property
+    def dense_stride(self) -> tuple[int, ...]:
+        """With which a copy of it is kept: its own where that is dense, else a contiguous one's."""
+        if is_dense(self.shape, self.stride):
+            return self.stride
+        return tuple(torch.empty(self.shape, device="meta").stride())
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """The elements fill one block of memory, each place once.
+
+    >>> is_dense((2, 3), (1, 2)), is_dense((2, 3), (0, 1))
+    (True, False)
+    """
+    expected = 1
+    for step, n in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
+        if step != expected:
+            return False
+        expected *= n
+    return True
 
 
 def bound_values(bindings: Mapping[str, Binding], tensors: Mapping[str, Tensor], batch: Batch) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _MANY = 8  #: micro-batches
 
 
 @dataclass(frozen=True)
-class Overheads:
+class CallCosts:
     """Seconds of a device."""
 
     instruction_s: float  #: a forward or a backward of a stage, whatever the stage holds
@@ -50,7 +50,7 @@ class _Nothing:
     def update(self) -> None: ...
 
 
-def overheads(device: torch.device, repeats: int = 40) -> Overheads:
+def call_costs(device: torch.device, repeats: int = 40) -> CallCosts:
     """Measured by the thread that calls it, in a fraction of a second."""
     model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)))
     captured = capture(model, _loss, _batch(1))  # on the CPU, as any model
@@ -63,7 +63,7 @@ def overheads(device: torch.device, repeats: int = 40) -> Overheads:
     instruction = (took[_LAYERS, _MANY] - took[1, _MANY]) / (2 * _MANY * (_LAYERS - 1))
     per_micro_batch = (took[1, _MANY] - took[1, 1]) / (_MANY - 1)
     code = statistics.median(runs[1, 1].code_seconds() for _ in range(repeats))
-    return Overheads(
+    return CallCosts(
         max(instruction, 0.0), max((per_micro_batch - code) / 2, 0.0), max(took[1, 1] - per_micro_batch, 0.0)
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from partita.errors import JobError
 from partita.memory import keep_freed_memory
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable, Estimate
-from partita.nouns.graph import TaskGraph
+from partita.nouns.graph import FloatArray, TaskGraph
 from partita.nouns.probe import AT_ONCE, Probe, ProbePiece, middle_mean
 from partita.nouns.profile import Profile, Sample
 from partita.page.machine import machine_facts
@@ -24,7 +25,7 @@ from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, load_job, micro_batches
 from partita.training.loss_check import check_loss
 from partita.training.measure.company import company, pinned
-from partita.training.measure.instructions import Overheads, overheads
+from partita.training.measure.instructions import CallCosts, call_costs
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
 from partita.training.measure.speeds import job_probe, typical_ratio, with_speeds
@@ -65,15 +66,15 @@ def measure_job(
         measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[0])
     others = [d for d in local[1:] if d.cores != local[0].cores]
     with company(source, settings or {}, others, wanted[0], measuring.pieces) as busy, pinned(local[0]):
-        cost, ready = overheads(device), time.monotonic()
+        cost, ready = call_costs(device), time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
             left = budget_s - (time.monotonic() - ready)
             if measuring.samples and not sizes and left < _cost_of(measuring.samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
-            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep if busy.workers else None, cost)
+            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep if busy.workers else nullcontext, cost)
         read = {name: busy.steps(name, ready) for name in busy.logs}
-    samples = measuring.samples
+    samples = measuring.with_company() if busy.workers else measuring.samples
     progress("measuring tasks", steps - 1, steps)
     probe = probe_of(samples)  # CPU seconds, as the tasks': at the share of the core that there was
     call_s, step_s = cost.instruction_s / probe.core_share, cost.step_s / probe.core_share
@@ -107,23 +108,38 @@ class _Measuring:
         self._job, self._model, self._batch, self._device, self._kind = job, model, batch, device, kind
         self.samples: list[Sample] = []
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
+        self._lone_readings: list[
+            tuple[float, ...]
+        ] = []  #: without company, each after the last of `readings` at its time
+        self._paired: list[int] = []  #: which that was
+        self._company: list[FloatArray] = []  #: of every size
         self.optimizer_bytes_per_parameter_byte = 0.0
         self._smallest = self._captured(smallest)
         self.pieces: tuple[ProbePiece, ...] = long_enough(pieces_of(self._smallest), device)
         self._prober = Prober(self.pieces, device)
 
-    def take(self, size: int, budget_s: float, asleep: Asleep | None, cost: Overheads) -> None:
-        """Measure at a size, in company; inside `asleep()` without. None: there is no company."""
+    def take(self, size: int, budget_s: float, asleep: Asleep, cost: CallCosts) -> None:
+        """Measure at a size, in company; inside `asleep()` without."""
         captured = self._captured(size) if self.samples else self._smallest
         first = len(self.readings)
-        times = _in_a_step(self._times(captured, size, budget_s, asleep or nullcontext), cost)
-        alone = max(1.0, typical_ratio(times.company)) if asleep else 1.0
+        times = _in_a_step(self._times(captured, size, budget_s, asleep), cost)
+        self._company.append(times.company)
         sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
         own = np.array(self.readings[first:])
         call_s = call_seconds(self.pieces, middle_mean(own[:, 1:]).tolist())
         known = with_shares(self.pieces, shares_of(captured, _task_s(sample), call_s))
-        self.samples.append(replace(sample, probe=job_probe(known, own, times.core_share, alone)))
+        self.samples.append(replace(sample, probe=job_probe(known, own, times.core_share)))
         self.optimizer_bytes_per_parameter_byte = times.optimizer_bytes_per_parameter_byte
+
+    def with_company(self) -> list[Sample]:
+        """The samples with what company costs, told by the passes of all sizes and by the readings between them."""
+        alone = max(1.0, typical_ratio(np.concatenate(self._company)))
+        found = []
+        for s in self.samples:
+            assert s.probe is not None
+            busy, lone = (s.probe.slowness(np.array(rows)) for rows in ([self.readings[i][1:] for i in self._paired], self._lone_readings))  # fmt: skip
+            found.append(replace(s, probe=replace(s.probe, alone=alone, alone_read=typical_ratio(busy / lone))))
+        return found
 
     def _captured(self, size: int) -> Captured:
         part = next(micro_batches(self._batch, size))
@@ -139,17 +155,25 @@ class _Measuring:
             budget_s=budget_s,
             precision=self._job.precision(self._device),
             between=lambda: self.readings.append((time.monotonic(), *self._prober.read(AT_ONCE))),
-            asleep=asleep,
+            asleep=partial(self._read_in, asleep),
         )
 
+    @contextmanager
+    def _read_in(self, asleep: Asleep) -> Iterator[None]:
+        """Asleep, and the probe is read at the end of it."""
+        with asleep():
+            yield
+            self._paired.append(len(self.readings) - 1)
+            self._lone_readings.append(self._prober.read(AT_ONCE))
 
-def _in_a_step(times: TaskTimes, cost: Overheads) -> TaskTimes:
+
+def _in_a_step(times: TaskTimes, cost: CallCosts) -> TaskTimes:
     """Times as the interpreter of a step takes them, which do what it does around each call and once a step."""
     return replace(
         times,
         whole_forward=times.whole_forward + cost.around_s,
         whole_backward=times.whole_backward + cost.around_s,
-        alone=times.alone + 2 * cost.around_s,
+        one_in_flight=times.one_in_flight + 2 * cost.around_s,
         update=times.update + cost.step_s,
     )
 
@@ -187,7 +211,7 @@ def _cost_of(last: Sample, size: int) -> float:
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str) -> Sample:
     times = replace(times, **{name: getattr(times, name) / times.core_share for name in SECONDS})
     update_s = float(np.median(times.update))
-    step_s = -(-total // size) * float(np.median(times.alone)) + update_s
+    step_s = -(-total // size) * float(np.median(times.one_in_flight)) + update_s
     return Sample(size, graph, _costs(graph, times, kind, update_s), step_s)
 
 

@@ -1,8 +1,7 @@
 """Measure the link between two local ranks: rate, latency, what a message costs the devices at its ends, and what
 summing gradients over it takes.
 
-Two processes, pinned like workers, exchange messages of several sizes over torch.distributed: gloo between cores, NCCL
-between GPUs. A line through the times
+Two processes, pinned like workers, exchange messages of several sizes as a run's ranks do (`Transport`). A line through the times
 of one way gives latency and rate; the CPU time that a process spends on a message is what posting or receiving it takes of
 its device, and is no part of the latency.
 What a sum of gradients takes longer than its messages should is copying and adding.
@@ -27,14 +26,17 @@ import numpy as np
 
 from partita.errors import ClusterError
 from partita.nouns.cluster import Device, Link
+from partita.nouns.graph import FloatArray
 from partita.simulate.exchange import ring_s
 from partita.spawn import Process, end, ended_how, last_line, spawn, threads_env
 
 if TYPE_CHECKING:
     import torch
 
+    from partita.training.runtime.transport import Transport
+
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
-GRADIENT_BYTES = (1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
+GRADIENT_BYTES = (1 << 14, 1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
 GRADIENTS = 32
 _BETWEEN_S = 1e-3
 
@@ -78,34 +80,50 @@ def _log(told: Path, rank: int) -> Path:
 
 
 def link_from(source: str, target: str, rows: list[dict[str, float]]) -> Link:
-    """A line through (bytes, seconds of one way), weighted to fit small and large messages alike.
+    """Lines through (bytes, seconds) of one way and of the ends. What the ends take of a byte is part of the link's rate.
 
-    >>> rows = [{"bytes": b, "way_s": 1.5e-4 + b / 1e9, "send_s": 2e-5, "receive_s": 3e-5} for b in (1e3, 1e5, 1e6)]
+    >>> rows = [{"bytes": b, "way_s": 1.5e-4 + b / 1e9, "send_s": 2e-5 + b / 1e10, "receive_s": 3e-5} for b in (1e3, 1e5, 1e6)]
     >>> link = link_from("a", "b", rows); round(link.latency_s * 1e6), round(link.rate_bytes_per_s / 1e6)
     (100, 1000)
+    >>> round(link.send_s * 1e6), round(link.message_s * 1e6)
+    (20, 30)
     """
-    send_s, message_s = (float(np.median([r[w] for r in rows])) for w in ("send_s", "receive_s"))
-    size, way = np.array([r["bytes"] for r in rows]), np.array([r["way_s"] for r in rows])
-    slope, latency = np.polyfit(size, way, 1, w=1 / way)
+    size = np.array([r["bytes"] for r in rows])
+    way, send, receive = (np.array([r[w] for r in rows]) for w in ("way_s", "send_s", "receive_s"))
+    (slope, latency), (_, send_s), (_, message_s) = (_line(size, y) for y in (way, send, receive))
     rate = 1 / slope if slope > 0 else float(size[-1] / way[-1])
-    latency = max(latency - send_s - message_s, 0.0)
-    return Link(source, target, float(rate), float(latency), message_s=message_s, send_s=send_s)
+    send_s, message_s = max(send_s, 0.0), max(message_s, 0.0)
+    return Link(source, target, rate, max(latency - send_s - message_s, 0.0), message_s=message_s, send_s=send_s)
+
+
+def _line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
+    """(slope, intercept), weighted to fit small and large values alike."""
+    if not y.all():
+        return 0.0, float(np.median(y))
+    slope, intercept = np.polyfit(x, y, 1, w=1 / y)
+    return float(slope), float(intercept)
 
 
 def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
-    """The link with what summing gradients over two devices takes per byte, beyond its messages.
+    """The link with what summing gradients over two devices takes beyond its messages: a sum, and a byte of it.
 
     >>> link = Link("a", "b", 1e9, 1e-4)
-    >>> round(with_sums(link, [{"bytes": 1e6, "sum_s": 2 * 1e-4 + 3e-3}]).sum_s_per_byte * 1e9, 6)
-    2.0
+    >>> rows = [{"bytes": b, "sum_s": 2 * 1e-4 + 5e-4 + 3e-9 * b} for b in (1e4, 1e6, 1e7)]
+    >>> found = with_sums(link, rows); round(found.sum_s * 1e6), round(found.sum_s_per_byte * 1e9, 6)
+    (500, 2.0)
     """
-    beyond = [(r["sum_s"] - ring_s(2, r["bytes"], link.rate_bytes_per_s, link.latency_s)) / r["bytes"] for r in rows]
-    return replace(link, sum_s_per_byte=float(max(np.median(beyond), 0.0)))
+    size, took = np.array([r["bytes"] for r in rows]), np.array([r["sum_s"] for r in rows])
+    beyond = took - ring_s(2, size, link.rate_bytes_per_s, link.latency_s)
+    per_byte, each = np.polyfit(size, beyond, 1, w=1 / took)
+    return replace(link, sum_s=float(max(each, 0.0)), sum_s_per_byte=float(max(per_byte, 0.0)))
 
 
 def _measure(spec: dict[str, object]) -> None:
     import torch
     import torch.distributed as dist
+
+    from partita.training.runtime.mailbox import open_mailboxes
+    from partita.training.runtime.transport import Transport
 
     torch.set_num_threads(1)
     rank, gpu = int(os.environ["RANK"]), os.environ.get("PARTITA_GPU", "")
@@ -115,39 +133,42 @@ def _measure(spec: dict[str, object]) -> None:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if gpu else "gloo", init_method=str(spec["rendezvous"]), rank=rank, world_size=2
     )
+    mailboxes = None if gpu else open_mailboxes(rank, 2)
+    transport = Transport(device, "nccl" if gpu else "gloo", mailboxes=mailboxes)
     rows = []
     for size in SIZES:
-        ways = [_way_time(size, rank, device) for _ in range(int(str(spec["repeats"])))]
+        ways = [_way_time(size, rank, transport) for _ in range(int(str(spec["repeats"])))]
         ends = {"send_s": 0.0, "receive_s": 0.0}  # a GPU computes on while its copy engines send
-        rows.append(
-            {"bytes": float(size), "way_s": statistics.median(ways), **(ends if gpu else _device_times(size, rank))}
-        )
-    sums = [{"bytes": float(size), "sum_s": _sum_time(size, device)} for size in GRADIENT_BYTES]
+        ends = ends if gpu else _device_times(size, rank, transport)
+        rows.append({"bytes": float(size), "way_s": statistics.median(ways), **ends})
+    sums = [{"bytes": float(size), "sum_s": _sum_time(size, transport)} for size in GRADIENT_BYTES]
     if rank == 0:
         Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums}))
     dist.barrier()
 
 
-def _way_time(size: int, rank: int, device: torch.device) -> float:
-    """Seconds of one way of a message there and back. gloo receives ahead; NCCL takes messages in one order on both sides.
+def _way_time(size: int, rank: int, transport: Transport) -> float:
+    """Seconds of one way of a message there and back, as a run sends it.
 
     Before it sends, a side works for as long as a computation may take: a core that has slept meanwhile wakes up later."""
     import torch
-    import torch.distributed as dist
 
-    buffer, incoming = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-    work = dist.irecv(incoming, 1 - rank) if device.type == "cpu" else None
-    _settle(device)
+    from partita.training.capture.captured import TensorMeta
+
+    meta = [TensorMeta((size,), (1,), torch.uint8, False)]
+    buffer = [torch.zeros(size, dtype=torch.uint8, device=transport.device)]
+    ahead = transport.device.type == "cpu"  # NCCL takes messages in one order on both sides
+    coming = transport.receive(meta, 1 - rank, rank, 0) if ahead else None
+    _settle(transport.device)
     began = time.perf_counter()
     for sender in (0, 1):
         if rank == sender:
             _work(_BETWEEN_S)
-            dist.send(buffer, 1 - rank)
-        elif work is not None:
-            work.wait()
+            for work, _ in transport.send(buffer, meta, rank, 1 - rank, 0):
+                work.wait()
         else:
-            dist.recv(incoming, 1 - rank)
-        _settle(device)
+            (coming or transport.receive(meta, 1 - rank, rank, 0)).wait()
+        _settle(transport.device)
     return (time.perf_counter() - began) / 2 - _BETWEEN_S
 
 
@@ -165,34 +186,35 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_times(size: int, rank: int, count: int = 50) -> dict[str, float]:
-    """CPU seconds that one message takes of the device at either end, as a run sends it; receives are posted ahead."""
+def _device_times(size: int, rank: int, transport: Transport, count: int = 50) -> dict[str, float]:
+    """CPU seconds that one message takes of the device at either end; receives are posted ahead."""
     import torch
     import torch.distributed as dist
 
     from partita.training.capture.captured import TensorMeta
-    from partita.training.runtime.transport import Transport
 
-    transport, meta = Transport(torch.device("cpu"), "gloo"), TensorMeta((size,), (1,), torch.uint8, False)
-    buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
+    meta, tensor = [TensorMeta((size,), (1,), torch.uint8, False)], [torch.zeros(size, dtype=torch.uint8)]
     spent = torch.zeros(2, dtype=torch.float64)
     for _ in range(2):  # once to touch the memory
-        began, waits = time.process_time(), []
+        began = time.process_time()
         if rank:
-            waits = [transport.receive(meta, 0, 1, i) for i in range(count)]
-        dist.barrier()
-        if not rank:
+            coming = [transport.receive(meta, 0, 1, i) for i in range(count)]
+            dist.barrier()
+            for c in coming:
+                c.wait()
+        else:
+            dist.barrier()
             began = time.process_time()
-            waits = [transport.send(b, meta, 0, 1, i)[0] for i, b in enumerate(buffers)]
-        for w in waits:
-            w.wait()
+            for works in [transport.send(tensor, meta, 0, 1, i) for i in range(count)]:
+                for work, _ in works:
+                    work.wait()
         spent.zero_()
         spent[rank] = (time.process_time() - began) / count
     dist.all_reduce(spent)
     return {"send_s": float(spent[0]), "receive_s": float(spent[1])}
 
 
-def _sum_time(size: int, device: torch.device, repeats: int = 9) -> float:
+def _sum_time(size: int, transport: Transport, repeats: int = 9) -> float:
     """Seconds in which gradients are summed over both ranks, as a training step does; the median, after two to warm up."""
     import torch
     import torch.distributed as dist
@@ -201,13 +223,13 @@ def _sum_time(size: int, device: torch.device, repeats: int = 9) -> float:
     from partita.training.runtime.gradients import reduce_gradients
 
     keep_freed_memory()
-    parameters = [torch.zeros(size // 4 // GRADIENTS, device=device) for _ in range(GRADIENTS)]
+    parameters = [torch.zeros(size // 4 // GRADIENTS, device=transport.device) for _ in range(GRADIENTS)]
     took = []
     for _ in range(repeats + 2):
         dist.barrier()
         began = time.perf_counter()
-        reduce_gradients(parameters, None)
-        _settle(device)
+        reduce_gradients(parameters, transport.sum)
+        _settle(transport.device)
         took.append(time.perf_counter() - began)
     return statistics.median(took[2:])
 

@@ -20,11 +20,11 @@ ALIKE = 0.03  #: devices whose speeds differ by less are called equal
 _SPANS = 8
 
 
-def job_probe(pieces: Sequence[ProbePiece], own: FloatArray, core_share: float, alone: float) -> Probe:
+def job_probe(pieces: Sequence[ProbePiece], own: FloatArray, core_share: float) -> Probe:
     """The probe of a job on the device where it was measured; `own` [readings, 1 + pieces]: moment, seconds of each piece."""
     typical = middle_mean(own[:, 1:])
     known = tuple(replace(p, seconds=float(s)) for p, s in zip(pieces, typical, strict=True))
-    probe = Probe(known, core_share, alone)
+    probe = Probe(known, core_share)
     return replace(probe, spread=scatter(probe.slowness(own[:, 1:])))
 
 

@@ -32,15 +32,8 @@ Result = TypeVar("Result")
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
-SECONDS = (
-    "forward",
-    "backward",
-    "whole_forward",
-    "whole_backward",
-    "alone",
-    "weights",
-    "update",
-)  #: of TaskTimes
+#: Of TaskTimes.
+SECONDS = ("forward", "backward", "whole_forward", "whole_backward", "one_in_flight", "weights", "update")
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class TaskTimes:
     marks: FloatArray  #: [tasks] marks in the backward of each
     whole_forward: FloatArray  #: [passes] with another micro-batch in flight
     whole_backward: FloatArray  #: [passes] likewise
-    alone: FloatArray  #: [passes] forward and backward of one micro-batch, nothing else in flight
+    one_in_flight: FloatArray  #: [passes] forward and backward of one micro-batch, no other one in flight
     company: FloatArray  #: [passes] the same, over what it takes while the other devices are idle
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
@@ -86,7 +79,8 @@ def time_tasks(
     runner.weight_pass()
     passes: list[tuple[FloatArray, FloatArray]] = []
     weights: list[FloatArray] = []
-    wholes: list[tuple[float, float, float, float]] = []
+    wholes: list[tuple[float, float, float]] = []
+    lone: list[float] = []
     company: list[float] = []
     began, worked = time.perf_counter(), runner.now()
     while len(passes) < least or (len(passes) < most and time.perf_counter() - began < budget_s):
@@ -96,12 +90,12 @@ def time_tasks(
         between()
         wholes.append(runner.whole_pass())
         between()
-        busy_s = runner.lone_pass()  # as the next one, but for the others
+        lone.append(runner.lone_pass())
         between()
         with asleep():
-            company.append(busy_s / runner.lone_pass())
+            company.append(lone[-1] / runner.lone_pass())
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
-    forward, backward, alone, update = np.array(wholes).T
+    forward, backward, update = np.array(wholes).T
     by_task = [np.array(times) for times in zip(*passes, strict=True)]
     return TaskTimes(
         by_task[0],
@@ -110,7 +104,7 @@ def time_tasks(
         runner.marks,
         forward,
         backward,
-        alone,
+        np.array(lone),
         np.array(company),
         np.array(weights),
         update,
@@ -267,19 +261,18 @@ class _Runner:
             self.marks[task] += 1
         return seconds
 
-    def whole_pass(self) -> tuple[float, float, float, float]:
-        """Seconds of the whole model's forward and backward with another micro-batch in flight, of both without, and of
-        the optimizer's step."""
+    def whole_pass(self) -> tuple[float, float, float]:
+        """Seconds of the whole model's forward and backward with another micro-batch in flight, and of the optimizer's step."""
         whole, leaves = self._whole, self._leaves
         whole.forward(0, leaves, {}, 0)
         forward, _ = self._timed(whole.forward, 1, leaves, {}, 0)
         backward, _ = self._timed(whole.backward, 0, [], 1.0)
         whole.backward(1, [], 1.0)
         update, _ = self._timed(self._optimizer.step)
-        return forward, backward, self.lone_pass(), update
+        return forward, backward, update
 
     def lone_pass(self) -> float:
-        """Seconds of the whole model's forward and backward with nothing else in flight."""
+        """Seconds of the whole model's forward and backward with no other micro-batch in flight."""
         forward, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
         backward, _ = self._timed(self._whole.backward, 0, [], 1.0)
         return forward + backward

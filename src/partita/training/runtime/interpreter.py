@@ -24,9 +24,10 @@ from partita.nouns.program import Op, Piece, PieceKind, Program
 from partita.simulate.boundaries import Boundary
 from partita.training.capture.model import Captured, TensorMeta
 from partita.training.job import Batch, batch_size, leaves_of_micro_batches
+from partita.training.runtime.mailbox import PeerGone
 from partita.training.runtime.stage import Stage, on_device
 from partita.training.runtime.stopwatch import Stopwatch, stopwatch_for
-from partita.training.runtime.transport import Pending, Transport
+from partita.training.runtime.transport import InMailbox, Pending, Transport
 
 Key = tuple[int, int]  #: (stage, micro-batch)
 Values = dict[str, Tensor]  #: by the name of the value
@@ -92,7 +93,7 @@ class Step:
     unsent: Counter[Key] = field(default_factory=Counter)  #: messages of them that are still to be sent
     losses: list[tuple[Tensor, float]] = field(default_factory=list)
     sending: deque[tuple[Any, Tensor]] = field(default_factory=deque)
-    posted: dict[int, list[tuple[str, Pending]]] = field(default_factory=dict)  #: receive -> its messages
+    posted: dict[int, Pending | InMailbox] = field(default_factory=dict)  #: receive -> its message
     queues: dict[str, deque[Line]] = field(default_factory=dict)  #: sender -> receives not yet posted
 
 
@@ -175,11 +176,8 @@ class Interpreter:
             return
         line = s.queues[sender].popleft()
         source, target = self._ranks(line.piece)
-        first = self._tags[line.number]
-        s.posted[line.number] = [
-            (name, self._transport.receive(meta, source, target, first + j))
-            for j, (name, meta) in enumerate(_values(s, line))
-        ]
+        metas = [meta for _, meta in _values(s, line)]
+        s.posted[line.number] = self._transport.receive(metas, source, target, self._tags[line.number])
 
     def _received(self, s: Step, line: Line) -> Iterator[tuple[str, Tensor]]:
         """The tensors of a message. Messages are posted in the order in which they are sent, also where this rank wants
@@ -187,9 +185,9 @@ class Interpreter:
         sender = line.piece.route[0]
         while line.number not in s.posted:
             self._post(s, sender)
-        for name, pending in s.posted.pop(line.number):
-            yield name, pending.wait()
+        tensors = s.posted.pop(line.number).wait()
         self._post(s, sender)
+        return zip((name for name, _ in _values(s, line)), tensors, strict=True)
 
     def _ranks(self, piece: Piece) -> tuple[int, int]:
         return self._place.ranks[piece.route[0]], self._place.ranks[piece.route[1]]
@@ -255,14 +253,15 @@ class Interpreter:
 
     def _send(self, s: Step, line: Line, held: Values) -> None:
         source, target = self._ranks(line.piece)
-        first = self._tags[line.number]
-        for j, (name, meta) in enumerate(_values(s, line)):
-            tensor = held.get(name)
-            if tensor is None:  # the loss does not depend on it here, but its maker waits for an answer
-                tensor = torch.zeros(meta.shape, dtype=meta.dtype, device=self._place.torch_device)
-            s.sending.append(self._transport.send(tensor, meta, source, target, first + j))
+        names, metas = zip(*_values(s, line), strict=True)
+        tensors = [held[n] if n in held else self._nothing(meta) for n, meta in zip(names, metas, strict=True)]
+        s.sending.extend(self._transport.send(tensors, metas, source, target, self._tags[line.number]))
         while s.sending and s.sending[0][0].is_completed():
             s.sending.popleft()
+
+    def _nothing(self, meta: TensorMeta) -> Tensor:
+        """The gradient of what the loss does not depend on here: its maker waits for an answer."""
+        return torch.zeros(meta.shape, dtype=meta.dtype, device=self._place.torch_device)
 
     def reduce(self, s: Step, line: Line) -> None:
         self._optimising.reduce(line.piece.group)
@@ -314,7 +313,7 @@ HANDLERS: Mapping[tuple[Op, PieceKind], Handler] = {
 def is_lost_peer(error: BaseException) -> bool:
     """The error of a collective or a message whose other side went away or fell silent."""
     text = str(error)
-    return isinstance(error, WorkerFailed) or any(
+    return isinstance(error, WorkerFailed | PeerGone) or any(
         sign in text for sign in ("onnection", "imed out", "imeout", "gloo", "NCCL")
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +120,7 @@ class Pipeline:
         if not self.deployment.makes_loss or self.deployment.loss_group is None:
             return loss
         part = torch.tensor([0.0 if math.isnan(loss) else loss], dtype=torch.float64)
-        dist.all_reduce(part, group=self.deployment.loss_group)
+        self._transport.sum(part, self.deployment.loss_group)
         return float(part)
 
     # ---- what others ask ----------------------------------------------------------------------------------------------
@@ -177,12 +178,12 @@ class Pipeline:
         """Sum the gradients of a group's parameters over its ranks."""
         s = self.deployment.sums[group]
         tensors = [self.state.tensors[n] for n in s.parameters if n in self.state.tensors]
-        reduce_gradients([t for t in tensors if t.requires_grad], s.group)
+        reduce_gradients([t for t in tensors if t.requires_grad], partial(self._transport.sum, group=s.group))
 
     def reduce_norm(self) -> None:
         """Sum the square of the norm of all gradients over all devices of the plan."""
         self._square = self._own_square()
-        dist.all_reduce(self._square, group=self.deployment.everyone)
+        self._transport.sum(self._square, self.deployment.everyone)
 
     def update(self) -> None:
         """Clip, where the job wants it, and step."""

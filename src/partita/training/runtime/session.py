@@ -16,6 +16,7 @@ from partita.training.loss_check import check_loss
 from partita.training.runtime.clock import Clock
 from partita.training.runtime.device import backend_for, direction_groups, torch_device
 from partita.training.runtime.join import world
+from partita.training.runtime.mailbox import Mailboxes, open_mailboxes
 from partita.training.runtime.pipeline import Assignment, Pipeline
 from partita.training.runtime.recorder import Recorder
 from partita.training.runtime.single import SingleProcess
@@ -54,7 +55,8 @@ class Session:
             check_loss(job, job.build(), job.example())
         assignment = Assignment.of(file, rank, world(file, ranks))
         device = torch_device(assignment.cluster, assignment.device)
-        transport = _transport(assignment, ranks, device)
+        mailboxes = open_mailboxes(rank, ranks, wanted=device.type == "cpu", patience_s=spec.timeout_s)
+        transport = _transport(assignment, ranks, device, mailboxes)
         engines: dict[str, Engine | None] = {}
         for name in spec.engine.split(","):
             if name == "pipeline":
@@ -91,8 +93,10 @@ class Session:
         return self.file.problem.batch_size if isinstance(self.file.problem, PipelineProblem) else 0
 
 
-def _transport(assignment: Assignment, ranks: int, device: torch.device) -> Transport:
+def _transport(assignment: Assignment, ranks: int, device: torch.device, mailboxes: Mailboxes) -> Transport:
     names = assignment.world
-    if device.type != "cuda" or backend_for(assignment.cluster, names) == "gloo":
+    if device.type != "cuda":
+        return Transport(device, "gloo", mailboxes=mailboxes)
+    if backend_for(assignment.cluster, names) == "gloo":
         return Transport(device, "gloo")
     return Transport(device, "nccl", direction_groups(ranks, assignment.rank, device))

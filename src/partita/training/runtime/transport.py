@@ -1,16 +1,18 @@
-"""Moving tensors between ranks over torch.distributed, receives posted ahead.
+"""Moving tensors between ranks: through memory where both are on one machine (`mailbox`), else over torch.distributed, receives
+posted ahead.
 
 A tensor keeps its memory layout on the way (channels-last stays channels-last), so that the kernels on the other side are
 the ones the whole model would have used.
 
-CPU tensors go over gloo with a tag per message. CUDA tensors go over NCCL, one communicator a direction, or, where
+Otherwise CPU tensors go over gloo with a tag each. CUDA tensors go over NCCL, one communicator a direction, or, where
 ranks share a GPU, over gloo through pinned memory. The CUDA paths are untried: no GPU was at hand when they were written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,27 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partita.training.capture.model import TensorMeta
-
-
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """The elements fill one block of memory, each place once.
-
-    >>> is_dense((2, 3), (1, 2)), is_dense((2, 3), (0, 1))
-    (True, False)
-    """
-    expected = 1
-    for step, n in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
-        if step != expected:
-            return False
-        expected *= n
-    return True
-
-
-def empty_like_meta(meta: TensorMeta, device: torch.device, *, pinned: bool = False) -> Tensor:
-    """Room for a value: in its own layout where that is dense, else contiguous."""
-    if is_dense(meta.shape, meta.stride):
-        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device, pin_memory=pinned)
-    return torch.empty(meta.shape, dtype=meta.dtype, device=device, pin_memory=pinned)
+from partita.training.runtime.gradients import sum_in_memory
+from partita.training.runtime.mailbox import Mailboxes
 
 
 def memory_of(tensor: Tensor) -> Tensor:
@@ -46,52 +29,101 @@ def memory_of(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
+def room_for(meta: TensorMeta, device: torch.device, *, pinned: bool = False) -> Tensor:
+    return torch.empty_strided(meta.shape, meta.dense_stride, dtype=meta.dtype, device=device, pin_memory=pinned)
+
+
 def laid_out(tensor: Tensor, meta: TensorMeta) -> Tensor:
     """The tensor in the layout its receiver expects; copied only where it has another."""
     tensor = tensor.detach()
-    room_stride = meta.stride if is_dense(meta.shape, meta.stride) else torch.empty(meta.shape, device="meta").stride()
-    if tuple(tensor.stride()) == tuple(room_stride) or tensor.numel() <= 1:
+    if tuple(tensor.stride()) == meta.dense_stride or tensor.numel() <= 1:
         return tensor
-    return empty_like_meta(meta, tensor.device).copy_(tensor)
+    return room_for(meta, tensor.device).copy_(tensor)
 
 
 @dataclass
 class Pending:
-    """A receive that has been posted."""
+    """A message that has been asked for."""
 
-    buffer: Tensor
-    work: Any
+    parts: Sequence[tuple[Tensor, Any]]  #: the room for each tensor, and the work that fills it
     device: torch.device
 
-    def wait(self) -> Tensor:
-        self.work.wait()
-        return self.buffer if self.buffer.device == self.device else self.buffer.to(self.device, non_blocking=True)
+    def wait(self) -> list[Tensor]:
+        """Its tensors, once they are there."""
+        found = []
+        for buffer, work in self.parts:
+            work.wait()
+            found.append(buffer if buffer.device == self.device else buffer.to(self.device, non_blocking=True))
+        return found
+
+
+@dataclass
+class InMailbox:
+    """A message that a rank of this machine puts into a box."""
+
+    mailboxes: Mailboxes
+    source: int
+    tag: int
+    metas: Sequence[TensorMeta]
+
+    def wait(self) -> list[Tensor]:
+        return self.mailboxes.receive(self.source, self.tag, self.metas)
 
 
 class Transport:
-    """Point-to-point messages of one rank."""
+    """Point-to-point messages of one rank; a message is one tensor or several."""
 
-    def __init__(self, device: torch.device, backend: str, groups: dict[tuple[int, int], Any] | None = None) -> None:
-        """`groups`: for NCCL, a communicator for each (from, to); they keep both directions independent."""
+    def __init__(
+        self,
+        device: torch.device,
+        backend: str,
+        groups: Mapping[tuple[int, int], Any] = MappingProxyType({}),
+        mailboxes: Mailboxes | None = None,
+    ) -> None:
+        """`groups`: for NCCL, a communicator for each (from, to); they keep both directions independent. `mailboxes`: of CPU
+        ranks, reach those on this machine."""
         self.device = device
         self.staged = device.type == "cuda" and backend == "gloo"
-        self._groups = groups or {}
+        self._groups = groups
         self._world: Any = dist.group.WORLD
+        self._mailboxes = mailboxes or Mailboxes({})
 
-    def receive(self, meta: TensorMeta, source: int, target: int, tag: int) -> Pending:
-        """Post a receive from rank `source`; wait() gives the tensor."""
-        buffer = empty_like_meta(meta, torch.device("cpu") if self.staged else self.device, pinned=self.staged)
-        if self._groups:
-            work = dist.irecv(memory_of(buffer), source, group=self._groups[source, target])
-        else:  # the group's own call: dist.irecv would check its arguments anew for every message
-            work = self._world.recv([memory_of(buffer)], source, tag)
-        return Pending(buffer, work, self.device)
+    def receive(self, metas: Sequence[TensorMeta], source: int, target: int, tag: int) -> Pending | InMailbox:
+        """Ask for a message of rank `source`; wait() gives its tensors. Tags count tensors: the first one's."""
+        if source in self._mailboxes:
+            return InMailbox(self._mailboxes, source, tag, metas)
+        place = torch.device("cpu") if self.staged else self.device
+        parts = []
+        for j, meta in enumerate(metas):
+            buffer = room_for(meta, place, pinned=self.staged)
+            if self._groups:
+                work = dist.irecv(memory_of(buffer), source, group=self._groups[source, target])
+            else:  # the group's own call: dist.irecv would check its arguments anew for every message
+                work = self._world.recv([memory_of(buffer)], source, tag + j)
+            parts.append((buffer, work))
+        return Pending(parts, self.device)
 
-    def send(self, tensor: Tensor, meta: TensorMeta, source: int, target: int, tag: int) -> tuple[Any, Tensor]:
-        """Post a send to rank `target`; the tensor must live until the work is done."""
+    def send(
+        self, tensors: Sequence[Tensor], metas: Sequence[TensorMeta], source: int, target: int, tag: int
+    ) -> list[tuple[Any, Tensor]]:
+        """Post a message to rank `target`: the works that it takes, each with a tensor that must live until it is done."""
+        if target in self._mailboxes:
+            self._mailboxes.send(target, tag, tensors, metas)
+            return []
+        return [self._sent(t, m, source, target, tag + j) for j, (t, m) in enumerate(zip(tensors, metas, strict=True))]
+
+    def sum(self, tensor: Tensor, group: Any = None) -> None:
+        """Sum a contiguous tensor over the ranks of a group, of all where none is given, in place; all of them call it."""
+        ranks = dist.get_process_group_ranks(group or self._world)
+        if tensor.device.type == "cpu" and self._mailboxes.join(ranks):
+            sum_in_memory(self._mailboxes, tensor, ranks)
+        else:
+            dist.all_reduce(tensor, group=group)
+
+    def _sent(self, tensor: Tensor, meta: TensorMeta, source: int, target: int, tag: int) -> tuple[Any, Tensor]:
         tensor = laid_out(tensor, meta)
         if self.staged:
-            tensor = empty_like_meta(meta, torch.device("cpu"), pinned=True).copy_(tensor)
+            tensor = room_for(meta, torch.device("cpu"), pinned=True).copy_(tensor)
         if self._groups:
             return dist.isend(memory_of(tensor), target, group=self._groups[source, target]), tensor
         return self._world.send([memory_of(tensor)], target, tag), tensor

@@ -1,0 +1,139 @@
+"""Messages and sums through memory: what arrives is what was sent, in any order, whoever dies."""
+
+import os
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+
+from partita.training.capture.captured import TensorMeta
+from partita.training.runtime.gradients import sum_in_memory
+from partita.training.runtime.mailbox import Mailboxes, PeerGone, open_mailboxes
+
+MESSAGES = 400
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+
+
+def _meta(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, False)
+
+
+def _message(dice: random.Random, generator: torch.Generator) -> list[torch.Tensor]:
+    """One to three tensors of any type, size and layout."""
+    found = []
+    for _ in range(dice.randint(1, 3)):
+        shape = [dice.choice([0, 1, 2, 5, 17]) for _ in range(dice.randint(0, 4))]
+        values = torch.randn(shape, generator=generator).mul(9).to(dice.choice(DTYPES))
+        if dice.random() < 0.5:
+            values = values.permute(dice.sample(range(len(shape)), len(shape)))
+        found.append(values[..., ::2] if shape and dice.random() < 0.3 else values)
+    return found
+
+
+def _exchange(rank: int, ranks: int, seed: int) -> int:
+    """Everybody sends to everybody, and reads in an order of its own; the number of boxes that it took."""
+    boxes, dice = open_mailboxes(rank, ranks), random.Random(f"{seed} {rank}")
+    sent = {
+        (a, b): [_message(random.Random(f"{seed} {a} {b} {k}"), torch.Generator().manual_seed(k)) for k in range(MESSAGES)]
+        for a in range(ranks) for b in range(ranks)
+    }  # fmt: skip
+    tags = [random.Random(f"tags {seed} {k}").randrange(40) for k in range(MESSAGES)]
+    for k, tag in enumerate(tags):
+        for b in dice.sample(range(ranks), ranks):
+            if b != rank:
+                boxes.send(b, tag, sent[rank, b][k], [_meta(t) for t in sent[rank, b][k]])
+    by_tag = [(a, tag) for a in range(ranks) if a != rank for tag in set(tags)]
+    for a, tag in dice.sample(by_tag, len(by_tag)):
+        for k in [k for k, t in enumerate(tags) if t == tag]:
+            got = boxes.receive(a, tag, [_meta(t) for t in sent[a, rank][k]])
+            for x, y in zip(got, sent[a, rank][k], strict=True):
+                assert x.dtype == y.dtype
+                assert torch.equal(x, y)
+    return sum(len(own) for own in boxes._own.values())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_arrives_is_what_was_sent(seed: int) -> None:
+    on_ranks(_exchange, 2 + seed, seed)
+
+
+def _again(rank: int, ranks: int) -> tuple[int, int]:
+    boxes, value = open_mailboxes(rank, ranks), torch.arange(1000.0)
+    before = len(os.listdir("/proc/self/fd"))
+    for k in range(300):
+        if rank:
+            boxes.receive(0, k, [_meta(value)])
+        boxes.send(1 - rank, k, [value], [_meta(value)])
+        if not rank:
+            boxes.receive(1, k, [_meta(value)])
+    return sum(len(own) for own in boxes._own.values()), len(os.listdir("/proc/self/fd")) - before
+
+
+def test_a_box_is_used_again_and_no_handle_is_kept() -> None:
+    assert on_ranks(_again, 2) == (1, 0)
+
+
+def _sums(rank: int, ranks: int) -> int:
+    boxes, random_ = open_mailboxes(rank, ranks), np.random.default_rng(5)
+    differ = 0
+    for size in [1, 2, 3, *random_.integers(1, 5000, 40).tolist()]:
+        mine = torch.randn(size, generator=torch.Generator().manual_seed(size + rank), dtype=torch.float64)
+        theirs = mine.clone()
+        sum_in_memory(boxes, mine, range(ranks))
+        dist.all_reduce(theirs)
+        torch.testing.assert_close(mine, theirs)
+        least, most = mine.clone(), mine.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        differ += int((least != most).sum())
+    return differ
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_are_those_of_the_process_group_and_alike_everywhere(ranks: int) -> None:
+    assert on_ranks(_sums, ranks) == 0
+
+
+def _abandoned(rank: int, ranks: int) -> tuple[str, float]:
+    boxes = open_mailboxes(rank, ranks, patience_s=2.0)
+    if rank:
+        time.sleep(5.0)  # silent
+        return "", 0.0
+    began = time.monotonic()
+    with pytest.raises(PeerGone) as caught:
+        boxes.receive(1, 0, [_meta(torch.zeros(3))])
+    return str(caught.value), time.monotonic() - began
+
+
+def test_a_silent_peer_is_named_when_patience_ends() -> None:
+    said, took = on_ranks(_abandoned, 2)
+    assert "rank 1 was silent" in said
+    assert 1.9 < took < 4.5
+
+
+def test_ranks_that_do_not_see_each_other_stay_without() -> None:
+    none = Mailboxes({})
+    assert 1 not in none
+    assert not none.join([0, 1])
+    assert Mailboxes({}, 0, [(1, 0)]).join([0, 1])
+
+
+def test_a_killed_peer_is_noticed_at_once() -> None:
+    """Through a pair of sockets in one process: the other end is closed, as by the kernel when its process dies."""
+    import socket
+
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    boxes: Any = Mailboxes({1: here})
+    there.close()
+    began = time.monotonic()
+    with pytest.raises(PeerGone, match="rank 1"):
+        boxes.receive(1, 0, [_meta(torch.zeros(3))])
+    with pytest.raises(PeerGone, match="rank 1"):
+        boxes.send(1, 0, [torch.zeros(3)], [_meta(torch.zeros(3))])
+    assert time.monotonic() - began < 1.0
+    here.close()
