@@ -74,7 +74,7 @@ def measure_job(
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
             measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep if busy.workers else nullcontext, cost)
         read = {name: busy.steps(name, ready) for name in busy.logs}
-    samples = measuring.with_company() if busy.workers else measuring.samples
+    samples = measuring.with_company()
     progress("measuring tasks", steps - 1, steps)
     probe = probe_of(samples)  # CPU seconds, as the tasks': at the share of the core that there was
     call_s, step_s = cost.instruction_s / probe.core_share, cost.step_s / probe.core_share

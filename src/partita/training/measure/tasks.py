@@ -47,7 +47,7 @@ class TaskTimes:
     whole_forward: FloatArray  #: [passes] with another micro-batch in flight
     whole_backward: FloatArray  #: [passes] likewise
     one_in_flight: FloatArray  #: [passes] forward and backward of one micro-batch, no other one in flight
-    company: FloatArray  #: [passes] the same, over what it takes while the other devices are idle
+    company: FloatArray  #: [passes] with another one in flight and the other devices at work, over what it takes with neither
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
@@ -93,7 +93,7 @@ def time_tasks(
         lone.append(runner.lone_pass())
         between()
         with asleep():
-            company.append(lone[-1] / runner.lone_pass())
+            company.append(sum(wholes[-1][:2]) / runner.lone_pass())
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
     forward, backward, update = np.array(wholes).T
     by_task = [np.array(times) for times in zip(*passes, strict=True)]
