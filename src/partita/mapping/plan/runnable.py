@@ -15,7 +15,7 @@ backwards. The plan is a pipeline of one micro-batch with orders of its own, whi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
@@ -46,9 +46,7 @@ class Segments:
             if trains[k]:
                 orders[self.device[k]].append(Slot("B", k, 0))
         stages = tuple(Stage(ts, (d,)) for ts, d in zip(self.tasks, self.device, strict=True))
-        return PipelinePlan(
-            graph.fingerprint, stages, 1, 1, "given", {d: tuple(slots) for d, slots in orders.items()}
-        )
+        return PipelinePlan(graph.fingerprint, stages, 1, 1, "given", {d: tuple(slots) for d, slots in orders.items()})
 
 
 def runnable(problem: PipelineProblem, device_of: Mapping[str, str], order: Sequence[str]) -> PipelinePlan:
