@@ -1,0 +1,204 @@
+"""A search on live training steps: one rank's end of it. Rank 0 decides, the others are told; all deploy alike.
+
+    DIR/search.jsonl    a line a mapping tried: phase, name, predicted, expected, measured, when
+    DIR/search.json     how it ended: the best, what it cost, the surrogates compared
+
+Every step counts as training: only the plan changes between two of them. The first step by a new plan finds caches cold and
+is not counted in its time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from partita.errors import PlanError
+from partita.files import dump_json, write_whole
+from partita.mapping.plan.jobs import step_bound
+from partita.mapping.plan.live import Outcome, Search, Trial, live
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile, Verdict
+from partita.simulate.predicted import predicted
+from partita.training.runtime.session import Session
+
+HISTORY, SUMMARY = "search.jsonl", "search.json"
+FEWEST_STEPS, MOST_STEPS, ENOUGH_S = 2, 8, 0.5  #: counted steps of a trial: until they come to so much
+
+
+class Steered:
+    """A rank's steering by a search; see `training.runtime.steering`."""
+
+    def __init__(self, session: Session) -> None:
+        """Raises PlanError where the run is not by a plan of a measured job."""
+        problem, told = session.file.problem, session.spec.steered
+        if not isinstance(problem, PipelineProblem):
+            raise PlanError("only a measured job can be searched for", hint="plan from a profile")
+        self._settled = False
+        self._desk = _Desk(session.file, Path(session.spec.out), told) if session.rank == 0 else None
+
+    def after(self, step: int, step_s: float) -> PipelinePlan | None:
+        """The plan of the next trial, or the best one at the end."""
+        if self._settled:
+            return None
+        slowest = torch.tensor([step_s], dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        said = _told(json.dumps(self._desk.decided(step, float(slowest))) if self._desk else "")
+        self._settled = bool(said["settled"])
+        return PipelinePlan.from_json(said["plan"]) if said["plan"] else None
+
+    def end(self, step: int) -> None:
+        """Write down how far the search came, where training ended first."""
+        if self._desk and not self._settled:
+            self._desk.broken_off(step)
+
+
+def _told(said: str) -> dict[str, Any]:
+    """What rank 0 says, on every rank."""
+    blob = torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8) if said else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([len(blob)])
+    dist.broadcast(size, 0)
+    blob = blob if said else torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(blob, 0)
+    value: dict[str, Any] = json.loads(blob.numpy().tobytes())
+    return value
+
+
+@dataclass
+class _Spent:
+    """Where the time of a search goes, in seconds."""
+
+    thinking_s: float = 0.0  #: rank 0 decides, the others wait
+    switching_s: float = 0.0  #: from plan to plan: weights move, code is made
+    steps_s: float = 0.0  #: training steps meanwhile
+
+
+@dataclass
+class _Desk:
+    """Rank 0: the search, the trial under way, what it has taken so far."""
+
+    file: PlanFile
+    out: Path
+    told: Mapping[str, Any]
+    search: Search | None = None
+    trial: Trial | None = None
+    deployed: PipelinePlan | None = None
+    cold: bool = True  #: the next step is the first by its plan
+    samples: list[float] = field(default_factory=list)
+    tried: int = 0
+    spent: _Spent = field(default_factory=_Spent)
+    began_s: float = 0.0
+    left_s: float = 0.0  #: when the last decision was made
+    steps: int = 0
+    history: TextIO | None = None
+
+    @property
+    def problem(self) -> PipelineProblem:
+        assert isinstance(self.file.problem, PipelineProblem)
+        return self.file.problem
+
+    def decided(self, step: int, step_s: float) -> dict[str, Any]:
+        """What all ranks do now: {"plan": None or the next one, "settled": whether that is the last word}."""
+        now = time.perf_counter()
+        if self.search is None:
+            return self._begin(now)
+        self.steps += 1
+        self.spent.steps_s += step_s
+        if self.cold:
+            self.spent.switching_s += max(0.0, now - self.left_s - step_s)
+        else:
+            self.samples.append(step_s)
+        self.cold = False
+        enough = len(self.samples) >= FEWEST_STEPS and (sum(self.samples) >= ENOUGH_S or len(self.samples) >= MOST_STEPS)
+        said: dict[str, Any] = self._next(step) if enough else {"plan": None, "settled": False}
+        self.left_s = time.perf_counter()
+        self.spent.thinking_s += self.left_s - now
+        return said
+
+    def _begin(self, now: float) -> dict[str, Any]:
+        assert isinstance(self.file.plan, PipelinePlan)
+        self.began_s, self.deployed = now, self.file.plan
+        self.history = open(self.out / HISTORY, "w", buffering=1)  # noqa: SIM115 (open for the search)
+        self.search = live(
+            self.problem, float(self.told["budget_s"]), int(self.told["seed"]), lambda: time.perf_counter() - now
+        )
+        said = self._go_to(next(self.search))
+        self.left_s = time.perf_counter()
+        self.spent.thinking_s += self.left_s - now
+        return said
+
+    def _next(self, step: int) -> dict[str, Any]:
+        """The trial is measured: on to the next one, or to the end."""
+        assert self.search is not None
+        taken_s = statistics.median(self.samples)
+        self._note(step, taken_s)
+        try:
+            return self._go_to(self.search.send(taken_s))
+        except StopIteration as end:
+            return self._settle(step, end.value)
+
+    def _go_to(self, trial: Trial) -> dict[str, Any]:
+        self.trial, self.samples = trial, []
+        return {"plan": self._switched(trial.plan), "settled": False}
+
+    def _switched(self, plan: PipelinePlan) -> dict[str, Any] | None:
+        """The plan as JSON; None where it is deployed already."""
+        self.cold = plan != self.deployed
+        self.deployed = plan
+        return plan.to_json() if self.cold else None
+
+    def _settle(self, step: int, outcome: Outcome) -> dict[str, Any]:
+        best = outcome.best
+        found = {
+            "best": best.name, "phase": best.phase, "predicted_s": best.predicted_s, "measured_s": outcome.measured_s,
+            "single_s": outcome.single_s, "surrogates": [asdict(s) for s in outcome.scores],
+        }  # fmt: skip
+        self._write(step, found, best.plan, f"hybrid ({best.name})", settled=True)
+        return {"plan": self._switched(best.plan), "settled": True}
+
+    def broken_off(self, step: int) -> None:
+        """Training ended before the search did: what is deployed stands in plan.json."""
+        if self.deployed is None:
+            return
+        name = self.trial.name if self.trial else "?"
+        self._write(step, {"best": None}, self.deployed, f"hybrid, broken off at {name}", settled=False)
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def _note(self, step: int, taken_s: float) -> None:
+        assert self.trial is not None
+        assert self.history is not None
+        self.tried += 1
+        t = self.trial
+        row = {
+            "tried": self.tried, "phase": t.phase, "name": t.name, "predicted_s": t.predicted_s,
+            "expected_s": t.expected_s if math.isfinite(t.expected_s) else None, "measured_s": taken_s,
+            "step": step, "at_s": round(time.perf_counter() - self.began_s, 3), "segments": len(t.plan.stages),
+            "devices": {d: sum(len(s.tasks) for s in t.plan.stages if d in s.devices) for d in t.plan.devices},
+        }  # fmt: skip
+        self.history.write(json.dumps(row) + "\n")
+
+    def _write(self, step: int, found: dict[str, Any], plan: PipelinePlan, method: str, *, settled: bool) -> None:
+        """plan.json and predicted.json of what runs from here on, and how the search ended."""
+        foreseen = predicted(self.problem, plan)
+        bound, how = step_bound(self.problem)
+        wall = time.perf_counter() - self.began_s
+        verdict = Verdict(foreseen.duration_s, min(bound, foreseen.duration_s), how, method, wall, "step")
+        PlanFile(plan, verdict, self.problem).write(self.out / "plan.json")
+        foreseen.write(self.out / "predicted.json")
+        value = {
+            "format": "partita-search", "version": 1, "settled": settled, "step": step, "steps": self.steps,
+            "tried": self.tried, "wall_s": wall, "budget_s": float(self.told["budget_s"]), **asdict(self.spent), **found,
+        }  # fmt: skip
+        write_whole(self.out / SUMMARY, dump_json(value))
+        if self.history is not None:
+            self.history.close()
