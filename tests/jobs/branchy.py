@@ -125,12 +125,13 @@ def _images(batch: int, size: int) -> Callable[[int], Iterator[Batch]]:
     return batches
 
 
-def _sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
+def _job(
+    model: Callable[[], nn.Module], batches: Callable[[int], Iterator[Batch]], batch: int, lr: float = 0.02
+) -> TrainingJob:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
 
-
-def _job(model: Callable[[], nn.Module], batches: Callable[[int], Iterator[Batch]], batch: int) -> TrainingJob:
-    return TrainingJob(model, F.cross_entropy, batches, _sgd, micro_batch_sizes=(batch,))
+    return TrainingJob(model, F.cross_entropy, batches, sgd, micro_batch_sizes=(batch,))
 
 
 def inception(batch: str = "4", width: str = "4", blocks: str = "2", size: str = "16") -> TrainingJob:
@@ -145,14 +146,14 @@ def alexnet(batch: str = "4", width: str = "4") -> TrainingJob:
     return _job(lambda: AlexNetLike(int(width)), _images(int(batch), 32), int(batch))
 
 
-def towers(batch: str = "8", width: str = "16") -> TrainingJob:
+def towers(batch: str = "8", width: str = "16", lr: str = "0.02") -> TrainingJob:
     def batches(epoch: int) -> Iterator[Batch]:
         g = torch.Generator().manual_seed(2000 + epoch)
         for _ in range(BATCHES):
             sides = (torch.randn(int(batch), int(width), generator=g), torch.randn(int(batch), int(width), generator=g))
             yield sides, torch.randint(0, 10, (int(batch),), generator=g)
 
-    return _job(lambda: TwoTowers(int(width)), batches, int(batch))
+    return _job(lambda: TwoTowers(int(width)), batches, int(batch), float(lr))
 
 
 def softmax(batch: str = "8", width: str = "64") -> TrainingJob:

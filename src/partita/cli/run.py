@@ -54,9 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search", choices=("hybrid",), help="try mappings of the operators on live steps, and go on with the best"
     )
-    parser.add_argument(
-        "--search-budget-s", type=float, metavar="S", help="seconds of the run to search (default: 60)"
-    )
+    parser.add_argument("--search-budget-s", type=float, metavar="S", help="seconds of the run to search (default: 60)")
     parser.add_argument("--seed", type=int, metavar="N", help="of the search's lots (default: 0)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each worker (default: 1)")
     parser.add_argument(
@@ -96,10 +94,10 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     step_s = predicted(file.problem, file.plan).duration_s
     workers = len(getattr(file.plan, "devices", ()))
     talk.step(f"training on {workers} worker{'s' * (workers != 1)}, predicted {seconds(step_s)} a step")
-    how: dict[str, Any] = dict(
-        steps=options.steps, epochs=options.epochs, checkpoint_every=options.checkpoint_every,
-        resume=options.resume or "", threads=options.threads, timeout_s=options.timeout_s,
-    )  # fmt: skip
+    how: dict[str, Any] = {
+        "steps": options.steps, "epochs": options.epochs, "checkpoint_every": options.checkpoint_every,
+        "resume": options.resume or "", "threads": options.threads, "timeout_s": options.timeout_s,
+    }  # fmt: skip
     if options.search:
         return _searched(options, file, settings, talk, how)
     watch = _watch(talk, options.steps or 0)
@@ -177,7 +175,9 @@ def _check(options: argparse.Namespace) -> None:
     if searches and not options.search:
         raise BadInput("--search-budget-s and --seed are for a search", hint="say --search hybrid")
     if options.search and (options.engine == "torch" or options.replan):
-        raise BadInput("--search goes with Partita's own engine, and plans for itself", hint="leave --engine and --replan away")
+        raise BadInput(
+            "--search goes with Partita's own engine, and plans for itself", hint="leave --engine and --replan away"
+        )
     if options.search_budget_s is not None and not 0 < options.search_budget_s < math.inf:
         raise BadInput(f"--search-budget-s {options.search_budget_s}", hint="give a positive number of seconds")
     if options.engine == "torch" and options.resume:

@@ -89,9 +89,7 @@ def stream(job: TrainingJob) -> Iterator[Batch]:
     return (batch for epoch in itertools.count() for batch in job.batches(epoch))
 
 
-def deployed(
-    rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int], size: int = SIZE
-) -> Any:
+def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int], size: int = SIZE) -> Any:
     """(losses, weights at the end) of a run that goes from plan to plan."""
     job = load_job(source, {})
     cluster = Cluster.uniform(ranks, rate_bytes_per_s=1e9)

@@ -1,14 +1,14 @@
 """Features: what a surrogate is told of a mapping, [mappings, features], for a whole population at once.
 
-    makespan    of one iteration, task by task and message by message, as the searches simulate it (s)
-    busiest     seconds of the device that computes most
-    mean        seconds of a device, the mean over those used
-    messages    tensors that cross, once for each device that reads them
-    megabytes   that cross
-    inward      megabytes that come to the device that receives most
-    turns       how often the order goes on on another device: about so many segments
-    hops        messages on the chain of tasks that has most of them
-    devices     that have anything to do
+makespan    of one iteration, task by task and message by message, as the searches simulate it (s)
+busiest     seconds of the device that computes most
+mean        seconds of a device, the mean over those used
+messages    tensors that cross, once for each device that reads them
+megabytes   that cross
+inward      megabytes that come to the device that receives most
+turns       how often the order goes on on another device: about so many segments
+hops        messages on the chain of tasks that has most of them
+devices     that have anything to do
 """
 
 from __future__ import annotations

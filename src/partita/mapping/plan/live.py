@@ -135,9 +135,7 @@ class _Live:
             if not self.scores:
                 self.scores = surrogates.compared(rows, taken_s, self.seed)
             predict = surrogates.fitted(self.scores[0].name, rows, taken_s, self.seed)
-            known = [
-                Mapped(self.measured_s[k], t.mapped.where, t.mapped.order, t.name) for k, t in self.trials.items()
-            ]
+            known = [Mapped(self.measured_s[k], t.mapped.where, t.mapped.order, t.name) for k, t in self.trials.items()]
             found, _ = bred(self.question, known, GENERATIONS, self.seed + generation, judged_by(predict))
             fresh = list(self._fresh(found))
             for trial in fresh:

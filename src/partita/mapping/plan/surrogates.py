@@ -58,7 +58,9 @@ def compared(features: FloatArray, measured_s: FloatArray, seed: int = 0) -> tup
     return tuple(sorted(scores, key=lambda s: s.mape))
 
 
-def fitted(name: str, features: FloatArray, measured_s: FloatArray, seed: int = 0) -> Callable[[FloatArray], FloatArray]:
+def fitted(
+    name: str, features: FloatArray, measured_s: FloatArray, seed: int = 0
+) -> Callable[[FloatArray], FloatArray]:
     """The surrogate of a kind, fitted to all measurements: [mappings, features] -> [mappings] seconds."""
     from threadpoolctl import threadpool_limits
 
@@ -143,7 +145,9 @@ def _forest(rows: int, seed: int) -> Regressor:
 def _boosting(rows: int, seed: int) -> Regressor:
     from sklearn.ensemble import GradientBoostingRegressor
 
-    return GradientBoostingRegressor(n_estimators=150, max_depth=3, learning_rate=0.08, subsample=0.8, random_state=seed)
+    return GradientBoostingRegressor(
+        n_estimators=150, max_depth=3, learning_rate=0.08, subsample=0.8, random_state=seed
+    )
 
 
 def _gaussian(rows: int, seed: int) -> Regressor:

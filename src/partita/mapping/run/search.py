@@ -34,7 +34,9 @@ def expect_mapping(file: PlanFile) -> None:
         raise BadInput("this plan places tasks; it does not train a job", hint="plan from a profile")
     if problem.micro_batch_size != problem.batch_size or file.plan.micro_batches != 1:
         whole_batch(problem.profile)
-        raise BadInput("the plan cuts the batch into micro-batches", hint="give one that partita plan --method heft made")
+        raise BadInput(
+            "the plan cuts the batch into micro-batches", hint="give one that partita plan --method heft made"
+        )
 
 
 def train_searching(

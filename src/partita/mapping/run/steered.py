@@ -25,6 +25,7 @@ from partita.errors import PlanError
 from partita.files import dump_json, write_whole
 from partita.mapping.plan.jobs import step_bound
 from partita.mapping.plan.live import Outcome, Search, Trial, live
+from partita.mapping.plan.planner import compile_kernels
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile, Verdict
@@ -44,6 +45,8 @@ class Steered:
         if not isinstance(problem, PipelineProblem):
             raise PlanError("only a measured job can be searched for", hint="plan from a profile")
         self._settled = False
+        if session.rank == 0:
+            compile_kernels()  # before the budget begins
         self._desk = _Desk(session.file, Path(session.spec.out), told) if session.rank == 0 else None
 
     def after(self, step: int, step_s: float) -> PipelinePlan | None:
@@ -118,7 +121,9 @@ class _Desk:
         else:
             self.samples.append(step_s)
         self.cold = False
-        enough = len(self.samples) >= FEWEST_STEPS and (sum(self.samples) >= ENOUGH_S or len(self.samples) >= MOST_STEPS)
+        enough = len(self.samples) >= FEWEST_STEPS and (
+            sum(self.samples) >= ENOUGH_S or len(self.samples) >= MOST_STEPS
+        )
         said: dict[str, Any] = self._next(step) if enough else {"plan": None, "settled": False}
         self.left_s = time.perf_counter()
         self.spent.thinking_s += self.left_s - now

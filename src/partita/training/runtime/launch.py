@@ -43,7 +43,13 @@ class Ended:
 
 
 def launch(
-    spec: Spec, file: PlanFile, program: Program | None, watch: Watch | None = None, *, ranks: int = 0, worker: str = WORKER
+    spec: Spec,
+    file: PlanFile,
+    program: Program | None,
+    watch: Watch | None = None,
+    *,
+    ranks: int = 0,
+    worker: str = WORKER,
 ) -> Ended:
     """Run all workers to their end. Raises what the first of them failed with; WorkerFailed names the rank that died.
 
