@@ -85,6 +85,23 @@ def live(problem: PipelineProblem, budget_s: float, seed: int, elapsed: Callable
     return (yield from s.finals())
 
 
+def sampled(problem: PipelineProblem, mappings: int, seed: int) -> Search:
+    """So many mappings drawn by lot, torn to pieces or in stretches, after those that come to mind: to see how well
+    predictions agree with what is measured, and to learn surrogates from all kinds of mappings."""
+    compile_kernels()
+    s, chance = _Live(problem, as_placement(problem), seed), np.random.default_rng(seed)
+    yield from s.seeds(1.0)
+    while len(s.measured_s) < mappings and s.question.devices > 1:
+        stays, where, at = chance.choice([0.5, 0.8, 0.95]), np.zeros(s.question.model.atoms, np.int64), 0
+        for atom in s.question.by_place.tolist():
+            at = at if chance.random() < stays else int(chance.integers(0, s.question.devices))
+            where[atom] = at
+        mapped = s.question.listed(where, "by lot")
+        if math.isfinite(mapped.value_s):
+            yield from s.tried(s.trial("by lot", mapped))
+    return (yield from s.finals())
+
+
 @dataclass(eq=False)
 class _Live:
     """What a search knows."""
@@ -104,7 +121,7 @@ class _Live:
     def seeds(self, simulated_s: float) -> Trials:
         known = [m for make in SEEDS.values() for m in make(self.question) if math.isfinite(m.value_s)]
         for mapped in [*known, polished(self.question, known, simulated_s, self.seed).best]:
-            yield from self._try(self._trial("seeds", mapped))
+            yield from self.tried(self.trial("seeds", mapped))
 
     def bayes(self, goes_on: Callable[[], bool]) -> Trials:
         """Optuna's suggestions, told what they took; what is known stands at the beginning."""
@@ -122,9 +139,9 @@ class _Live:
             if not math.isfinite(mapped.value_s):
                 study.tell(asked, 10 * max(self.measured_s.values()))
                 continue
-            trial = self._trial("bayes", mapped)
+            trial = self.trial("bayes", mapped)
             repeated = repeated + 1 if _key(trial) in self.measured_s else 0
-            yield from self._try(trial)
+            yield from self.tried(trial)
             study.tell(asked, self.measured_s[_key(trial)])
 
     def genetic(self, goes_on: Callable[[], bool]) -> Trials:
@@ -139,7 +156,7 @@ class _Live:
             found, _ = bred(self.question, known, GENERATIONS, self.seed + generation, judged_by(predict))
             fresh = list(self._fresh(found))
             for trial in fresh:
-                yield from self._try(trial)
+                yield from self.tried(trial)
             generation += 1
             if not fresh:
                 return
@@ -173,11 +190,11 @@ class _Live:
         value, orders = values_of(self.question, where, priority)
         return features(self.question, where, orders, value)
 
-    def _trial(self, phase: str, mapped: Mapped, expected_s: float = math.nan) -> Trial:
+    def trial(self, phase: str, mapped: Mapped, expected_s: float = math.nan) -> Trial:
         found = candidate(self.problem, self.asked, mapped)
         return Trial(phase, mapped, found.plan, found.step_s, expected_s)
 
-    def _try(self, trial: Trial) -> Trials:
+    def tried(self, trial: Trial) -> Trials:
         """The trial, unless it was measured before."""
         key = _key(trial)
         if key not in self.measured_s:
@@ -194,7 +211,7 @@ class _Live:
             if mapped.where.tobytes() in met:
                 continue
             met.add(mapped.where.tobytes())
-            trial = self._trial("genetic", mapped, mapped.value_s)
+            trial = self.trial("genetic", mapped, mapped.value_s)
             if _key(trial) not in self.measured_s:
                 new += 1
                 yield trial

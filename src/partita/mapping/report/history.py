@@ -13,7 +13,7 @@ from partita.errors import BadInput
 from partita.files import read_json
 from partita.page.text import percent, seconds, table
 
-PHASES = ("seeds", "bayes", "genetic", "finals")
+PHASES = ("seeds", "bayes", "genetic", "by lot", "finals")
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ def train_searching(
     *,
     budget_s: float,
     seed: int = 0,
+    by_lot: int = 0,
     steps: int | None = None,
     epochs: int = 1,
     checkpoint_every: int = 0,
@@ -56,7 +57,7 @@ def train_searching(
     watch: Watch | None = None,
 ) -> Ended:
     """Train on all devices of the plan's problem; `budget_s` of the run the mapping is searched for. plan.json is then the
-    one found. Raises BadInput for a plan that is no mapping, and what a worker failed with."""
+    one found. With `by_lot`, so many mappings drawn by lot are tried instead, however long it takes. Raises BadInput for a plan that is no mapping, and what a worker failed with."""
     expect_mapping(file)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ def train_searching(
         spec = Spec(
             job, dict(settings), str(folder / "first-plan.json"), str(folder), steps=steps, epochs=epochs,
             checkpoint_every=checkpoint_every, checkpoints=str(folder / "checkpoints"), resume=resume, threads=threads,
-            timeout_s=timeout_s, steered={"budget_s": budget_s, "seed": seed}, facts=machine_facts(),
+            timeout_s=timeout_s, steered={"budget_s": budget_s, "seed": seed, "by_lot": by_lot}, facts=machine_facts(),
         )  # fmt: skip
         ranks = len(file.cluster.devices)
         return launch(spec, file, program_of(file.problem, file.plan), watch, ranks=ranks, worker=WORKER)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from partita.errors import PlanError
 from partita.files import dump_json, write_whole
 from partita.mapping.plan.jobs import step_bound
-from partita.mapping.plan.live import Outcome, Search, Trial, live
+from partita.mapping.plan.live import Outcome, Search, Trial, live, sampled
 from partita.mapping.plan.planner import compile_kernels
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
@@ -133,9 +133,11 @@ class _Desk:
         assert isinstance(self.file.plan, PipelinePlan)
         self.began_s, self.deployed = now, self.file.plan
         self.history = open(self.out / HISTORY, "w", buffering=1)  # noqa: SIM115 (open for the search)
-        self.search = live(
-            self.problem, float(self.told["budget_s"]), int(self.told["seed"]), lambda: time.perf_counter() - now
-        )
+        seed, lots = int(self.told["seed"]), int(self.told["by_lot"])
+        if lots:
+            self.search = sampled(self.problem, lots, seed)
+        else:
+            self.search = live(self.problem, float(self.told["budget_s"]), seed, lambda: time.perf_counter() - now)
         said = self._go_to(next(self.search))
         self.left_s = time.perf_counter()
         self.spent.thinking_s += self.left_s - now
