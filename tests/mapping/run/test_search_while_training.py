@@ -58,6 +58,10 @@ def test_losses_and_weights_are_those_of_an_unsearched_run(tmp_path: Path, capsy
     assert "best" in History(history.rows[:3], {}).line()
     for verb in ("compare", "report"):
         assert main([verb, str(tmp_path), "--json"]) == 0, capsys.readouterr().err
+    page = (tmp_path / "report.html").read_text()
+    assert "mappings tried" in page
+    assert "rank correlation" in page
+    assert "would fill and drain" not in page
 
 
 def test_training_may_end_before_the_search(tmp_path: Path) -> None:
