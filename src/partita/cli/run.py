@@ -55,6 +55,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--search", choices=("hybrid",), help="try mappings of the operators on live steps, and go on with the best"
     )
     parser.add_argument("--search-budget-s", type=float, metavar="S", help="seconds of the run to search (default: 60)")
+    parser.add_argument(
+        "--adapt", action="store_true", help="after the search watch the devices, and map again when one has changed"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of the search's lots (default: 0)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each worker (default: 1)")
     parser.add_argument(
@@ -121,8 +124,9 @@ def _searched(
     budget_s = 60.0 if options.search_budget_s is None else options.search_budget_s
     watch = _watch(talk, options.steps or 0, lambda: History.read(out).line())
     ended = train_searching(
-        file, options.job, settings, out, budget_s=budget_s, seed=options.seed or 0, watch=watch, **how
-    )
+        file, options.job, settings, out, budget_s=budget_s, seed=options.seed or 0, adapt=options.adapt,
+        watch=watch, **how,
+    )  # fmt: skip
     found = PlanFile.read(out / "plan.json")
     document = {**_outcome(out, found, ended.wall_s, options.engine), "search": History.read(out).to_json()}
     if ended.interrupted:
@@ -171,9 +175,9 @@ def _check(options: argparse.Namespace) -> None:
             f"--checkpoint-every {options.checkpoint_every} --timeout-s {options.timeout_s}",
             hint="the one must be at least 0, the other above 0",
         )
-    searches = options.search_budget_s is not None or options.seed is not None
+    searches = options.search_budget_s is not None or options.seed is not None or options.adapt
     if searches and not options.search:
-        raise BadInput("--search-budget-s and --seed are for a search", hint="say --search hybrid")
+        raise BadInput("--search-budget-s, --seed and --adapt are for a search", hint="say --search hybrid")
     if options.search and (options.engine == "torch" or options.replan):
         raise BadInput(
             "--search goes with Partita's own engine, and plans for itself", hint="leave --engine and --replan away"

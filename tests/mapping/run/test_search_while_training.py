@@ -34,7 +34,7 @@ def first(name: str) -> PlanFile:
 
 def test_losses_and_weights_are_those_of_an_unsearched_run(tmp_path: Path, capsys: Any) -> None:
     file, calm = first("towers"), {"lr": "0.001"}  # rounding grows little over the steps
-    ended = train_searching(file, file.problem.job, calm, tmp_path, budget_s=6.0, steps=STEPS)
+    ended = train_searching(file, file.problem.job, calm, tmp_path, budget_s=6.0, steps=STEPS, adapt=True)
     assert not ended.interrupted
     losses = runs.losses(tmp_path)
     assert [*losses] == [*range(1, STEPS + 1)]  # whichever rank made them

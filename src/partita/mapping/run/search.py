@@ -48,6 +48,7 @@ def train_searching(
     budget_s: float,
     seed: int = 0,
     by_lot: int = 0,
+    adapt: bool = False,
     steps: int | None = None,
     epochs: int = 1,
     checkpoint_every: int = 0,
@@ -56,13 +57,17 @@ def train_searching(
     timeout_s: float = 300.0,
     watch: Watch | None = None,
 ) -> Ended:
-    """Train on all devices of the plan's problem; `budget_s` of the run the mapping is searched for. plan.json is then the
-    one found. With `by_lot`, so many mappings drawn by lot are tried instead, however long it takes. Raises BadInput for a plan that is no mapping, and what a worker failed with."""
+    """Train on all devices of the plan's problem, and search for the mapping during `budget_s` of the run.
+
+    plan.json is then the one found. With `by_lot`, so many mappings drawn by lot are tried instead, however long it takes;
+    with `adapt`, devices are watched once the search has settled. Raises BadInput for a plan that is no mapping, and what a
+    worker failed with.
+    """
     expect_mapping(file)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
-        gone = ("readings.json", "search.json", "search.jsonl", *([] if resume else ["metrics.jsonl"]))
+        gone = ("readings.json", "search.json", "search.jsonl", "drift.jsonl", *([] if resume else ["metrics.jsonl"]))
         for name in gone:
             (folder / name).unlink(missing_ok=True)
         file.write(folder / "plan.json")
@@ -71,7 +76,7 @@ def train_searching(
         spec = Spec(
             job, dict(settings), str(folder / "first-plan.json"), str(folder), steps=steps, epochs=epochs,
             checkpoint_every=checkpoint_every, checkpoints=str(folder / "checkpoints"), resume=resume, threads=threads,
-            timeout_s=timeout_s, steered={"budget_s": budget_s, "seed": seed, "by_lot": by_lot}, facts=machine_facts(),
+            timeout_s=timeout_s, steered={"budget_s": budget_s, "seed": seed, "by_lot": by_lot, "adapt": adapt}, facts=machine_facts(),
         )  # fmt: skip
         ranks = len(file.cluster.devices)
         return launch(spec, file, program_of(file.problem, file.plan), watch, ranks=ranks, worker=WORKER)

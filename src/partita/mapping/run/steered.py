@@ -3,8 +3,10 @@
     DIR/search.jsonl    a line a mapping tried: phase, name, predicted, expected, measured, when
     DIR/search.json     how it ended: the best, what it cost, the surrogates compared
 
+    DIR/drift.jsonl     a line a change of a device's speed, and what was done about it
+
 Every step counts as training: only the plan changes between two of them. The first step by a new plan finds caches cold and
-is not counted in its time.
+is not counted in its time. A run that adapts goes on watching its devices when the search has settled.
 """
 
 from __future__ import annotations
@@ -23,16 +25,19 @@ import torch.distributed as dist
 
 from partita.errors import PlanError
 from partita.files import dump_json, write_whole
+from partita.mapping.plan.adaptive import Adapting, Said, Seen, adapting
 from partita.mapping.plan.jobs import step_bound
 from partita.mapping.plan.live import Outcome, Search, Trial, live, sampled
 from partita.mapping.plan.planner import compile_kernels
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
-from partita.nouns.plan import PlanFile, Verdict
+from partita.nouns.plan import PlanFile, Verdict, checked_bound
+from partita.nouns.program import Op
 from partita.simulate.predicted import predicted
+from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.session import Session
 
-HISTORY, SUMMARY = "search.jsonl", "search.json"
+HISTORY, SUMMARY, DRIFT = "search.jsonl", "search.json", "drift.jsonl"
 FEWEST_STEPS, MOST_STEPS, ENOUGH_S = 2, 8, 0.5  #: counted steps of a trial: until they come to so much
 
 
@@ -44,25 +49,39 @@ class Steered:
         problem, told = session.file.problem, session.spec.steered
         if not isinstance(problem, PipelineProblem):
             raise PlanError("only a measured job can be searched for", hint="plan from a profile")
-        self._settled = False
+        self._over, self._session = False, session
         if session.rank == 0:
             compile_kernels()  # before the budget begins
         self._desk = _Desk(session.file, Path(session.spec.out), told) if session.rank == 0 else None
 
     def after(self, step: int, step_s: float) -> PipelinePlan | None:
         """The plan of the next trial, or the best one at the end."""
-        if self._settled:
+        if self._over:
             return None
-        slowest = torch.tensor([step_s], dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        said = _told(json.dumps(self._desk.decided(step, float(slowest))) if self._desk else "")
-        self._settled = bool(said["settled"])
+        rows = torch.zeros((self._session.ranks, 2), dtype=torch.float64)
+        rows[self._session.rank] = torch.tensor([step_s, self._compute_s()])
+        dist.all_reduce(rows)
+        said = _told(json.dumps(self._desk.decided(step, self._seen(rows))) if self._desk else "")
+        self._over = bool(said["over"])
         return PipelinePlan.from_json(said["plan"]) if said["plan"] else None
+
+    def _compute_s(self) -> float:
+        """What this rank has computed in the step; 0 where it had nothing to do."""
+        engine = self._session.engines["pipeline"]
+        last = engine.last if isinstance(engine, Pipeline) else None
+        if last is None or not len(last.numbers):
+            return 0.0
+        start, end = last.trace()
+        return float((end - start)[last.program.op[last.numbers] == Op.COMPUTE].sum())
+
+    def _seen(self, rows: torch.Tensor) -> Seen:
+        names = self._session.assignment.world
+        return Seen(float(rows[:, 0].max()), {n: float(s) for n, s in zip(names, rows[:, 1], strict=True) if s > 0})
 
     def end(self, step: int) -> None:
         """Write down how far the search came, where training ended first."""
-        if self._desk and not self._settled:
-            self._desk.broken_off(step)
+        if self._desk:
+            self._desk.end(step)
 
 
 def _told(said: str) -> dict[str, Any]:
@@ -102,16 +121,20 @@ class _Desk:
     began_s: float = 0.0
     left_s: float = 0.0  #: when the last decision was made
     steps: int = 0
+    settled: bool = False
     history: TextIO | None = None
+    adapts: Adapting | None = None  #: once the search has settled, where that is wanted
 
     @property
     def problem(self) -> PipelineProblem:
         assert isinstance(self.file.problem, PipelineProblem)
         return self.file.problem
 
-    def decided(self, step: int, step_s: float) -> dict[str, Any]:
-        """What all ranks do now: {"plan": None or the next one, "settled": whether that is the last word}."""
-        now = time.perf_counter()
+    def decided(self, step: int, seen: Seen) -> dict[str, Any]:
+        """What all ranks do now: {"plan": None or the next one, "over": whether that is the last word}."""
+        if self.adapts is not None:
+            return self._adapted(step, self.adapts.send(seen))
+        now, step_s = time.perf_counter(), seen.step_s
         if self.search is None:
             return self._begin(now)
         self.steps += 1
@@ -124,7 +147,7 @@ class _Desk:
         enough = len(self.samples) >= FEWEST_STEPS and (
             sum(self.samples) >= ENOUGH_S or len(self.samples) >= MOST_STEPS
         )
-        said: dict[str, Any] = self._next(step) if enough else {"plan": None, "settled": False}
+        said: dict[str, Any] = self._next(step) if enough else {"plan": None, "over": False}
         self.left_s = time.perf_counter()
         self.spent.thinking_s += self.left_s - now
         return said
@@ -155,7 +178,7 @@ class _Desk:
 
     def _go_to(self, trial: Trial) -> dict[str, Any]:
         self.trial, self.samples = trial, []
-        return {"plan": self._switched(trial.plan), "settled": False}
+        return {"plan": self._switched(trial.plan), "over": False}
 
     def _switched(self, plan: PipelinePlan) -> dict[str, Any] | None:
         """The plan as JSON; None where it is deployed already."""
@@ -170,16 +193,39 @@ class _Desk:
             "single_s": outcome.single_s, "surrogates": [asdict(s) for s in outcome.scores],
         }  # fmt: skip
         self._write(step, found, best.plan, f"hybrid ({best.name})", settled=True)
-        return {"plan": self._switched(best.plan), "settled": True}
+        self.settled = True
+        if self.told["adapt"]:
+            self.adapts = adapting(self.problem, best.plan, int(self.told["seed"]))
+            next(self.adapts)
+        return {"plan": self._switched(best.plan), "over": not self.told["adapt"]}
 
-    def broken_off(self, step: int) -> None:
-        """Training ended before the search did: what is deployed stands in plan.json."""
-        if self.deployed is None:
+    def _adapted(self, step: int, said: Said) -> dict[str, Any]:
+        """A decision of the adaptive part, noted where it is one."""
+        if said.event:
+            row = {"step": step, "event": said.event, "slower": dict(said.slower), "step_s": said.step_s}
+            with open(self.out / DRIFT, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        if said.plan is None:
+            return {"plan": None, "over": False}
+        self._write_plan(said.plan, "hybrid (adapted)", time.perf_counter() - self.began_s)
+        return {"plan": self._switched(said.plan), "over": False}
+
+    def end(self, step: int) -> None:
+        """Where training ends before the search does, what is deployed stands in plan.json."""
+        if self.deployed is None or self.settled:
             return
         name = self.trial.name if self.trial else "?"
         self._write(step, {"best": None}, self.deployed, f"hybrid, broken off at {name}", settled=False)
 
     # ---- files ------------------------------------------------------------------------------------------------------
+
+    def _write_plan(self, plan: PipelinePlan, method: str, spent_s: float) -> None:
+        """plan.json and predicted.json."""
+        foreseen = predicted(self.problem, plan)
+        bound, how = step_bound(self.problem)
+        verdict = Verdict(foreseen.duration_s, checked_bound(foreseen.duration_s, bound), how, method, spent_s, "step")
+        PlanFile(plan, verdict, self.problem).write(self.out / "plan.json")
+        foreseen.write(self.out / "predicted.json")
 
     def _note(self, step: int, taken_s: float) -> None:
         assert self.trial is not None
@@ -195,13 +241,9 @@ class _Desk:
         self.history.write(json.dumps(row) + "\n")
 
     def _write(self, step: int, found: dict[str, Any], plan: PipelinePlan, method: str, *, settled: bool) -> None:
-        """plan.json and predicted.json of what runs from here on, and how the search ended."""
-        foreseen = predicted(self.problem, plan)
-        bound, how = step_bound(self.problem)
+        """What runs from here on, and how the search ended."""
         wall = time.perf_counter() - self.began_s
-        verdict = Verdict(foreseen.duration_s, min(bound, foreseen.duration_s), how, method, wall, "step")
-        PlanFile(plan, verdict, self.problem).write(self.out / "plan.json")
-        foreseen.write(self.out / "predicted.json")
+        self._write_plan(plan, method, wall)
         value = {
             "format": "partita-search", "version": 1, "settled": settled, "step": step, "steps": self.steps,
             "tried": self.tried, "wall_s": wall, "budget_s": float(self.told["budget_s"]), **asdict(self.spent), **found,
