@@ -55,7 +55,7 @@ def test_losses_and_weights_are_those_of_an_unsearched_run(tmp_path: Path, capsy
     assert "mappings tried" in said
     assert "rank correlation" in said
     assert history.line() == ""
-    assert "best" in History(history.rows[:3], {}).line()
+    assert "best" in History(history.rows[:3]).line()
     for verb in ("compare", "report"):
         assert main([verb, str(tmp_path), "--json"]) == 0, capsys.readouterr().err
     page = (tmp_path / "report.html").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from partita.mapping.report.history import History, ending
+from partita.mapping.report.history import History, Row, ending
 from partita.page.markup import Scale, tag, words
 from partita.page.sheet import cells, framed, section
 from partita.page.text import count, percent, seconds
@@ -22,9 +22,9 @@ def search_section(history: History) -> str:
     return section("The search", words(ending(found)), _picture(history.rows) + tables)
 
 
-def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
+def _picture(rows: Sequence[Row]) -> str:
     """Measured seconds of each mapping as a dot, what was predicted as a short line, and the best so far."""
-    high = max(max(float(r["measured_s"]), float(r["predicted_s"])) for r in rows)
+    high = max(max(r.measured_s, r.predicted_s) for r in rows)
     x, y = Scale(0, len(rows) + 1, 48.0, _WIDE - 8), Scale(0.0, 1.05 * high, _TALL - 24, 16.0)
     parts = [
         tag("text", words("a step"), class_="axis", x=0, y=11),
@@ -35,10 +35,10 @@ def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
         parts.append(tag("line", class_="grid", x1=48, x2=_WIDE - 8, y1=y(value), y2=y(value)))
     best, line = float("inf"), []
     for k, r in enumerate(rows, 1):
-        took, foreseen = float(r["measured_s"]), float(r["predicted_s"])
+        took, foreseen = r.measured_s, r.predicted_s
         best = min(best, took)
         line.append(f"{x(k):.1f} {y(best):.1f}")
-        told = f"{r['phase']}, {r['name']}: {seconds(foreseen)} predicted, {seconds(took)} measured"
+        told = f"{r.phase}, {r.name}: {seconds(foreseen)} predicted, {seconds(took)} measured"
         parts.append(tag("line", class_="axis", stroke="currentColor", x1=x(k) - 3, x2=x(k) + 3, y1=y(foreseen), y2=y(foreseen)))  # fmt: skip
         parts.append(tag("circle", tag("title", words(told)), cx=x(k), cy=y(took), r=3, fill="currentColor"))
     parts.append(tag("path", class_="loss line0", d="M" + "L".join(line)))

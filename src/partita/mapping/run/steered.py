@@ -29,6 +29,7 @@ from partita.mapping.plan.adaptive import Adapting, Said, Seen, adapting
 from partita.mapping.plan.jobs import step_bound
 from partita.mapping.plan.live import Outcome, Search, Trial, live, sampled
 from partita.mapping.plan.planner import compile_kernels
+from partita.mapping.report.history import End, Row
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
@@ -188,11 +189,9 @@ class _Desk:
 
     def _settle(self, step: int, outcome: Outcome) -> dict[str, Any]:
         best = outcome.best
-        found = {
-            "best": best.name, "phase": best.phase, "predicted_s": best.predicted_s, "measured_s": outcome.measured_s,
-            "single_s": outcome.single_s, "surrogates": [asdict(s) for s in outcome.scores],
-        }  # fmt: skip
-        self._write(step, found, best.plan, f"hybrid ({best.name})", settled=True)
+        found = {"best": best.name, "predicted_s": best.predicted_s, "surrogates": outcome.scores}
+        found |= {"measured_s": outcome.measured_s, "single_s": outcome.single_s}
+        self._write(step, best.plan, f"hybrid ({best.name})", settled=True, **found)
         self.settled = True
         if self.told["adapt"]:
             self.adapts = adapting(self.problem, best.plan, int(self.told["seed"]))
@@ -215,7 +214,7 @@ class _Desk:
         if self.deployed is None or self.settled:
             return
         name = self.trial.name if self.trial else "?"
-        self._write(step, {"best": None}, self.deployed, f"hybrid, broken off at {name}", settled=False)
+        self._write(step, self.deployed, f"hybrid, broken off at {name}", settled=False)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
@@ -232,22 +231,18 @@ class _Desk:
         assert self.history is not None
         self.tried += 1
         t = self.trial
-        row = {
-            "tried": self.tried, "phase": t.phase, "name": t.name, "predicted_s": t.predicted_s,
-            "expected_s": t.expected_s if math.isfinite(t.expected_s) else None, "measured_s": taken_s,
-            "step": step, "at_s": round(time.perf_counter() - self.began_s, 3), "segments": len(t.plan.stages),
-            "devices": {d: sum(len(s.tasks) for s in t.plan.stages if d in s.devices) for d in t.plan.devices},
-        }  # fmt: skip
-        self.history.write(json.dumps(row) + "\n")
+        on = {d: sum(len(s.tasks) for s in t.plan.stages if d in s.devices) for d in t.plan.devices}
+        expected = t.expected_s if math.isfinite(t.expected_s) else None
+        at_s = round(time.perf_counter() - self.began_s, 3)
+        row = Row(self.tried, t.phase, t.name, t.predicted_s, taken_s, expected, step, at_s, len(t.plan.stages), on)
+        self.history.write(json.dumps(asdict(row)) + "\n")
 
-    def _write(self, step: int, found: dict[str, Any], plan: PipelinePlan, method: str, *, settled: bool) -> None:
+    def _write(self, step: int, plan: PipelinePlan, method: str, *, settled: bool, **found: Any) -> None:
         """What runs from here on, and how the search ended."""
         wall = time.perf_counter() - self.began_s
         self._write_plan(plan, method, wall)
-        value = {
-            "format": "partita-search", "version": 1, "settled": settled, "step": step, "steps": self.steps,
-            "tried": self.tried, "wall_s": wall, "budget_s": float(self.told["budget_s"]), **asdict(self.spent), **found,
-        }  # fmt: skip
-        write_whole(self.out / SUMMARY, dump_json(value))
+        budget_s = float(self.told["budget_s"])
+        end = End(settled, step, self.steps, self.tried, wall, budget_s, **asdict(self.spent), **found)
+        write_whole(self.out / SUMMARY, dump_json(end.to_json()))
         if self.history is not None:
             self.history.close()
