@@ -41,6 +41,7 @@ GENERATIONS = 40
 BATCH = 4  #: mappings that a surrogate proposes before it is fitted again
 FINALISTS, ROUNDS = 3, 2
 MOST_REPEATED = 10  #: trials in a row that are known already, after which the sampler has nothing new to say
+TIE = 0.01  #: of the simulated makespan, so that what a forest takes for equal is not
 WORTH = 0.01  #: a mapping that is faster than one device by less is not worth its messages
 
 
@@ -218,13 +219,13 @@ class _Live:
 
 
 def judged_by(predict: Callable[[FloatArray], FloatArray]) -> Worth:
-    """What mappings are worth by a surrogate; infinite where one does not fit."""
+    """What mappings are worth by a surrogate, ties by the simulator; infinite where one does not fit."""
 
     def worth(question: Question, where: IntArray, priority: FloatArray) -> tuple[FloatArray, IntArray]:
         makespan_s, orders = values_of(question, where, priority)
         fits = np.isfinite(makespan_s)
         seconds = predict(features(question, where, orders, np.where(fits, makespan_s, 0.0)))
-        return np.where(fits, seconds, np.inf), orders
+        return np.where(fits, seconds + TIE * makespan_s, np.inf), orders
 
     return worth
 
