@@ -91,10 +91,10 @@ def versus(ratio: float, what: str) -> str:
 
 def _plan_line(story: Story) -> str:
     plan = story.plan.plan if story.plan else None
-    if story.plan is None or not isinstance(plan, PipelinePlan):
+    if not isinstance(plan, PipelinePlan):
         used = devices_used(story)
         return f"{count(len(plan.placement))} tasks placed on {many(used, 'device')}, by {story.plan.verdict.method}." if story.plan and plan else ""  # fmt: skip
-    if is_mapping(story.plan):
+    if story.plan and is_mapping(story.plan):
         return (
             f"{many(len(plan.stage_of), 'operator')} mapped to {many(len(plan.devices), 'device')} in "
             f"{many(len(plan.stages), 'segment')}, the whole batch at once, by {story.plan.verdict.method}."
