@@ -56,8 +56,9 @@ class Steered:
         self._desk = _Desk(session.file, Path(session.spec.out), told) if session.rank == 0 else None
 
     def after(self, step: int, step_s: float) -> PipelinePlan | None:
-        """The plan of the next trial, or the best one at the end."""
-        if self._over:
+        """The plan of the next trial, or the best one at the end. A step on a smaller batch tells nothing."""
+        session = self._session
+        if self._over or session.board.row(session.rank).samples != session.full_batch:
             return None
         rows = torch.zeros((self._session.ranks, 2), dtype=torch.float64)
         rows[self._session.rank] = torch.tensor([step_s, self._compute_s()])
