@@ -11,7 +11,7 @@ import random
 import re
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ from spark.plan.shop_brute import layered
 from partita.cli.compile_kernels import tiny_traces
 from partita.errors import BadInput
 from partita.files import read_json, read_toml, write_whole
+from partita.mapping.plan.surrogates import Score
+from partita.mapping.report.history import End, History, Row
+from partita.mapping.report.history import text as history_text
+from partita.mapping.report.page import search_section
 from partita.models.capture.roles import read_roles
 from partita.models.capture.table import Table
 from partita.models.measure.file import Campaign
@@ -367,6 +371,30 @@ SPARK = {
     "spark plan": Reader(".json", _spark_plan, lambda p: draw(timeline(ShopFile.read(p)))),
 }
 
+_TRIED = [Row(1, "seeds", "heft", 0.1, 0.2), Row(2, "genetic", "genetic", 0.1, 0.15, 0.14, 9, 2.5, 3, {"cpu0": 4})]
+_ENDED = End(True, 9, 8, 2, 3.0, 3.0, 0.1, 0.2, 2.0, "genetic", 0.1, 0.15, 0.2, (Score("linear", 0.1, 0.1, 0.9, 0.01),))
+
+
+def _searched(path: Path) -> object:
+    """Either file of a search, with a sound one of the other kind."""
+    folder = path.parent / "searched"
+    folder.mkdir(exist_ok=True)
+    tried = "".join(json.dumps(asdict(r)) + "\n" for r in _TRIED).encode()
+    ended = _json(_ENDED.to_json())
+    given = path.read_bytes()
+    (folder / "search.jsonl").write_bytes(given if path.suffix == ".jsonl" else tried)
+    (folder / "search.json").write_bytes(given if path.suffix == ".json" else ended)
+    found = History.read(folder)
+    return found.line(), search_section(found), history_text(found.to_json())
+
+
+MAPPING = {
+    "search": Reader(".json", lambda _: _json(_ENDED.to_json()), _searched),
+    "mappings tried": Reader(
+        ".jsonl", lambda _: "".join(json.dumps(asdict(r)) + "\n" for r in _TRIED).encode(), _searched
+    ),
+}
+
 _TABLE = "devices,batch,framework,time_s\n" + "".join(f"{d},{b},torch,{b / d}\n" for d in (1, 2, 4) for b in (8, 16))
 _CAMPAIGN = """[campaign]
 rows = 20
@@ -394,7 +422,7 @@ MODELS = {
     ),
 }
 
-READERS: dict[str, Reader] = {**GROUND, **PLACEMENT, **OFFLOAD, **SPARK, **MODELS}
+READERS: dict[str, Reader] = {**GROUND, **PLACEMENT, **OFFLOAD, **SPARK, **MAPPING, **MODELS}
 
 
 def sound_file(name: str, folder: Path) -> Path:

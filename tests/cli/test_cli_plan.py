@@ -36,7 +36,7 @@ def chain(tmp_path: Path, n: int = 6, **changes: object) -> Path:
     return path
 
 
-def profile(tmp_path: Path, memory: float = math.inf) -> Path:
+def profile(tmp_path: Path, memory: float = math.inf, size: int = 2) -> Path:
     n = 4
     tasks = [Task(f"t{i}", f"layer {i}", parameter_bytes=8.0, activation_bytes=4.0) for i in range(n)]
     tasks += [Task(f"b{i}", phase="backward", of=f"t{i}") for i in range(n)]
@@ -46,7 +46,7 @@ def profile(tmp_path: Path, memory: float = math.inf) -> Path:
     graph = TaskGraph.build("model", tasks, tensors)
     costs = CostTable.given(("cpu",), [[0.01]] * n + [[0.02]] * n + [[0.001]] * n, [math.nan] * len(tensors))
     cluster = Cluster(tuple(Device(f"cpu{i}", "cpu", memory) for i in range(2)), (), Link("", "", 1e6, 1e-5))
-    return Profile("job.py:job", 16, (Sample(2, graph, costs),), cluster, 1.0).write(tmp_path / "profile.json")
+    return Profile("job.py:job", 16, (Sample(size, graph, costs),), cluster, 1.0).write(tmp_path / "profile.json")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -129,7 +129,9 @@ def test_a_profile_is_planned_for_the_step(tmp_path, capsys):
     [
         (["job.py:train"], 2, "partita measure job.py:train"),
         (["{profile}", "--objective", "throughput"], 2, "leave --objective out"),
-        (["{profile}", "--placement", "free"], 2, "leave --placement out"),
+        (["{profile}", "--placement", "free", "--micro-batches", "8"], 2, "leave --micro-batches out"),
+        (["{profile}", "--placement", "contiguous", "--method", "heft"], 2, "leave --placement out"),
+        (["{profile}", "--method", "heft"], 2, "--micro-batch-sizes"),
         (["{profile}", "--devices", "3"], 2, "3 devices asked for, 2 are there"),
         (["{profile}", "--devices", "0"], 2, "0 devices asked for"),
         (["{profile}", "--micro-batches", "5"], 2, "5 micro-batches were not measured; measured: 8"),
@@ -239,6 +241,39 @@ def test_a_mapping_has_a_placement_an_order_and_a_value(tmp_path, capsys, method
     assert "1.50x" in out
     code, out, _ = said(capsys, "explain", str(plan), "--budget-s", "0.1")
     assert code == 0
+
+
+@pytest.mark.parametrize("method", ["single", "heft", "cp-sat", "bayes", "genetic", "hybrid", "auto"])
+def test_a_job_is_mapped(tmp_path, capsys, method):
+    """A chain: nothing runs beside anything but updates, so no method wins much over one device, and no search loses."""
+    source, out = profile(tmp_path, size=16), tmp_path / "plan.json"
+    words = [source, "--placement", "free", "--method", method, "--budget-s", "0.1", "-o", out]
+    code, text, _ = said(capsys, "plan", *words, "--json")
+    assert code == 0
+    d = json.loads(text)
+    assert d["placement"].keys() == {f"t{i}" for i in range(4)}
+    assert d["objective"] == "step"
+    assert d["lower_bound_s"] <= d["value_s"] * (1 + 1e-9)
+    assert 0.119 < d["value_s"] < (0.2 if method == "heft" else 0.124001)
+    assert {t for s in d["stages"] for t in s["tasks"]} == d["placement"].keys()
+    code, text, _ = said(capsys, "plan", *words)
+    assert "4 operators" in text
+    for verb in ("simulate", "explain"):
+        code, text, _ = said(capsys, verb, out)
+        assert code == 0
+    assert PlanFile.read(out).plan.micro_batches == 1
+
+
+def test_auto_is_as_good_as_every_method_of_its_question(tmp_path, capsys):
+    """Where nobody asks for a contiguous placement, the answer to "the least latency" may be any mapping."""
+    (tmp_path / "layers.txt").write_text(DIAMOND)
+    words = [tmp_path / "layers.txt", "--devices", "2", "--bandwidth", "1e9", "--objective", "latency", "--json"]
+    words += ["--budget-s", "0.2"]
+    values = {}
+    for method in ("auto", "heft", "intuitive", "single"):
+        values[method] = json.loads(said(capsys, "plan", *words, "--method", method)[1])["value_s"]
+    values["contiguous"] = json.loads(said(capsys, "plan", *words, "--placement", "contiguous")[1])["value_s"]
+    assert values["auto"] == min(values.values())
 
 
 def test_a_mapping_is_for_latency(tmp_path, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.cli.plan import bound_facts, document, load_table, stage_table
+from partita.cli.plan import bound_facts, document, load_table, step_table
 from partita.cli.talk import Talk
 from partita.cli.what_if import Answer, answers
 from partita.nouns.graph import FloatArray
@@ -146,5 +146,5 @@ def text(document: dict[str, Any]) -> str:
         for a in d["what_if"]
     ]
     asked = table([("with", "text"), (what, "s"), ("change", "error"), ("devices used", "count")], rows)
-    plan = stage_table(d["table"]) if d["objective"] == "step" else load_table(d["table"])
+    plan = load_table(d["table"]) if d["objective"] != "step" else step_table(d)
     return "\n\n".join([head, asked, plan, d["drawing"]])

@@ -10,13 +10,15 @@ from typing import Any
 
 from partita.cli.talk import Talk
 from partita.errors import BadInput
+from partita.mapping.plan.jobs import plan_job
 from partita.mapping.plan.planner import METHODS as MAPPINGS
 from partita.mapping.plan.planner import plan_mapping
 from partita.nouns.cluster import Cluster
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
-from partita.page.plan_rows import load_rows, stage_rows, visits
+from partita.page.plan_rows import is_mapping, load_rows, mapped_rows, stage_rows, visits
 from partita.page.text import Kind, facts, percent, seconds, table
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.placement.capture.formats import read_problem
@@ -24,6 +26,7 @@ from partita.placement.plan.contiguous_plan import plan_contiguous
 
 PROFILE_MARK = b"partita-profile"  #: within the first bytes of a profile, and of no other file
 HEAD_BYTES = 512
+KNOWN_TO_ALL = ("auto", "single")  #: methods that every planner has
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +38,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--objective", choices=("throughput", "latency", "step"), help="profile: step; graph: throughput"
     )
-    parser.add_argument("--placement", choices=("contiguous", "free"), default="contiguous", help="default: contiguous")
+    parser.add_argument(
+        "--placement",
+        choices=("contiguous", "free"),
+        help="default: contiguous; of a graph for latency the better one",
+    )
     parser.add_argument(
         "--method",
         default="auto",
         metavar="NAME",
-        help="a planner's name; default: auto; for latency also heft, cp-sat, bayes, genetic, hybrid",
+        help="a planner's name; default: auto; of a job, and of a graph for latency, also heft, cp-sat, bayes, genetic, hybrid",
     )
     parser.add_argument("--micro-batches", type=int, metavar="M", help="so many micro-batches; default: the fastest")
     parser.add_argument("--in-flight", type=int, metavar="K", help="micro-batches in flight; default: the fastest")
@@ -97,15 +104,14 @@ def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
         raise BadInput(
             f"a profile is planned for the training step, not for {options.objective}", hint="leave --objective out"
         )
-    if options.placement == "free":
-        raise BadInput(
-            "a training pipeline is cut into stages; its placement is contiguous", hint="leave --placement out"
-        )
     cluster = Cluster.read(options.cluster) if options.cluster else profile.cluster
     cluster = cluster.first(options.devices) if options.devices is not None else cluster
     if options.bandwidth is not None:
         cluster = at_rate(cluster, options.bandwidth)
     talk.step(f"planning {profile.job} on {len(cluster.devices)} devices")
+    if options.placement == "free" or (options.method in MAPPINGS and options.method not in KNOWN_TO_ALL):
+        _expect_no_pipeline(options)
+        return plan_job(profile, cluster, method=options.method, budget_s=options.budget_s, seed=options.seed)
     return plan_pipeline(
         profile,
         cluster,
@@ -118,6 +124,18 @@ def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
         stages=options.stages,
         allow_replicas=not options.no_replicas,
     )
+
+
+def _expect_no_pipeline(options: argparse.Namespace) -> None:
+    """Raise BadInput for wishes that a mapping has no place for, and for a placement that is none."""
+    if options.placement == "contiguous":
+        raise BadInput(f"method {options.method!r} places operators freely", hint="leave --placement out")
+    names = ("micro_batches", "in_flight", "schedule", "stages")
+    said = ["--" + n.replace("_", "-") for n in names if getattr(options, n) is not None]
+    if said:
+        raise BadInput(
+            f"a mapping runs the whole batch at once: {', '.join(said)} are for pipelines", hint=f"leave {said[0]} out"
+        )
 
 
 def at_rate(cluster: Cluster, rate: float) -> Cluster:
@@ -141,7 +159,8 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
         problem = _moved(problem, Cluster.read(options.cluster), options.bandwidth)
     talk.step(f"planning {problem.graph.name}, {len(problem.graph)} tasks, on {len(problem.cluster.devices)} devices")
     if maps(options.method, options.placement, objective):
-        return plan_mapping(problem, method=options.method, budget_s=options.budget_s, seed=options.seed)
+        found = plan_mapping(problem, method=options.method, budget_s=options.budget_s, seed=options.seed)
+        return found if options.placement or options.method != "auto" else _or_contiguous(found, options.budget_s)
     if options.placement == "free":
         from partita.placement.plan.free import plan_free  # it needs optional solvers
 
@@ -151,16 +170,29 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
     )
 
 
-def maps(method: str, placement: str, objective: str) -> bool:
-    """Whether the mapping wing answers. Its methods place tasks freely, said or not; "auto" and "single" are known to all.
+def maps(method: str, placement: str | None, objective: str) -> bool:
+    """Whether the mapping wing answers. Its methods place tasks freely, said or not; "auto" and "single" are known to all:
+    for latency the mapping wing has them where nobody asks for a contiguous placement.
 
     Raises BadInput for one of its methods with another objective.
     """
-    if method not in MAPPINGS or (method in ("auto", "single") and (placement, objective) != ("free", "latency")):
+    if method not in MAPPINGS or (method in KNOWN_TO_ALL and (placement == "contiguous" or objective != "latency")):
         return False
     if objective != "latency":
         raise BadInput(f"method {method!r} is for latency, not for {objective}", hint="say --objective latency")
     return True
+
+
+def _or_contiguous(found: PlanFile, budget_s: float) -> PlanFile:
+    """The mapping, or the contiguous plan where that is quicker; a contiguous plan is a mapping, so the bound holds for both."""
+    assert isinstance(found.problem, PlacementProblem)
+    other = plan_contiguous(found.problem, "latency", budget_s=budget_s)
+    verdict = found.verdict
+    compared = {**verdict.compared_s, "contiguous": other.verdict.value_s}
+    if other.verdict.value_s >= verdict.value_s:
+        return replace(found, verdict=replace(verdict, compared_s=compared))
+    value, name = other.verdict.value_s, "auto (contiguous)"
+    return replace(other, verdict=replace(verdict, value_s=value, method=name, compared_s={**compared, "auto": value}))
 
 
 def _moved(problem: PlacementProblem, cluster: Cluster, bandwidth: float | None) -> PlacementProblem:
@@ -179,9 +211,19 @@ def _moved(problem: PlacementProblem, cluster: Cluster, bandwidth: float | None)
 def document(file: PlanFile, out: str | None = None) -> dict[str, Any]:
     """What is printed: the plan without its problem, and what a person wants to know of it."""
     verdict = file.verdict
-    rows = stage_rows(file) if verdict.objective == "step" else load_rows(file)
-    value = {**file.shown(), "gap": _finite(verdict.gap), **visits(file), "plan": out}
+    rows = (
+        mapped_rows(file) if is_mapping(file) else stage_rows(file) if verdict.objective == "step" else load_rows(file)
+    )
+    value = {**file.shown(), "gap": _finite(verdict.gap), **visits(file), **placed(file), "plan": out}
     return {**value, "table": [{k: _finite(v) for k, v in asdict(r).items()} for r in rows]}
+
+
+def placed(file: PlanFile) -> dict[str, Any]:
+    """Forward task -> device, where a plan maps a job's operators."""
+    if not is_mapping(file):
+        return {}
+    assert isinstance(file.plan, PipelinePlan)
+    return {"placement": {t: s.devices[0] for s in file.plan.stages for t in s.tasks}}
 
 
 def _finite(value: Any) -> Any:
@@ -190,7 +232,7 @@ def _finite(value: Any) -> Any:
 
 def text(document: dict[str, Any]) -> str:
     if document["objective"] == "step":
-        return "\n\n".join(filter(None, [_step_facts(document), stage_table(document["table"]), _comparison(document)]))
+        return "\n\n".join(filter(None, [_step_facts(document), step_table(document), _comparison(document)]))
     return "\n\n".join(filter(None, [_graph_facts(document), load_table(document["table"]), _comparison(document)]))
 
 
@@ -222,10 +264,17 @@ def _step_facts(d: dict[str, Any]) -> str:
         [
             ("step", f"{seconds(d['value_s'])}, predicted"),
             *bound_facts(d),
+            ("mapping", f"{len(d['placement'])} operators in {len(d['stages'])} segments, the whole batch at once")
+            if "placement" in d else
             ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {d['schedule']}"),
             ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
         ]
     )  # fmt: skip
+
+
+def step_table(document: dict[str, Any]) -> str:
+    """Stages of a training pipeline, devices of a mapping."""
+    return (device_table if "placement" in document else stage_table)(document["table"])
 
 
 def stage_table(rows: list[dict[str, Any]]) -> str:
@@ -241,6 +290,15 @@ def stage_table(rows: list[dict[str, Any]]) -> str:
             for r in rows
         ],
     )  # fmt: skip
+
+
+def device_table(rows: list[dict[str, Any]]) -> str:
+    """Devices of a mapping."""
+    columns: list[tuple[str, Kind]] = [
+        ("device", "text"), ("operators", "count"), ("segments", "count"), ("forward", "s"), ("backward", "s"), ("share", "share"),
+        ("memory", "bytes"),
+    ]  # fmt: skip
+    return table(columns, [[r[k] for k in ("device", "tasks", "segments", "forward_s", "backward_s", "share", "need_bytes")] for r in rows])  # fmt: skip
 
 
 def load_table(rows: list[dict[str, Any]]) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from partita.cli.talk import Talk
 from partita.files import write_whole
+from partita.mapping.report.history import History
+from partita.mapping.report.page import search_section
 from partita.pipeline.report.page import headline, page
 from partita.pipeline.report.story import Story
 
@@ -20,7 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read what is in the folder, write the page. Raises BadInput where nothing is there, or a file is damaged."""
     story = Story.read(options.folder)
-    path = write_whole(options.out or Path(options.folder) / "report.html", page(story))
+    more = [search_section(History.read(options.folder))]
+    path = write_whole(options.out or Path(options.folder) / "report.html", page(story, more))
     missing = story.missing()
     for line in missing:
         talk.say(f"   {line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import statistics
 import tempfile
@@ -50,6 +51,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="probe the devices first, and plan again where they are not as fast as the plan was told",
     )
+    parser.add_argument(
+        "--search", choices=("hybrid",), help="try mappings of the operators on live steps, and go on with the best"
+    )
+    parser.add_argument("--search-budget-s", type=float, metavar="S", help="seconds of the run to search (default: 60)")
+    parser.add_argument(
+        "--adapt", action="store_true", help="after the search watch the devices, and map again when one has changed"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the search's lots (default: 0)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each worker (default: 1)")
     parser.add_argument(
         "--timeout-s",
@@ -65,9 +74,9 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     _check(options)
     settings = settings_of(options)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        if options.replan:
+        if options.replan or options.search:
             raise BadInput(
-                "--replan inside torchrun: every rank would have to plan alike",
+                f"--{'replan' if options.replan else 'search'} inside torchrun: every rank would have to plan alike",
                 hint="plan again before, with `partita measure` and `partita plan`",
             )
         return _run_one_rank(options, settings, talk)
@@ -88,12 +97,38 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     step_s = predicted(file.problem, file.plan).duration_s
     workers = len(getattr(file.plan, "devices", ()))
     talk.step(f"training on {workers} worker{'s' * (workers != 1)}, predicted {seconds(step_s)} a step")
-    ended = loop.train(
-        file, options.job, settings, options.out, engine=options.engine, steps=options.steps, epochs=options.epochs,
-        checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads,
-        timeout_s=options.timeout_s, watch=_watch(talk, options.steps or 0),
-    )  # fmt: skip
+    how: dict[str, Any] = {
+        "steps": options.steps, "epochs": options.epochs, "checkpoint_every": options.checkpoint_every,
+        "resume": options.resume or "", "threads": options.threads, "timeout_s": options.timeout_s,
+    }  # fmt: skip
+    if options.search:
+        return _searched(options, file, settings, talk, how)
+    watch = _watch(talk, options.steps or 0)
+    ended = loop.train(file, options.job, settings, options.out, engine=options.engine, watch=watch, **how)
     document = _outcome(Path(options.out), file, ended.wall_s, options.engine)
+    if ended.interrupted:
+        raise stopped(ended.last_step, document["checkpoints"])
+    return document
+
+
+def _searched(
+    options: argparse.Namespace, file: PlanFile, settings: dict[str, str], talk: Talk, how: dict[str, Any]
+) -> dict[str, Any]:
+    """Train, and search for the mapping meanwhile."""
+    from partita.mapping.report.history import History
+    from partita.mapping.run.search import train_searching
+    from partita.nouns.plan import PlanFile
+    from partita.training.runtime.worker import stopped
+
+    out = Path(options.out)
+    budget_s = 60.0 if options.search_budget_s is None else options.search_budget_s
+    watch = _watch(talk, options.steps or 0, lambda: History.read(out).line())
+    ended = train_searching(
+        file, options.job, settings, out, budget_s=budget_s, seed=options.seed or 0, adapt=options.adapt,
+        watch=watch, **how,
+    )  # fmt: skip
+    found = PlanFile.read(out / "plan.json")
+    document = {**_outcome(out, found, ended.wall_s, options.engine), "search": History.read(out).to_json()}
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
@@ -113,8 +148,8 @@ def check_folder(out: str) -> None:
         ) from error
 
 
-def _watch(talk: Talk, total: int) -> Callable[[Row], None]:
-    """Draws the bar; tells once that the run is being stopped."""
+def _watch(talk: Talk, total: int, more: Callable[[], str] = str) -> Callable[[Row], None]:
+    """Draws the bar, with more to say beside it; tells once that the run is being stopped."""
     told = False
 
     def watch(row: Row) -> None:
@@ -124,7 +159,7 @@ def _watch(talk: Talk, total: int) -> Callable[[Row], None]:
             told = True
         if row.step:
             last = row.stop_after or total
-            what = f"step {row.step}, loss {row.loss:.4f}" if talk.terminal else "training"
+            what = f"step {row.step}, loss {row.loss:.4f}{more()}" if talk.terminal else "training"
             talk.progress(what, min(row.step, last or row.step), last or row.step + 1)
 
     return watch
@@ -140,6 +175,15 @@ def _check(options: argparse.Namespace) -> None:
             f"--checkpoint-every {options.checkpoint_every} --timeout-s {options.timeout_s}",
             hint="the one must be at least 0, the other above 0",
         )
+    searches = options.search_budget_s is not None or options.seed is not None or options.adapt
+    if searches and not options.search:
+        raise BadInput("--search-budget-s, --seed and --adapt are for a search", hint="say --search hybrid")
+    if options.search and (options.engine == "torch" or options.replan):
+        raise BadInput(
+            "--search goes with Partita's own engine, and plans for itself", hint="leave --engine and --replan away"
+        )
+    if options.search_budget_s is not None and not 0 < options.search_budget_s < math.inf:
+        raise BadInput(f"--search-budget-s {options.search_budget_s}", hint="give a positive number of seconds")
     if options.engine == "torch" and options.resume:
         raise BadInput("--engine torch cannot resume", hint="leave --engine away")
 
@@ -154,11 +198,23 @@ def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> 
     from partita.training.measure.job import measure_job
 
     talk.step(f"measuring {options.job}")
-    profile = measure_job(options.job, settings, devices=options.devices, progress=talk.progress)
+    sizes = _whole_batch(options.job, settings) if options.search else ()
+    profile = measure_job(options.job, settings, devices=options.devices, sizes=sizes, progress=talk.progress)
     Path(options.out).mkdir(parents=True, exist_ok=True)
     profile.write(Path(options.out) / "profile.json")
     talk.step("planning")
+    if options.search:
+        from partita.mapping.run.search import first_mapping
+
+        return first_mapping(profile)
     return plan_pipeline(profile, allow_replicas=options.engine != "torch", allow_recompute=options.engine != "torch")
+
+
+def _whole_batch(job: str, settings: dict[str, str]) -> tuple[int, ...]:
+    """The size of a batch, all of which a mapping runs at once."""
+    from partita.training.job import batch_size, load_job
+
+    return (batch_size(load_job(job, settings).example()),)
 
 
 def _replanned(file: PlanFile, options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> PlanFile:
@@ -282,4 +338,9 @@ def text(document: dict[str, Any]) -> str:
         ("folder", document["out"]),
         ("checkpoint", document["checkpoints"] or "none"),
     ]
-    return "\n".join([facts(pairs), *document["machine"]])
+    said = [facts(pairs), *document["machine"]]
+    if "search" in document:
+        from partita.mapping.report.history import text as history
+
+        said.append(history(document["search"]))
+    return "\n".join(said)

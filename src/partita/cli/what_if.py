@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.errors import InternalError, PartitaError
+from partita.mapping.plan.jobs import plan_job
 from partita.mapping.plan.planner import METHODS as MAPPINGS
 from partita.mapping.plan.planner import plan_mapping
 from partita.nouns.cluster import Cluster, Device
@@ -16,6 +17,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.pipeline_problem import PipelineProblem, Wish
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
+from partita.page.plan_rows import is_mapping
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.placement.plan.contiguous_plan import plan_contiguous
 
@@ -67,11 +69,13 @@ def devices_used(file: PlanFile) -> set[str]:
 def _planner(file: PlanFile, cluster: Cluster, faster: float, budget_s: float) -> Callable[[], PlanFile]:
     """How the file's question is asked for another cluster, whose links are so many times faster."""
     verdict, problem = file.verdict, file.problem
+    method = verdict.method.partition(" ")[0]
+    if isinstance(problem, PipelineProblem) and is_mapping(file) and method in MAPPINGS:
+        return lambda: plan_job(problem.profile, cluster, method=method, budget_s=budget_s, seed=problem.wish.seed)
     if isinstance(problem, PipelineProblem):
         wish = _grown(problem, cluster)
         return lambda: plan_pipeline(problem.profile, cluster, **wish.given())
     faster_problem = with_links(problem.on(cluster), faster)
-    method = verdict.method.partition(" ")[0]
     if verdict.objective == "latency" and method in MAPPINGS and method != "single":
         return lambda: plan_mapping(faster_problem, method=method, budget_s=budget_s)
     if verdict.method.startswith("free"):

@@ -74,6 +74,41 @@ def phase_seconds(file: PlanFile, stage: Stage, seconds: FloatArray) -> tuple[fl
 
 
 @dataclass(frozen=True, slots=True)
+class MappedRow:
+    """One device of a mapping."""
+
+    device: str
+    tasks: int
+    segments: int
+    forward_s: float
+    backward_s: float
+    share: float  #: of the work
+    need_bytes: float  #: of memory, all segments together
+    memory_bytes: float  #: that it has
+
+
+def is_mapping(file: PlanFile) -> bool:
+    """A job's operators, each on a device of its own choice: segments of one micro-batch in orders of their own."""
+    return isinstance(file.plan, PipelinePlan) and bool(file.plan.orders) and file.plan.micro_batches == 1
+
+
+def mapped_rows(file: PlanFile) -> list[MappedRow]:
+    """A row for each device of a plan whose stages are segments of a mapping."""
+    rows = stage_rows(file)
+    found = []
+    for device in dict.fromkeys(d for r in rows for d in r.devices):
+        mine = [r for r in rows if device in r.devices]
+        forward, backward = sum(r.forward_s for r in mine), sum(r.backward_s for r in mine)
+        found.append(
+            MappedRow(
+                device, sum(r.tasks for r in mine), len(mine), forward, backward, sum(r.share for r in mine),
+                sum(r.need_bytes for r in mine), mine[0].memory_bytes,
+            )
+        )  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class LoadRow:
     """One device of a placement, or one stage with replicas: what it does in the time of one sample."""
 

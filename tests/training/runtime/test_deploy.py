@@ -89,11 +89,11 @@ def stream(job: TrainingJob) -> Iterator[Batch]:
     return (batch for epoch in itertools.count() for batch in job.batches(epoch))
 
 
-def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int]) -> Any:
+def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int], size: int = SIZE) -> Any:
     """(losses, weights at the end) of a run that goes from plan to plan."""
     job = load_job(source, {})
     cluster = Cluster.uniform(ranks, rate_bytes_per_s=1e9)
-    engine = pipeline(job, Assignment(chosen[0], cluster, SIZE, rank, WORLD[:ranks]))
+    engine = pipeline(job, Assignment(chosen[0], cluster, size, rank, WORLD[:ranks]))
     losses, step = [], 0
     batches = stream(job)
     for plan, n in zip(chosen, steps, strict=True):
@@ -108,10 +108,10 @@ def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], ste
     return losses, {n: t.numpy() for n, t in checkpoint.gather_tensors(dict(engine.parameters), rank, ranks).items()}
 
 
-def by_itself(source: str, steps: int) -> tuple[list[float], dict[str, Tensor]]:
+def by_itself(source: str, steps: int, size: int = SIZE) -> tuple[list[float], dict[str, Tensor]]:
     torch.set_num_threads(1)  # as the ranks: other kernels round differently
     job = load_job(source, {})
-    engine = SingleProcess(job, SIZE, torch.device("cpu"))
+    engine = SingleProcess(job, size, torch.device("cpu"))
     batches = stream(job)
     losses = [engine.step(next(batches), k).loss for k in range(steps)]
     return losses, {n: p.detach() for n, p in engine.model.named_parameters()}
@@ -122,11 +122,11 @@ def together(rank: int, ranks: int, calls: Sequence[tuple[Any, ...]]) -> list[An
     return [function(rank, ranks, *arguments) for function, *arguments in calls]
 
 
-def check(run: Run, found: tuple[list[float], dict[str, Any]]) -> None:
+def check(run: Run, found: tuple[list[float], dict[str, Any]], size: int = SIZE) -> None:
     """What a run came to, against one process."""
     source, _, steps = run
     losses, weights = found
-    wanted, reference = by_itself(source, sum(steps))
+    wanted, reference = by_itself(source, sum(steps), size)
     assert losses == pytest.approx(wanted, rel=1e-5), source
     for name, p in reference.items():
         scale = max(float(p.abs().max()), ROUNDING)

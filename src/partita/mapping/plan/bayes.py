@@ -54,18 +54,19 @@ def bayes(
         return Finding(best)
     trials = max(FEWEST_TRIALS, min(MOST_TRIALS[sampler], int(budget_s * TRIALS_PER_S[sampler])))
     encoding = Encoding.of(question)
-    study = _study(sampler, seed)
+    asked = study(sampler, seed)
     for mapped in known:
-        study.enqueue_trial(encoding.numbers(mapped), skip_if_exists=True)
+        asked.enqueue_trial(encoding.numbers(mapped), skip_if_exists=True)
     for _ in range(trials):
-        trial = study.ask()
+        trial = asked.ask()
         met = encoding.mapped(encoding.suggested(trial))
         best = best_of([best, met])
-        study.tell(trial, met.value_s if np.isfinite(met.value_s) else 10.0 * encoding.serial_s)
+        asked.tell(trial, met.value_s if np.isfinite(met.value_s) else 10.0 * encoding.serial_s)
     return Finding(best, 0.0, trials)
 
 
-def _study(sampler: Sampler, seed: int) -> Any:
+def study(sampler: Sampler, seed: int) -> Any:
+    """Optuna's study with a sampler: ask, suggest, tell."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -9,7 +9,7 @@ Genetic-Algorithm-Based Approach", JPDC 47, 1997.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,33 +24,39 @@ GENERATION_S = 0.004  #: of breeding one, beside that
 POPULATION = 64
 ELITE = 8  #: that live on
 MOST_GROUPS = 24
+#: (question, [mappings, atoms] devices, [mappings, tasks] priorities) -> ([mappings] seconds, [mappings, tasks] orders)
+Worth = Callable[[Question, IntArray, FloatArray], tuple[FloatArray, IntArray]]
 
 
 def genetic(question: Question, known: Sequence[Mapped], budget_s: float, seed: int) -> Finding:
     """The best mapping of so many generations as the budget counts. Never worse than what it begins with."""
-    best, tried = best_of(known), 0
     if question.devices == 1:
-        return Finding(best)
+        return Finding(best_of(known))
     generations = max(1, int(budget_s / (GENERATION_S + POPULATION * 3 * question.cost_units / UNITS_PER_S)))
-    chance = np.random.default_rng(seed)
-    breeder = _Breeder(question, groups(question, MOST_GROUPS), chance)
+    found, tried = bred(question, known, generations, seed, values_of)
+    return Finding(best_of([*known, found[0]]), 0.0, tried)
+
+
+def bred(
+    question: Question, known: Sequence[Mapped], generations: int, seed: int, worth: Worth
+) -> tuple[list[Mapped], int]:
+    """(the last population, the best first, how many children there were). `worth` says what a mapping is worth: the
+    simulator (`values_of`), or a surrogate of what was measured."""
+    tried = 0
+    breeder = _Breeder(question, groups(question, MOST_GROUPS), np.random.default_rng(seed))
     where, priority = breeder.first(known)
-    value, orders = values_of(question, where, priority)
+    value, orders = worth(question, where, priority)
     for _ in range(generations):
         rank = np.argsort(value, kind="stable")
         where, value, orders = where[rank], value[rank], orders[rank]
         priority = -np.argsort(orders, axis=1).astype(np.float64)
-        if value[0] < best.value_s:
-            best = Mapped(float(value[0]), where[0].copy(), orders[0].copy(), "genetic")
         children, urgencies = breeder.children(where, priority)
-        values, theirs = values_of(question, children, urgencies)
+        values, theirs = worth(question, children, urgencies)
         tried += len(children)
         where, value = np.concatenate([where[:ELITE], children]), np.concatenate([value[:ELITE], values])
         orders = np.concatenate([orders[:ELITE], theirs])
-    k = int(np.argmin(value))
-    if value[k] < best.value_s:
-        best = Mapped(float(value[k]), where[k].copy(), orders[k].copy(), "genetic")
-    return Finding(best, 0.0, tried)
+    rank = np.argsort(value, kind="stable")
+    return [Mapped(float(value[k]), where[k].copy(), orders[k].copy(), "genetic") for k in rank.tolist()], tried
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from partita.errors import TimelineError
@@ -11,6 +11,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.page import bars
 from partita.page.agreement import ERROR, Agreement, agreement, events, is_computation
 from partita.page.markup import tag, words
+from partita.page.plan_rows import is_mapping
 from partita.page.run_speed import sentences
 from partita.page.sheet import columns, document, footer, header, many, section
 from partita.page.text import count, percent, rate, seconds, size
@@ -20,8 +21,11 @@ from partita.pipeline.report.stages import StageRow, stage_rows
 from partita.pipeline.report.story import NAMES, PIPELINE, SINGLE, TORCH, Story, devices_used
 
 
-def page(story: Story) -> str:
-    """The whole report as HTML. What is missing from the story is left out, and named at the end. O(spans)."""
+def page(story: Story, more: Sequence[str] = ()) -> str:
+    """The whole report as HTML. What is missing from the story is left out, and named at the end. O(spans).
+
+    `more`: sections of others, which stand before the devices.
+    """
     picture, data = timelines.figure(story)
     agreed = _agreement(story)
     rows = stage_rows(story.plan, story.predicted, story.measured) if story.plan else ()
@@ -37,6 +41,7 @@ def page(story: Story) -> str:
             _legend(story) + picture if picture else "",
         ),
         section("Where the cuts fall", _cuts_note(rows), charts.cuts(rows) + charts.stages(rows)),
+        *more,
         columns(
             section("How busy each device is", busy_note, bars.busy(shares))
             + section("How fast each device was", speeds.note(story), speeds.chart(story))
@@ -89,6 +94,11 @@ def _plan_line(story: Story) -> str:
     if not isinstance(plan, PipelinePlan):
         used = devices_used(story)
         return f"{count(len(plan.placement))} tasks placed on {many(used, 'device')}, by {story.plan.verdict.method}." if story.plan and plan else ""  # fmt: skip
+    if story.plan and is_mapping(story.plan):
+        return (
+            f"{many(len(plan.stage_of), 'operator')} mapped to {many(len(plan.devices), 'device')} in "
+            f"{many(len(plan.stages), 'segment')}, the whole batch at once, by {story.plan.verdict.method}."
+        )
     name = {"1f1b": "1F1B", "gpipe": "GPipe", "given": "in a given order"}[plan.schedule]
     return (
         f"{many(len(plan.stages), 'stage')} on {many(len(plan.devices), 'device')}, "
@@ -127,6 +137,8 @@ def _legend(story: Story) -> str:
 def _fill_limit(story: Story) -> str:
     """What filling and draining alone allow: K stages, M micro-batches, K M / (M + K - 1)."""
     plan = story.plan.plan if story.plan else None
+    if story.plan is None or is_mapping(story.plan):
+        return ""
     if not isinstance(plan, PipelinePlan) or len(plan.stages) < 2 or any(s.replicas > 1 for s in plan.stages):
         return ""
     k, m = len(plan.stages), plan.micro_batches

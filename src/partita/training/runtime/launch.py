@@ -29,6 +29,7 @@ from partita.training.runtime.worker_status import Board, Row
 Watch = Callable[[Row], None]  #: called a few times a second with the row of the rank that makes the loss
 
 _ROOM_BYTES = 1 << 20  #: the board of a thousand ranks, and the notes they leave each other
+WORKER = "partita.training.runtime.worker"
 _GRACE_S = 2.0  #: between asking a worker to end and killing it
 
 
@@ -41,13 +42,23 @@ class Ended:
     last_step: int = 0
 
 
-def launch(spec: Spec, file: PlanFile, program: Program | None, watch: Watch | None = None) -> Ended:
+def launch(
+    spec: Spec,
+    file: PlanFile,
+    program: Program | None,
+    watch: Watch | None = None,
+    *,
+    ranks: int = 0,
+    worker: str = WORKER,
+) -> Ended:
     """Run all workers to their end. Raises what the first of them failed with; WorkerFailed names the rank that died.
+
+    `ranks`: how many, where more than the plan's devices are wanted; `worker`: the module that each one runs.
 
     Ctrl-C (or SIGTERM) in training lets the workers finish a step and save; a second one ends them at once.
     """
     assert isinstance(file.plan, PipelinePlan)
-    ranks = len(file.plan.devices)
+    ranks = ranks or len(file.plan.devices)
     began_s, oom_kills = time.time(), count_oom_kills()
     with _meeting_room() as folder:
         spec = replace(spec, rendezvous=f"file://{folder}/rendezvous", board=f"{folder}/board")
@@ -60,7 +71,7 @@ def launch(spec: Spec, file: PlanFile, program: Program | None, watch: Watch | N
         with _terminate_like_interrupt():
             try:
                 for rank in range(ranks):
-                    workers.append(_start(told, rank, ranks, spec))
+                    workers.append(_start(told, rank, ranks, spec, worker))
                 if not _attend(workers, board, spec, watch):
                     raise failure(workers, board, spec, file, began_s, oom_kills)
             finally:
@@ -79,11 +90,9 @@ def _remove_traces(out: Path, *, only_empty: bool = False) -> None:
             old.unlink(missing_ok=True)
 
 
-def _start(told: Path, rank: int, ranks: int, spec: Spec) -> Process:
+def _start(told: Path, rank: int, ranks: int, spec: Spec, worker: str) -> Process:
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    return spawn(
-        "partita.training.runtime.worker", told, env=threads_env(spec.threads) | place, log=log_path(spec.out, rank)
-    )
+    return spawn(worker, told, env=threads_env(spec.threads) | place, log=log_path(spec.out, rank))
 
 
 @contextlib.contextmanager

@@ -29,4 +29,5 @@ class Spec:
     warmup: int = 2  #: steps of a run, rounds of "compare", that are not counted
     in_a_row: int = 1  #: of "compare": steps that an engine takes on each batch before the next one's turn
     check_gradients: bool = True  #: of "compare"
+    steered: Mapping[str, Any] = field(default_factory=dict)  #: what is told to who may change the plan between steps
     facts: Mapping[str, Any] = field(default_factory=dict)

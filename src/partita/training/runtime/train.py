@@ -16,6 +16,7 @@ from partita import __version__
 from partita.errors import JobError, PlanError
 from partita.files import write_whole
 from partita.nouns.metrics import Metric, read_metrics, without_steps_from
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.training.job import Batch, batch_size
 from partita.training.runtime import checkpoint
 from partita.training.runtime.batches import Progress, Turn, ahead, batch_digest, turns
@@ -28,14 +29,18 @@ from partita.training.runtime.stop import Agreement
 
 if TYPE_CHECKING:
     from partita.training.runtime.session import Engine
+    from partita.training.runtime.steering import Steering
 
 StopAfter = Callable[[int, float], bool]
 
 _TRACES = 20  #: of the last full batches; the timeline is of the one of median length
 
 
-def train(session: Session) -> Progress:
-    """Steps, then a last checkpoint and the timeline; returns how far it came. Raises JobError, CheckpointError, WorkerFailed."""
+def train(session: Session, steering: Steering | None = None) -> Progress:
+    """Steps, then a last checkpoint and the timeline; returns how far it came. `steering` may change the plan between two.
+
+    Raises JobError, CheckpointError, WorkerFailed.
+    """
     spec, board, rank = session.spec, session.board, session.rank
     engine = session.engines[spec.engine]
     assert engine is not None
@@ -59,11 +64,18 @@ def train(session: Session) -> Progress:
             store.after(progress)
             if stop_after(progress.step, result.step_s):
                 break
+            plan = steering.after(progress.step, result.step_s) if steering else None
+            if plan is not None:
+                _deploy(engine, plan)
+                traces = []
+                record.hand_on()
         if progress == began:
             raise JobError(
                 "there is nothing to train: the job has no batches beyond the checkpoint",
                 hint="ask for more steps or epochs",
             )
+        if steering:
+            steering.end(progress.step)
         store.save(progress)  # a signal that comes late does not hinder it
         if isinstance(engine, Pipeline) and engine.last and traces:
             full, cpu_s = session.full_batch, time.process_time() - usage
@@ -72,6 +84,12 @@ def train(session: Session) -> Progress:
         if readings:
             readings.since(spec.warmup).write(Path(spec.out) / "readings.json")
     return progress
+
+
+def _deploy(engine: Engine, plan: PipelinePlan) -> None:
+    if not isinstance(engine, Pipeline):
+        raise PlanError("only Partita's own engine changes its plan", hint="leave --engine away")
+    engine.deploy(plan)
 
 
 def with_trace(
@@ -130,17 +148,22 @@ class _Record:
     def __init__(self, session: Session, engine: Engine) -> None:
         self._engine = engine
         self._path = Path(session.spec.out) / "metrics.jsonl"
-        self._resumed = bool(session.spec.resume)
+        self._goes_on = bool(session.spec.resume)
         self._file: TextIO | None = None
 
     def write(self, step: int, loss: float, step_s: float) -> None:
         if math.isnan(loss) or not self._engine.reports_loss:
             return
         if self._file is None:
-            earlier = read_metrics(self._path) if self._resumed else []
+            earlier = read_metrics(self._path) if self._goes_on else []
             write_whole(self._path, without_steps_from(earlier, step))
             self._file = open(self._path, "a", buffering=1)  # noqa: SIM115 (open for the run)
         self._file.write(Metric(step, loss, step_s).line())
+
+    def hand_on(self) -> None:
+        """Another rank may make the loss from here on: whoever does goes on with the file."""
+        self.close()
+        self._file, self._goes_on = None, True
 
     def close(self) -> None:
         if self._file is not None:

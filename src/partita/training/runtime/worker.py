@@ -31,17 +31,19 @@ from partita.training.runtime.worker_status import Board, doing
 _BEGAN_S = time.time()
 
 if TYPE_CHECKING:
+    from partita.training.runtime.steering import Steers
     from partita.training.runtime.stop import StopRequest
 
 
-def main() -> int:
-    """Run this rank for the launcher; on failure leave error-rankN.json in the run's folder."""
+def main(steers: Steers | None = None) -> int:
+    """Run this rank for the launcher; on failure leave error-rankN.json in the run's folder. `steers` makes who may change
+    the plan between two steps."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher alone decides what Ctrl-C means
     faulthandler.enable()  # a crash in compiled code leaves the line of Python in the log
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        run_rank(spec, rank, ranks)
+        run_rank(spec, rank, ranks, steers=steers)
     except PartitaError as error:
         _leave_word(spec, rank, error)
         return error.exit_code
@@ -53,7 +55,9 @@ def main() -> int:
     return 0
 
 
-def run_rank(spec: Spec, rank: int, ranks: int, request: StopRequest | None = None) -> int:
+def run_rank(
+    spec: Spec, rank: int, ranks: int, request: StopRequest | None = None, steers: Steers | None = None
+) -> int:
     """Everything one rank does; returns the last step. Raises PartitaError where the job, the plan or a peer fails.
 
     `request` says when a signal asks to stop; without one it is the launcher's business.
@@ -80,7 +84,7 @@ def run_rank(spec: Spec, rank: int, ranks: int, request: StopRequest | None = No
         else:
             from partita.training.runtime.train import train
 
-            last = train(session).step
+            last = train(session, steers(session) if steers else None).step
         board.enter(rank, "done")
         return last
 
@@ -219,8 +223,12 @@ def _is_gone(spec: Spec, rank: int, ranks: int, me: int) -> bool:
     return same_run and row.state != "done" and process_state(row.pid) in "ZX"
 
 
-if __name__ == "__main__":
-    code = main()
+def leave(code: int) -> None:
+    """End this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a broken process group may block in its destructor
+
+
+if __name__ == "__main__":
+    leave(main())

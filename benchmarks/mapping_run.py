@@ -1,0 +1,163 @@
+"""Mappings run for real: searched for while training, then in turn with one process, and with copies of the whole job.
+
+    python benchmarks/mapping_run.py [--only MODEL,MODEL] [--search-budget-s 60] [--rounds 18] [--blocks 2] [--json]
+    python benchmarks/mapping_run.py --by-lot 100 [--only inception]
+
+Models of tests/jobs/branchy.py with random weights and data, the whole batch at once. The limit is what copies of the whole job
+side by side reach, one a core, in the same run. With --by-lot so many mappings drawn by lot are tried on training steps
+instead, and what was predicted is compared with what was measured; surrogates are learned from the same measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import side_by_side
+from engines import WARMUP, compare_in_turn
+from harness import Json, Machine, parser, run_script, said
+from intervals import Claim, bootstrap
+
+from partita.cli.talk import Talk
+from partita.errors import BadInput
+from partita.mapping.plan.jobs import plan_job
+from partita.mapping.plan.surrogates import rank_correlation
+from partita.mapping.report.history import History, ending, surrogate_table
+from partita.mapping.run.search import train_searching
+from partita.nouns.plan import PlanFile
+from partita.nouns.probe import Readings
+from partita.page.text import percent, seconds, table
+from partita.pipeline.run.loop import check_rounds
+from partita.simulate.run_speed import run_speed
+from partita.training.job import batch_size, load_job
+from partita.training.measure.job import measure_job
+
+JOBS = Path(__file__).parents[1] / "tests" / "jobs" / "branchy.py"
+MODELS: dict[str, dict[str, str]] = {
+    "inception": {"batch": "16", "width": "32", "blocks": "4", "size": "32"},
+    "resnet": {"batch": "16", "width": "32", "each": "2", "size": "32"},
+    "alexnet": {"batch": "64", "width": "16"},
+    "towers": {"batch": "512", "width": "256"},
+    "softmax": {"batch": "512", "width": "784"},
+}
+NEVER_SLOWER = Claim("the mapping found is at least 0.97x one process", low=0.97)
+NEAR_THE_LIMIT = Claim("the mapping found reaches at least 0.8 of the machine's own limit", low=0.8)
+MOST_STEPS = 1_000_000
+
+
+def measured(model: str, options: argparse.Namespace, talk: Talk) -> PlanFile:
+    """The model profiled at its whole batch, and planned by heft."""
+    source, settings = f"{JOBS}:{model}", MODELS[model]
+    size = batch_size(load_job(source, settings).example())
+    profile = measure_job(
+        source, settings, devices=options.devices, sizes=(size,), budget_s=10.0, progress=talk.progress
+    )
+    return plan_job(profile, method="heft")
+
+
+def row(model: str, out: Path, options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
+    """A model: searched for, then compared."""
+    since = len(machine.probed)
+    machine.look_again(5.0)
+    source, settings = f"{JOBS}:{model}", MODELS[model]
+    first = measured(model, options, talk)
+    steps = 60 + int(1.2 * options.search_budget_s / max(first.verdict.value_s, 2e-3))  # enough for the search to end
+    talk.progress(f"{model}: searching", 0, 1)
+    train_searching(first, source, settings, out, budget_s=options.search_budget_s, seed=options.seed, steps=steps)
+    history, file = History.read(out).to_json(), PlanFile.read(out / "plan.json")
+    found = compare_in_turn(
+        machine, file, source, settings, out / "compared", ("single", "pipeline"),
+        rounds=options.rounds, blocks=options.blocks, talk=talk, with_copies=True,
+    )  # fmt: skip
+    machine.look("after")
+    gain, limit = found.ratio("single", "pipeline"), found.limit
+    near = bootstrap(
+        lambda ours, *many: side_by_side.step_s(many) / len(many) / ours, found.steps("pipeline"), *found.copies
+    )
+    return {
+        "model": model, "single_step_s": found.median_s("single"), "step_s": found.median_s("pipeline"),
+        "predicted_step_s": file.verdict.value_s, "speedup": gain.value, "speedup_interval": gain.ends,
+        "limit": limit.value, "limit_interval": limit.ends, "share_of_limit": near.value, "method": file.verdict.method,
+        "devices": len(getattr(file.plan, "devices", ())), "segments": len(getattr(file.plan, "stages", ())),
+        "search": history, "loss_error": max(b.largest_loss_error for b in found.blocks), "samples": found.raw(),
+        "verdicts": machine.verdicts({"never_slower": (NEVER_SLOWER, gain), "near_the_limit": (NEAR_THE_LIMIT, near)}, since),
+    }  # fmt: skip
+
+
+def by_lot(model: str, out: Path, options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
+    """A model's mappings drawn by lot: predicted against measured."""
+    machine.look_again(5.0)
+    first = measured(model, options, talk)
+    talk.progress(f"{model}: {options.by_lot} mappings", 0, 1)
+    train_searching(
+        first, f"{JOBS}:{model}", MODELS[model], out, budget_s=1.0, seed=options.seed, by_lot=options.by_lot, epochs=1
+    )
+    machine.look("after")
+    history = History.read(out).to_json()
+    rows = [r for r in history["history"] if r["phase"] != "finals"]
+    foreseen, took = (np.array([r[k] for r in rows]) for k in ("predicted_s", "measured_s"))
+    ran = run_speed(PlanFile.read(out / "plan.json"), Readings.read(out / "readings.json"))
+    slower = statistics.mean(1 / d.change for d in ran.devices) if ran else 1.0
+    return {
+        "model": model, "mappings": len(rows), "rank_correlation": rank_correlation(foreseen, took),
+        "median_error": float(np.median(np.abs(foreseen / took - 1))),
+        "median_error_at_run_speed": float(np.median(np.abs(foreseen * slower / took - 1))), "slower": slower,
+        "range_s": [float(took.min()), float(took.max())], "search": history, "settled": history["settled"],
+    }  # fmt: skip
+
+
+def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
+    work = by_lot if options.by_lot else row
+    rows = []
+    for model in options.only.split(","):
+        if model not in MODELS:
+            raise BadInput(f"unknown model {model!r}", hint=f"known: {', '.join(MODELS)}")
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(work(model, Path(folder), options, machine, talk))
+    verdicts = {f"{r['model']} {k}": v for r in rows for k, v in r.get("verdicts", {}).items()}
+    return {"rows": rows, "by_lot": options.by_lot, "verdicts": verdicts, "machine_record": machine.finished()}
+
+
+def text(document: Json) -> str:
+    rows = document["rows"]
+    lines = []
+    if document["by_lot"]:
+        for r in rows:
+            lines.append(
+                f"{r['model']}: {r['mappings']} mappings, {seconds(r['range_s'][0])} to {seconds(r['range_s'][1])} a step; rank correlation "
+                f"{r['rank_correlation']:.3f}, median error {percent(r['median_error'])}, at the run's speed {percent(r['median_error_at_run_speed'])}"
+            )  # fmt: skip
+    else:
+        body = [
+            [r["model"], r["single_step_s"], r["step_s"], r["predicted_step_s"], r["speedup"], r["limit"], r["share_of_limit"], r["segments"], r["devices"]]
+            for r in rows
+        ]  # fmt: skip
+        columns = [("model", "text"), ("one process", "s"), ("mapped", "s"), ("predicted", "s"), ("speed-up", "ratio"), ("limit", "ratio"), ("of the limit", "share"), ("segments", "count"), ("devices", "count")]  # fmt: skip
+        lines.append(table(columns, body))  # type: ignore[arg-type]
+    for r in rows:
+        lines.append(f"{r['model']}: {ending(r['search'])}")
+        if r["search"].get("surrogates"):
+            lines.append(surrogate_table(r["search"]["surrogates"]))
+    return "\n\n".join([*lines, said(document)])
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--only", default=",".join(MODELS), metavar="MODEL[,MODEL]")
+    options.add_argument("--devices", type=int, default=2)
+    options.add_argument("--search-budget-s", type=float, default=60.0)
+    options.add_argument("--by-lot", type=int, default=0, metavar="N", help="try N mappings drawn by lot instead")
+    options.add_argument("--rounds", type=int, default=18, help=f"{WARMUP} of them are not counted; default: 18")
+    options.add_argument("--blocks", type=int, default=2, help="the rounds are taken in so many blocks; default: 2")
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    check_rounds(given.rounds, WARMUP)
+    return run_script(given, lambda m, t: benchmark(given, m, t), text, ("torch", "optuna", "scikit-learn"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Plan a measured job as a mapping: every operator on a device of its own choice, one micro-batch, one iteration.
+
+    profile -> placement problem -> mappings of the methods -> segments -> simulate each as it will run -> the fastest
+
+A search sees tasks one by one, and a message costs it what it will cost the devices: receiving, posting, and the call of the
+segment that it cuts off. What it finds is then cut and joined into segments (`runnable`) and lowered, and that prediction,
+which the run is compared with, decides. One device is always among the candidates of a search.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partita.errors import BadInput, CostError
+from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, compile_kernels, plan_mapping
+from partita.mapping.plan.question import Mapped, Question
+from partita.mapping.plan.runnable import runnable
+from partita.nouns.cluster import Cluster
+from partita.nouns.graph import TaskGraph
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem, Wish
+from partita.nouns.placement_plan import PlacementPlan
+from partita.nouns.placement_problem import PlacementProblem
+from partita.nouns.plan import PlanFile, Verdict, checked_bound
+from partita.nouns.profile import Profile
+from partita.nouns.stage_memory import bytes_per_parameter_byte
+from partita.placement.plan.latency import latency_bound
+from partita.simulate.lower_placement import task_order
+from partita.simulate.predicted import predicted
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mapping as a plan, and what a step by it is predicted to take."""
+
+    name: str  #: who found it
+    plan: PipelinePlan
+    step_s: float
+
+
+def plan_job(
+    profile: Profile, cluster: Cluster | None = None, *, method: str = "auto", budget_s: float = 10.0, seed: int = 0
+) -> PlanFile:
+    """The mapping with the fastest predicted step, and a lower bound of every mapping's.
+
+    `single`, `intuitive`, `heft` and `heft-links` are what they are; every other method has them among its candidates.
+    Deterministic for a seed. Raises BadInput for an unknown method or a profile without the whole batch, Infeasible where
+    nothing fits.
+    """
+    if method not in METHODS:
+        raise BadInput(f"unknown method {method!r} for a mapping", hint=f"known: {', '.join(METHODS)}")
+    began = time.perf_counter()
+    problem = whole_batch(profile, cluster, budget_s, seed)
+    found = list(candidates(problem, method, budget_s, seed))
+    best = min(found, key=lambda c: c.step_s)
+    compared: dict[str, float] = {}
+    for c in found:
+        compared[c.name] = min(c.step_s, compared.get(c.name, c.step_s))
+    if method in SEARCHES:
+        compared[method] = best.step_s
+    name = method if best.name == method else f"{method} ({best.name})"
+    bound, how = step_bound(problem)
+    spent = time.perf_counter() - began
+    verdict = Verdict(best.step_s, checked_bound(best.step_s, bound), how, name, spent, "step", compared)
+    return PlanFile(best.plan, verdict, problem)
+
+
+def whole_batch(
+    profile: Profile, cluster: Cluster | None = None, budget_s: float = 10.0, seed: int = 0
+) -> PipelineProblem:
+    """The job as a problem of one micro-batch. Raises BadInput where the profile does not hold it."""
+    try:
+        sample = profile.sample(profile.batch_size)
+    except CostError as error:
+        raise BadInput(
+            f"a mapping runs the whole batch of {profile.batch_size} at once, and the profile does not hold that size",
+            hint=f"run: partita measure {profile.job} --micro-batch-sizes {profile.batch_size}",
+        ) from error
+    return PipelineProblem(
+        sample.graph, cluster or profile.cluster, sample.costs, profile.job, profile.batch_size, profile.batch_size,
+        profile.optimizer_bytes_per_parameter_byte, profile.clips, Wish(budget_s=budget_s, seed=seed), sample.probe,
+    )  # fmt: skip
+
+
+def candidates(problem: PipelineProblem, method: str, budget_s: float, seed: int) -> Iterator[Candidate]:
+    """What a method proposes; of a search also the simple mappings that it begins with."""
+    asked = as_placement(problem)
+    compile_kernels()
+    question = Question.of(asked)
+    for name, make in SEEDS.items():
+        if method in SEARCHES or name == method:
+            yield from (candidate(problem, asked, m) for m in make(question) if np.isfinite(m.value_s))
+    if method in SEARCHES:
+        plan = plan_mapping(asked, method=method, budget_s=budget_s, seed=seed).plan
+        assert isinstance(plan, PlacementPlan)
+        yield of_placement(problem, asked.graph, plan, method)
+
+
+def candidate(problem: PipelineProblem, asked: PlacementProblem, mapped: Mapped) -> Candidate:
+    """A mapping of `as_placement(problem)` as a plan."""
+    tasks, names = asked.graph.tasks, [d.name for d in asked.cluster.devices]
+    where = mapped.where[asked.graph.atom].tolist()
+    forward = [i for i in mapped.order.tolist() if tasks[i].phase == "forward"]
+    plan = runnable(problem, {tasks[i].id: names[where[i]] for i in forward}, [tasks[i].id for i in forward])
+    return Candidate(mapped.name, plan, predicted(problem, plan).duration_s)
+
+
+def of_placement(problem: PipelineProblem, graph: TaskGraph, plan: PlacementPlan, name: str) -> Candidate:
+    """A placement of all tasks as a plan; forwards keep its order."""
+    order = [graph.tasks[i].id for i in task_order(graph, plan) if graph.tasks[i].phase == "forward"]
+    found = runnable(problem, plan.placement, order)
+    return Candidate(name, found, predicted(problem, found).duration_s)
+
+
+def as_placement(problem: PipelineProblem) -> PlacementProblem:
+    """The question that the searches know: tasks one by one, a message with all that it takes of the devices.
+
+    Tasks that share a parameter stay together here: apart, its gradient would be summed in every step.
+    """
+    graph = _with_shared_together(problem.graph)
+    call_s = float(np.mean([d.instruction_s for d in problem.cluster.devices]))
+    dearer = [
+        replace(k, message_s=k.message_s + k.send_s + call_s) for k in (problem.cluster.default_link, *problem.cluster.links)
+    ]  # fmt: skip
+    cluster = replace(problem.cluster, default_link=dearer[0], links=tuple(dearer[1:]))
+    per_byte = bytes_per_parameter_byte(graph, problem.optimizer_bytes_per_parameter_byte)
+    memory = np.array([t.parameter_bytes * per_byte + t.activation_bytes for t in graph.tasks])
+    return PlacementProblem(graph, cluster, problem.costs, memory, source_format="profile", source=problem.job)
+
+
+def _with_shared_together(graph: TaskGraph) -> TaskGraph:
+    """The graph with the tasks of every shared parameter in one colocation group."""
+    if not graph.shared:
+        return graph
+    group = {t.id: t.group for t in graph.tasks}
+    for s in graph.shared:
+        mine = {group[t] for t in s.tasks} - {None}
+        for task, g in group.items():
+            if task in s.tasks or g in mine:
+                group[task] = f"parameter {s.name}"
+    return replace(graph, tasks=tuple(replace(t, group=group[t.id]) for t in graph.tasks))
+
+
+def step_bound(problem: PipelineProblem) -> tuple[float, str]:
+    """(seconds that no mapping's step is below, how that is known): tasks in their order and shared out evenly, messages for
+    nothing; or all of them on one device that works alone."""
+    links = [replace(k, latency_s=0.0) for k in (problem.cluster.default_link, *problem.cluster.links)]
+    cluster = replace(problem.cluster, default_link=links[0], links=tuple(links[1:]))
+    memory = np.zeros(len(problem.graph))
+    free = PlacementProblem(problem.graph, cluster, problem.costs, memory)
+    bound, how = latency_bound(free, Question.of(free).model)
+    alone = problem.cluster_of(_on_one(problem)).devices
+    seconds = problem.costs.seconds
+    least = min(float(seconds[:, problem.costs.column(d.kind)].sum()) / d.speed for d in alone)
+    return (bound, how) if bound <= least else (least, "one device")
+
+
+def _on_one(problem: PipelineProblem) -> PipelinePlan:
+    """Everything on the first device."""
+    graph = problem.graph
+    tasks = [graph.tasks[i].id for i in graph.order if graph.tasks[i].phase == "forward"]
+    return runnable(problem, dict.fromkeys(tasks, problem.cluster.devices[0].name), tasks)

@@ -1,0 +1,235 @@
+"""The framework in steps, on real iterations: what comes to mind and Bayesian optimisation, then generations judged by a
+surrogate of what was measured, then the best of all in turn.
+
+    step      share of the budget   what is tried
+    seeds     as long as they take  single, intuitive, heft, heft-links, what the simulator's own search finds
+    bayes     up to 55 %            Optuna's trials, each one measured
+    genetic   up to 85 %            the best that a surrogate of all measurements knows, bred anew when they are measured
+    finals    the rest              the three fastest and one device, in turn, twice
+
+A search is a generator: a trial comes out, the seconds of its iterations go in. It does no input or output and knows no clock
+but the one that it is given, so it runs on a training run (`mapping.run`) as on a simulator (the tests).
+Source: "Deep Learning Performance Optimization via Model Parallelization", UC Irvine.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from partita.mapping.plan import bayes, surrogates
+from partita.mapping.plan.decode import priorities_of, values_of
+from partita.mapping.plan.features import features
+from partita.mapping.plan.genetic import Worth, bred
+from partita.mapping.plan.jobs import as_placement, candidate
+from partita.mapping.plan.planner import SEEDS, compile_kernels
+from partita.mapping.plan.polish import polished
+from partita.mapping.plan.question import Mapped, Question
+from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.placement_problem import PlacementProblem
+
+BAYES_UNTIL, GENETIC_UNTIL = 0.55, 0.85  #: shares of the budget
+SIMULATED_SHARE = 0.02  #: of it, for a search on the simulator among the seeds
+GENERATIONS = 40
+BATCH = 4  #: mappings that a surrogate proposes before it is fitted again
+FINALISTS, ROUNDS = 3, 2
+MOST_REPEATED = 10  #: trials in a row that are known already, after which the sampler has nothing new to say
+TIE = 0.01  #: of the simulated makespan, so that what a forest takes for equal is not
+WORTH = 0.01  #: a mapping that is faster than one device by less is not worth its messages
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A mapping to be tried on a few iterations."""
+
+    phase: str  #: seeds, bayes, genetic, finals
+    mapped: Mapped
+    plan: PipelinePlan
+    predicted_s: float  #: by the simulator
+    expected_s: float = math.nan  #: by the surrogate; nan: it was not asked
+
+    @property
+    def name(self) -> str:
+        return self.mapped.name
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a search came to."""
+
+    best: Trial
+    measured_s: float  #: its iteration, in the finals
+    single_s: float  #: that of one device, in turn with it
+    scores: tuple[surrogates.Score, ...]  #: of the surrogates, over all that was measured; empty where too little was
+    tried: int
+
+
+Search = Generator[Trial, float, Outcome]
+Trials = Generator[Trial, float, None]
+
+
+def live(problem: PipelineProblem, budget_s: float, seed: int, elapsed: Callable[[], float]) -> Search:
+    """Trials until the budget is spent by `elapsed()`, a clock that begins at 0; wants the seconds of an iteration of each."""
+    compile_kernels()
+    s = _Live(problem, as_placement(problem), seed)
+    yield from s.seeds(SIMULATED_SHARE * budget_s)
+    if s.question.devices > 1:
+        yield from s.bayes(lambda: elapsed() < BAYES_UNTIL * budget_s)
+        yield from s.genetic(lambda: elapsed() < GENETIC_UNTIL * budget_s)
+    return (yield from s.finals())
+
+
+def sampled(problem: PipelineProblem, mappings: int, seed: int) -> Search:
+    """So many mappings drawn by lot, torn to pieces or in stretches, after those that come to mind: to see how well
+    predictions agree with what is measured, and to learn surrogates from all kinds of mappings."""
+    compile_kernels()
+    s, chance = _Live(problem, as_placement(problem), seed), np.random.default_rng(seed)
+    yield from s.seeds(1.0)
+    while len(s.measured_s) < mappings and s.question.devices > 1:
+        stays, where, at = chance.choice([0.5, 0.8, 0.95]), np.zeros(s.question.model.atoms, np.int64), 0
+        for atom in s.question.by_place.tolist():
+            at = at if chance.random() < stays else int(chance.integers(0, s.question.devices))
+            where[atom] = at
+        mapped = s.question.listed(where, "by lot")
+        if math.isfinite(mapped.value_s):
+            yield from s.tried(s.trial("by lot", mapped))
+    return (yield from s.finals())
+
+
+@dataclass(eq=False)
+class _Live:
+    """What a search knows."""
+
+    problem: PipelineProblem
+    asked: PlacementProblem
+    seed: int
+    trials: dict[Any, Trial] = field(default_factory=dict)  #: by their stages
+    measured_s: dict[Any, float] = field(default_factory=dict)
+    scores: tuple[surrogates.Score, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.question = Question.of(self.asked)
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def seeds(self, simulated_s: float) -> Trials:
+        known = [m for make in SEEDS.values() for m in make(self.question) if math.isfinite(m.value_s)]
+        for mapped in [*known, polished(self.question, known, simulated_s, self.seed).best]:
+            yield from self.tried(self.trial("seeds", mapped))
+
+    def bayes(self, goes_on: Callable[[], bool]) -> Trials:
+        """Optuna's suggestions, told what they took; what is known stands at the beginning."""
+        if not bayes.available():
+            return
+        study, encoding, repeated = bayes.study("tpe", self.seed), bayes.Encoding.of(self.question), 0
+        for key, trial in list(self.trials.items()):
+            study.enqueue_trial(encoding.numbers(trial.mapped))
+            noted = study.ask()
+            encoding.suggested(noted)
+            study.tell(noted, self.measured_s[key])
+        while goes_on() and repeated < MOST_REPEATED:
+            asked = study.ask()
+            mapped = encoding.mapped(encoding.suggested(asked))
+            if not math.isfinite(mapped.value_s):
+                study.tell(asked, 10 * max(self.measured_s.values()))
+                continue
+            trial = self.trial("bayes", mapped)
+            repeated = repeated + 1 if _key(trial) in self.measured_s else 0
+            yield from self.tried(trial)
+            study.tell(asked, self.measured_s[_key(trial)])
+
+    def genetic(self, goes_on: Callable[[], bool]) -> Trials:
+        """Generations on a surrogate of all that was measured: the best kind, fitted anew each time."""
+        generation = 0
+        while goes_on() and surrogates.available() and len(self.measured_s) >= surrogates.FEWEST:
+            rows, taken_s = self.rows(), np.array([*self.measured_s.values()])
+            if not self.scores:
+                self.scores = surrogates.compared(rows, taken_s, self.seed)
+            predict = surrogates.fitted(self.scores[0].name, rows, taken_s, self.seed)
+            known = [Mapped(self.measured_s[k], t.mapped.where, t.mapped.order, t.name) for k, t in self.trials.items()]
+            found, _ = bred(self.question, known, GENERATIONS, self.seed + generation, judged_by(predict))
+            fresh = list(self._fresh(found))
+            for trial in fresh:
+                yield from self.tried(trial)
+            generation += 1
+            if not fresh:
+                return
+
+    def finals(self) -> Search:
+        """The fastest and one device in turn; the median decides, and a mapping has to be worth it."""
+        fastest = sorted(self.measured_s, key=lambda k: self.measured_s[k])[:FINALISTS]
+        single = next((k for k, t in self.trials.items() if t.name == "single"), fastest[0])
+        taken: dict[Any, list[float]] = {k: [] for k in dict.fromkeys([*fastest, single])}
+        for _ in range(ROUNDS if len(taken) > 1 else 0):
+            for key in taken:
+                t = self.trials[key]
+                taken[key].append((yield Trial("finals", t.mapped, t.plan, t.predicted_s, t.expected_s)))
+        for key, seconds in taken.items():
+            self.measured_s[key] = statistics.median(seconds or [self.measured_s[key]])
+        best = min(taken, key=lambda k: self.measured_s[k])
+        if self.measured_s[best] > (1 - WORTH) * self.measured_s[single]:
+            best = single
+        if surrogates.available() and len(self.measured_s) >= surrogates.FEWEST:
+            self.scores = surrogates.compared(self.rows(), np.array([*self.measured_s.values()]), self.seed)
+        return Outcome(
+            self.trials[best], self.measured_s[best], self.measured_s[single], self.scores, len(self.measured_s)
+        )
+
+    # ---- what they share --------------------------------------------------------------------------------------------
+
+    def rows(self) -> FloatArray:
+        """[mappings measured, features]"""
+        where = np.stack([t.mapped.where for t in self.trials.values()])
+        priority = np.stack([priorities_of(t.mapped.order) for t in self.trials.values()])
+        value, orders = values_of(self.question, where, priority)
+        return features(self.question, where, orders, value)
+
+    def trial(self, phase: str, mapped: Mapped, expected_s: float = math.nan) -> Trial:
+        found = candidate(self.problem, self.asked, mapped)
+        return Trial(phase, mapped, found.plan, found.step_s, expected_s)
+
+    def tried(self, trial: Trial) -> Trials:
+        """The trial, unless it was measured before."""
+        key = _key(trial)
+        if key not in self.measured_s:
+            self.measured_s[key] = yield trial
+            self.trials[key] = trial
+
+    def _fresh(self, found: list[Mapped]) -> Iterator[Trial]:
+        """The first few that were not measured yet."""
+        met: set[bytes] = {t.mapped.where.tobytes() for t in self.trials.values()}
+        new = 0
+        for mapped in found:
+            if new == BATCH or not math.isfinite(mapped.value_s):
+                return
+            if mapped.where.tobytes() in met:
+                continue
+            met.add(mapped.where.tobytes())
+            trial = self.trial("genetic", mapped, mapped.value_s)
+            if _key(trial) not in self.measured_s:
+                new += 1
+                yield trial
+
+
+def judged_by(predict: Callable[[FloatArray], FloatArray]) -> Worth:
+    """What mappings are worth by a surrogate, ties by the simulator; infinite where one does not fit."""
+
+    def worth(question: Question, where: IntArray, priority: FloatArray) -> tuple[FloatArray, IntArray]:
+        makespan_s, orders = values_of(question, where, priority)
+        fits = np.isfinite(makespan_s)
+        seconds = predict(features(question, where, orders, np.where(fits, makespan_s, 0.0)))
+        return np.where(fits, seconds + TIE * makespan_s, np.inf), orders
+
+    return worth
+
+
+def _key(trial: Trial) -> Any:
+    """Mappings that become the same segments in the same order are one."""
+    return trial.plan.stages

@@ -1,0 +1,170 @@
+"""History: what a search has tried, read from a run's folder; a line for the terminal, a table for the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partita.errors import BadInput, refuse
+from partita.files import expect_format, parse_json, read_json, read_text
+from partita.mapping.plan.surrogates import Score
+from partita.nouns.costs import MOST_SECONDS
+from partita.page.text import percent, seconds, table
+from partita.records import record
+
+PHASES = ("seeds", "bayes", "genetic", "by lot", "finals")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mapping tried: a line of search.jsonl."""
+
+    tried: int  #: how many with this one
+    phase: str
+    name: str  #: who found it
+    predicted_s: float  #: by the simulator
+    measured_s: float
+    expected_s: float | None = None  #: by the surrogate
+    step: int = 0  #: of the run
+    at_s: float = 0.0  #: since the search began
+    segments: int = 0
+    devices: Mapping[str, int] = field(default_factory=dict)  #: operators on each
+
+
+@dataclass(frozen=True)
+class End:
+    """How a search ended: search.json."""
+
+    settled: bool  #: false: training ended first
+    step: int
+    steps: int  #: that it took
+    tried: int
+    wall_s: float
+    budget_s: float
+    thinking_s: float  #: rank 0 decided, the others waited
+    switching_s: float  #: from plan to plan: weights moved, code was made
+    steps_s: float  #: training steps
+    best: str | None = None  #: who found it
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+    single_s: float = 0.0  #: one device, in turn with it
+    surrogates: tuple[Score, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "partita-search", "version": 1, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class History:
+    """Mappings in the order in which they were tried, and how the search ended."""
+
+    rows: tuple[Row, ...]
+    end: End | None = None  #: None: it goes on
+
+    @staticmethod
+    def read(folder: str | Path) -> History:
+        """Empty where nothing was searched. Raises BadInput for a damaged file; half a line at the very end is left out."""
+        rows, end = Path(folder) / "search.jsonl", Path(folder) / "search.json"
+        return History(_rows(rows) if rows.exists() else (), _end(end) if end.exists() else None)
+
+    def line(self) -> str:
+        """What is said beside the bar while a search goes on."""
+        if not self.rows or self.end:
+            return ""
+        best, last = min(self.rows, key=lambda r: r.measured_s), self.rows[-1]
+        return (
+            f"; {last.tried} mappings tried, best {seconds(best.measured_s)} ({best.name}), "
+            f"now {last.phase}: {seconds(last.predicted_s)} predicted, {seconds(last.measured_s)} measured"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """How it ended, with what every phase came to."""
+        end = {} if self.end is None else self.end.to_json()
+        return {**end, "phases": list(phases(self.rows)), "history": [asdict(r) for r in self.rows]}
+
+
+def _rows(path: Path) -> tuple[Row, ...]:
+    lines = [line for line in read_text(path, BadInput).split("\n") if line.strip()]
+    found = []
+    for number, line in enumerate(lines, 1):
+        what = f"{path} line {number}"
+        try:
+            row = record(Row, parse_json(line, BadInput, what), BadInput, what)
+        except BadInput:
+            if number == len(lines):  # its writer was stopped, or is writing
+                break
+            raise
+        refuse(BadInput, _no_seconds(row, "predicted_s", "measured_s", "at_s"), what)
+        found.append(row)
+    return tuple(found)
+
+
+def _end(path: Path) -> End:
+    value = read_json(path, BadInput, "partita-search")
+    expect_format(value, "partita-search", BadInput, str(path), 1)
+    end = record(End, value, BadInput, str(path))
+    names = ("wall_s", "thinking_s", "switching_s", "steps_s", "predicted_s", "measured_s", "single_s")
+    faults = _no_seconds(end, *names)
+    for score in end.surrogates:
+        numbers = (score.mape, score.median_error, score.rank_correlation, score.fit_s)
+        faults += [] if all(abs(x) <= MOST_SECONDS for x in numbers) else [f"{score.name} has no sound scores"]
+    refuse(BadInput, faults, str(path))
+    return end
+
+
+def _no_seconds(item: Row | End, *names: str) -> list[str]:
+    """What of it is no number of seconds."""
+    told = [(n, getattr(item, n)) for n in names]
+    return [f"{n} is {v}" for n, v in told if not 0 <= v <= MOST_SECONDS]
+
+
+def phases(rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
+    """Of every phase how many mappings were tried, and the fastest."""
+    found = []
+    for phase in PHASES:
+        mine = [r for r in rows if r.phase == phase]
+        if mine:
+            best = min(mine, key=lambda r: r.measured_s)
+            found.append({"phase": phase, "tried": len(mine), "best_s": best.measured_s, "name": best.name})
+    return found
+
+
+def text(search: Mapping[str, Any]) -> str:
+    """The search for a person: phases, surrogates, and what it cost."""
+    parts = [
+        table(
+            [("phase", "text"), ("tried", "count"), ("best", "s"), ("by", "text")],
+            [[p["phase"], p["tried"], p["best_s"], p["name"]] for p in search["phases"]],
+        )
+    ]
+    if search.get("surrogates"):
+        parts.append(surrogate_table(search["surrogates"]))
+    return "\n\n".join(["", *parts, ending(search)])
+
+
+def surrogate_table(scores: Sequence[Mapping[str, Any]]) -> str:
+    """Surrogates by their cross-validated errors, the best first."""
+    return table(
+        [("surrogate", "text"), ("mean error", "share"), ("median error", "share"), ("rank correlation", "text"), ("a fit", "s")],
+        [[s["name"], s["mape"], s["median_error"], f"{s['rank_correlation']:.3f}", s["fit_s"]] for s in scores],
+    )  # fmt: skip
+
+
+def ending(search: Mapping[str, Any]) -> str:
+    """One sentence about how it ended and what it cost."""
+    if not search.get("settled"):
+        return f"The search was not finished: {search.get('tried', 0)} mappings tried when training ended."
+    spent = search["thinking_s"] + search["switching_s"]
+    gain = search["single_s"] / search["measured_s"] if search["measured_s"] > 0 else math.nan
+    found = (
+        f"{search['best']} takes {seconds(search['measured_s'])} a step, {gain:.2f}x one device in turn with it"
+        if gain > 1
+        else f"Nothing is faster than one device, {seconds(search['single_s'])} a step"
+    )
+    return (
+        f"{found}. {search['tried']} mappings tried on {search['steps']} training steps in {seconds(search['wall_s'])}, "
+        f"{seconds(spent)} of them ({percent(spent / search['wall_s'] if search['wall_s'] > 0 else 0.0)}) thinking and switching; nothing after it."
+    )

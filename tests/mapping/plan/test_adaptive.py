@@ -1,0 +1,94 @@
+"""A device slows down: it is noticed, and the mapping changes; noise changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mapping.worlds import problem_of
+
+from partita.mapping.plan.adaptive import Said, Seen, adapting
+from partita.mapping.plan.drift import Drift
+from partita.mapping.plan.jobs import candidates
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.program import Op
+from partita.simulate.lower import program_of
+from partita.simulate.predicted import durations_of, predicted
+
+
+def step_by(problem: PipelineProblem, plan: PipelinePlan, noise: np.random.Generator, spread: float) -> Seen:
+    """A step by a plan on devices as the problem says, with noise."""
+    program = program_of(problem, plan)
+    busy = durations_of(problem, plan, program).busy_s
+    computes = program.op == Op.COMPUTE
+    took = {
+        d: float(busy[computes & (program.queue == q)].sum() * np.exp(noise.normal(0, spread)))
+        for q, d in enumerate(program.queues[: program.devices])
+    }
+    return Seen(predicted(problem, plan).duration_s * float(np.exp(noise.normal(0, spread))), took)
+
+
+def lived(
+    slowed: dict[int, dict[str, float]], steps: int, spread: float = 0.03
+) -> list[tuple[int, Said, PipelinePlan]]:
+    """(step, what was said before it, plan) of a run; `slowed`: from which step on a device computes at which speed."""
+    problem, noise = problem_of("inception", ("cpu0", "cpu1")), np.random.default_rng(3)
+    plan = min(candidates(problem, "polish", 0.3, 0), key=lambda c: c.step_s).plan
+    adapts, found, memo = adapting(problem, plan), [], {}
+    said = next(adapts)
+    for k in range(steps):
+        plan = said.plan or plan
+        found.append((k, said, plan))
+        if k in slowed:
+            devices = tuple(replace(d, speed=slowed[k].get(d.name, d.speed)) for d in problem.cluster.devices)
+            problem, memo = problem.on(replace(problem.cluster, devices=devices)), {}
+        quiet = memo.setdefault(plan.stages, step_by(problem, plan, noise, 0.0))
+        shake = np.exp(noise.normal(0, spread, 3))
+        seen = Seen(
+            quiet.step_s * shake[0], {d: s * x for (d, s), x in zip(quiet.compute_s.items(), shake[1:], strict=False)}
+        )
+        said = adapts.send(seen)
+    return found
+
+
+def test_a_slowed_device_is_noticed_and_its_work_moves() -> None:
+    rows = lived({100: {"cpu1": 0.4}}, 160)
+    events = [(k, s.event) for k, s, _ in rows if s.event]
+    assert [e for _, e in events][:3] == ["noticed", "switched", "kept"]
+    assert 100 < events[0][0] <= 110
+    assert events[2][0] <= 160
+    problem = problem_of("inception", ("cpu0", "cpu1"))
+    slow = problem.on(
+        replace(problem.cluster, devices=(problem.cluster.devices[0], replace(problem.cluster.devices[1], speed=0.4)))
+    )
+    before, after = (predicted(slow, rows[k][2]).duration_s for k in (99, -1))
+    best = min(c.step_s for c in candidates(slow, "polish", 1.0, 5))
+    assert after < 0.9 * before
+    assert after < 1.05 * best
+    assert rows[events[1][0]][1].slower["cpu1"] == pytest.approx(2.5, rel=0.1)
+
+
+def test_all_devices_slower_alike_is_no_reason_to_move() -> None:
+    rows = lived({60: {"cpu0": 0.5, "cpu1": 0.5}}, 110)
+    assert [s.event for _, s, _ in rows if s.event] == ["noticed", "stayed"]
+    assert len({p.stages for _, _, p in rows}) == 1
+
+
+def test_noise_alone_gives_no_alarm() -> None:
+    chance = np.random.default_rng(0)
+    for spread in (0.01, 0.05, 0.1, 0.2):
+        quiet = np.exp(chance.normal(0, spread, 20)).tolist()
+        drift = Drift.of(quiet)
+        for k in range(2000):
+            slow = 2.0 if k % 150 == 0 else 1.0  # a step now and then is twice as slow
+            drift = drift.after(slow * float(np.exp(chance.normal(0, spread))))
+            assert not drift.alarmed, (spread, k)
+
+
+def test_a_return_to_speed_is_noticed_too() -> None:
+    drift = Drift.of([1.0] * 20)
+    for _ in range(10):
+        drift = drift.after(0.5)
+    assert drift.alarmed
