@@ -47,7 +47,9 @@ class Probe:
 
     pieces: tuple[ProbePiece, ...]
     core_share: float = 1.0  #: of its core that the measuring process got
-    alone: float = 1.0  #: how much faster a device does the job's work while the others are idle, one micro-batch in flight,
+    alone: float = (
+        1.0  #: how much faster a device does the job's work while the others are idle, one micro-batch in flight,
+    )
     alone_read: float = 1.0  #: and the pieces: they fill other caches than the job does
     spread: float = 0.0  #: standard deviation of single readings about their mean, as a share
 
