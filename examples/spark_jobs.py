@@ -1,0 +1,116 @@
+"""Three Spark jobs with shuffles, to be run by themselves or under a plan.
+
+    python examples/spark_jobs.py
+    partita spark run examples/spark_jobs.py --rate 20mbit -o first
+
+join        orders and their lines meet, matched rows are scored by a small network, and meet again by region
+aggregate   events are grouped by user, then by region; each group's medians with bootstrapped errors
+iterative   rounds of gradient descent on rows that are dealt anew between the rounds
+
+Tables are made from a seed: blocks of random rows, so that nothing has to be downloaded and nothing compresses. The size of
+one, how much is computed on each row, partitions and rounds:
+
+    --conf spark.app.megabytes=10 --conf spark.app.effort=1 --conf spark.app.partitions=4 --conf spark.app.rounds=5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+Pair = tuple[int, np.ndarray]  #: a partition's number and a block of rows for it
+COLUMNS = 64
+
+
+def jobs(spark):
+    """Name -> (RDD, what to do with it). Nothing runs before that is done."""
+    ask = spark.conf.get
+    megabytes, effort = float(ask("spark.app.megabytes", "10")), float(ask("spark.app.effort", "1"))
+    parts, rounds = int(ask("spark.app.partitions", "4")), int(ask("spark.app.rounds", "5"))
+
+    def table(seed: int, share: float):
+        """[rows, COLUMNS] random numbers, whole ones in column 0; `share` times the megabytes in all."""
+        rows = int(share * megabytes * 1e6 / parts / COLUMNS / 8)
+
+        def make(part: int) -> Iterator[Pair]:
+            found = np.random.default_rng([seed, part]).random((rows, COLUMNS))
+            found[:, 0] = np.arange(part, rows * parts, parts) if seed == 1 else np.floor(found[:, 0] * rows)
+            return dealt(found, parts)
+
+        return spark.sparkContext.parallelize(range(parts), parts).flatMap(make)
+
+    def times(count: float) -> int:
+        return max(1, round(count * effort))
+
+    orders, lines, events, points = table(1, 0.5), table(2, 3.5), table(3, 1.5), table(4, 1.6)
+    matched = orders.cogroup(lines, parts).flatMap(lambda row: dealt(joined(*row[1], times(40))[::2], parts))
+    join = matched.groupByKey(parts).map(lambda row: scored(gathered(row[1]), times(70)))
+
+    users = events.groupByKey(parts).flatMap(lambda row: dealt(medians(gathered(row[1]), times(800))[::2], parts))
+    aggregate = users.groupByKey(parts).map(lambda row: medians(gathered(row[1]), times(1600)))
+
+    for _ in range(rounds - 1):
+        points = points.partitionBy(parts, int).mapPartitions(lambda pairs: dealt(descended(pairs, times(500)), parts))
+    iterative = points.partitionBy(parts, int).mapPartitions(lambda pairs: iter([descended(pairs, times(500))]))
+
+    return {"join": (join, total), "aggregate": (aggregate, total), "iterative": (iterative, total)}
+
+
+def total(rdd) -> float:
+    return round(sum(rdd.map(lambda rows: float(rows.sum())).collect()), 3)
+
+
+def dealt(rows: np.ndarray, parts: int) -> Iterator[Pair]:
+    """The rows by the remainder of column 0."""
+    owner = rows[:, 0].astype(np.int64) % parts
+    return ((p, rows[owner == p]) for p in range(parts))
+
+
+def gathered(blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """The rows of all blocks, in an order that does not depend on which came first."""
+    rows = np.concatenate(list(blocks))
+    return rows[np.argsort(rows[:, 1], kind="stable")]
+
+
+def joined(orders: Iterable[np.ndarray], lines: Iterable[np.ndarray], times: int) -> np.ndarray:
+    """Lines and their orders added up and scored; column 0 stays."""
+    left, right = gathered(orders), gathered(lines)
+    left = left[np.argsort(left[:, 0])]
+    place = np.searchsorted(left[:, 0], right[:, 0]).clip(max=len(left) - 1)
+    found = left[place, 0] == right[:, 0]
+    return np.concatenate([right[found, :1], scored(left[place[found]] + right[found], times)[:, 1:]], axis=1)
+
+
+def scored(rows: np.ndarray, times: int) -> np.ndarray:
+    """Rows through a network of `times` layers."""
+    weights = np.random.default_rng(0).normal(0, COLUMNS**-0.5, (COLUMNS, COLUMNS))
+    for _ in range(times):
+        rows = np.maximum(rows @ weights, 0.01 * rows)
+    return rows
+
+
+def medians(rows: np.ndarray, times: int) -> np.ndarray:
+    """Rows less the mean of `times` bootstrapped medians of their columns; column 0 stays."""
+    rng = np.random.default_rng(0)
+    found = [np.median(rows[rng.integers(0, len(rows), len(rows) // 8 + 1)], axis=0) for _ in range(times)]
+    return np.concatenate([rows[:, :1], rows[:, 1:] - np.mean(found, axis=0)[1:]], axis=1)
+
+
+def descended(pairs: Iterable[Pair], times: int) -> np.ndarray:
+    """Rows less what `times` steps of gradient descent explain of column 1; column 0 stays."""
+    rows = gathered(block for _, block in pairs)
+    weights = np.zeros(COLUMNS - 2)
+    for _ in range(times):
+        weights -= 0.01 * rows[:, 2:].T @ (rows[:, 2:] @ weights - rows[:, 1]) / len(rows)
+    rows[:, 1] -= rows[:, 2:] @ weights
+    return rows
+
+
+if __name__ == "__main__":
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.getOrCreate()
+    for name, (rdd, action) in jobs(session).items():
+        print(name, action(rdd))
+    session.stop()
