@@ -10,7 +10,7 @@ iterative   rounds of gradient descent on rows that are dealt anew between the r
 Tables are made from a seed: blocks of random rows, so that nothing has to be downloaded and nothing compresses. The size of
 one, how much is computed on each row, partitions and rounds:
 
-    --conf spark.app.megabytes=10 --conf spark.app.effort=1 --conf spark.app.partitions=4 --conf spark.app.rounds=5
+    --conf spark.app.megabytes=10 --conf spark.app.effort=1 --conf spark.app.partitions=4 --conf spark.app.rounds=4
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ def jobs(spark):
     """Name -> (RDD, what to do with it). Nothing runs before that is done."""
     ask = spark.conf.get
     megabytes, effort = float(ask("spark.app.megabytes", "10")), float(ask("spark.app.effort", "1"))
-    parts, rounds = int(ask("spark.app.partitions", "4")), int(ask("spark.app.rounds", "5"))
+    parts, rounds = int(ask("spark.app.partitions", "4")), int(ask("spark.app.rounds", "4"))
 
-    def table(seed: int, share: float):
-        """[rows, COLUMNS] random numbers, whole ones in column 0; `share` times the megabytes in all."""
-        rows = int(share * megabytes * 1e6 / parts / COLUMNS / 8)
+    def rows_of(share: float) -> int:
+        return max(8, int(share * megabytes * 1e6 / parts / COLUMNS / 8))
+
+    def table(seed: int, share: float, ids: int | None = None):
+        """[rows, COLUMNS] random numbers, whole ones below `ids` in column 0, or each once; `share` times the megabytes in all."""
+        rows = rows_of(share)
 
         def make(part: int) -> Iterator[Pair]:
             found = np.random.default_rng([seed, part]).random((rows, COLUMNS))
-            found[:, 0] = np.arange(part, rows * parts, parts) if seed == 1 else np.floor(found[:, 0] * rows)
+            found[:, 0] = np.arange(part, rows * parts, parts) if ids is None else np.floor(found[:, 0] * ids)
             return dealt(found, parts)
 
         return spark.sparkContext.parallelize(range(parts), parts).flatMap(make)
@@ -43,16 +46,17 @@ def jobs(spark):
     def times(count: float) -> int:
         return max(1, round(count * effort))
 
-    orders, lines, events, points = table(1, 0.5), table(2, 3.5), table(3, 1.5), table(4, 1.6)
-    matched = orders.cogroup(lines, parts).flatMap(lambda row: dealt(joined(*row[1], times(40))[::2], parts))
-    join = matched.groupByKey(parts).map(lambda row: scored(gathered(row[1]), times(70)))
+    orders, lines = table(1, 0.5), table(2, 3.5, rows_of(0.5) * parts)
+    events, points = table(3, 3.0), table(4, 0.8)
+    matched = orders.cogroup(lines, parts).flatMap(lambda row: dealt(joined(*row[1], times(10)), parts, 2))
+    join = matched.groupByKey(parts).map(lambda row: scored(gathered(row[1]), times(12)))
 
-    users = events.groupByKey(parts).flatMap(lambda row: dealt(medians(gathered(row[1]), times(800))[::2], parts))
-    aggregate = users.groupByKey(parts).map(lambda row: medians(gathered(row[1]), times(1600)))
+    users = events.groupByKey(parts).flatMap(lambda row: dealt(medians(gathered(row[1]), times(60)), parts, 2))
+    aggregate = users.groupByKey(parts).map(lambda row: medians(gathered(row[1]), times(30)))
 
-    for _ in range(rounds - 1):
-        points = points.partitionBy(parts, int).mapPartitions(lambda pairs: dealt(descended(pairs, times(500)), parts))
-    iterative = points.partitionBy(parts, int).mapPartitions(lambda pairs: iter([descended(pairs, times(500))]))
+    for k in range(rounds):
+        points = points.partitionBy(parts, int).mapPartitions(Epoch(times(1000), parts, k + 2))
+    iterative = points.map(lambda pair: pair[1])
 
     return {"join": (join, total), "aggregate": (aggregate, total), "iterative": (iterative, total)}
 
@@ -61,9 +65,9 @@ def total(rdd) -> float:
     return round(sum(rdd.map(lambda rows: float(rows.sum())).collect()), 3)
 
 
-def dealt(rows: np.ndarray, parts: int) -> Iterator[Pair]:
-    """The rows by the remainder of column 0."""
-    owner = rows[:, 0].astype(np.int64) % parts
+def dealt(rows: np.ndarray, parts: int, column: int = 0) -> Iterator[Pair]:
+    """The rows by the remainder of column 0, or by the size of what stands in another."""
+    owner = rows[:, column].astype(np.int64) % parts if column == 0 else (np.argsort(np.argsort(rows[:, column])) % parts)
     return ((p, rows[owner == p]) for p in range(parts))
 
 
@@ -97,14 +101,24 @@ def medians(rows: np.ndarray, times: int) -> np.ndarray:
     return np.concatenate([rows[:, :1], rows[:, 1:] - np.mean(found, axis=0)[1:]], axis=1)
 
 
-def descended(pairs: Iterable[Pair], times: int) -> np.ndarray:
+def descended(rows: np.ndarray, times: int) -> np.ndarray:
     """Rows less what `times` steps of gradient descent explain of column 1; column 0 stays."""
-    rows = gathered(block for _, block in pairs)
     weights = np.zeros(COLUMNS - 2)
     for _ in range(times):
         weights -= 0.01 * rows[:, 2:].T @ (rows[:, 2:] @ weights - rows[:, 1]) / len(rows)
     rows[:, 1] -= rows[:, 2:] @ weights
     return rows
+
+
+class Epoch:
+    """One round on the rows of a partition, which are then dealt by the size of what stands in a column."""
+
+    def __init__(self, times: int, parts: int, column: int) -> None:
+        self.times, self.parts, self.column = times, parts, column
+
+    def __call__(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        rows = gathered(block for _, block in pairs)
+        return dealt(descended(rows, self.times), self.parts, self.column)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LONGEST_RESULT = 200  #: characters of a result that are told
+WAIT_S = 60.0  #: for executors: tasks that begin before all are there lie, with what they write, on the first one
 
 
 def session_of(told: Told) -> SparkSession:
@@ -59,7 +60,20 @@ def session_of(told: Told) -> SparkSession:
     for key, value in conf.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
+    _await_executors(session, told.executors)
     return session
+
+
+def _await_executors(spark: SparkSession, wanted: int) -> None:
+    tracker: Any = spark.sparkContext._jsc.sc().statusTracker()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + WAIT_S
+    while (there := len(tracker.getExecutorInfos()) - 1) < wanted:  # the driver is one of them
+        if time.monotonic() > deadline:
+            raise PartitaError(
+                f"{there} of {wanted} executors came within {WAIT_S:g} s",
+                hint="give the workers the cores and the memory that --slots and --memory-mb ask for",
+            )
+        time.sleep(0.1)
 
 
 class Cluster:
@@ -241,7 +255,7 @@ def answer_to(cluster: Cluster, told: Told, spark: SparkSession, ask: Ask) -> An
         works = work_of(load_jobs(told.app), spark, lambda x: isinstance(x, RDD))
         began = time.monotonic()
         results = play(cluster, works, ask)
-        return Answer(time.monotonic() - began, tuple(repr(r)[:LONGEST_RESULT] for r in results))
+        return Answer(time.monotonic() - began, tuple(w.name for w in works), tuple(repr(r)[:LONGEST_RESULT] for r in results))
     except PartitaError as error:
         return Answer(error=error.message, hint=error.hint)
     except Exception as error:
@@ -258,14 +272,23 @@ def _reason(error: Exception) -> str:
     return f"{lines[0][:300]}{'; ' + cause[:300] if cause else ''}"
 
 
+def _hint(reason: str) -> str:
+    if "BindException" in reason or "Address already in use" in reason:
+        return "the port is in use: leave spark.driver.port and spark.blockManager.port out, or give free ones"
+    return "see the driver's log"
+
+
 def main(path: str) -> None:
     """Start, say so, answer until the input ends."""
     out = _own_output()
     told = record(Told, read_json(path, BadInput), BadInput, path)
     try:
         spark = session_of(told)
+    except PartitaError as error:
+        _tell(out, Answer(error=error.message, hint=error.hint))
+        return
     except Exception as error:
-        _tell(out, Answer(error=_reason(error), hint="see the driver's log"))
+        _tell(out, Answer(error=_reason(error), hint=_hint(_reason(error))))
         return
     _tell(out, Answer())
     cluster = Cluster(spark)

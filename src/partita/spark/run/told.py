@@ -20,6 +20,7 @@ class Told:
     address: str  #: that the driver listens on
     cores: int  #: tasks at once in each executor
     memory_mb: int  #: of each executor
+    executors: int = 1  #: wait for so many before the first round
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -37,6 +38,7 @@ class Answer:
     """How a round went; `error` and `hint` where it failed."""
 
     seconds: float = 0.0
+    jobs: tuple[str, ...] = ()  #: names, as the program has them
     results: tuple[str, ...] = ()  #: [jobs] what the action gave, cut short
     error: str | None = None
     hint: str = ""
