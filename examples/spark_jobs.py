@@ -46,8 +46,8 @@ def jobs(spark):
     def times(count: float) -> int:
         return max(1, round(count * effort))
 
-    orders, lines = table(1, 0.5), table(2, 3.5, rows_of(0.5) * parts)
-    events, points = table(3, 3.0), table(4, 0.8)
+    orders, lines = table(1, 0.4), table(2, 2.6, rows_of(0.4) * parts)
+    events, points = table(3, 2.2, 1000), table(4, 0.6, 1000)
     matched = orders.cogroup(lines, parts).flatMap(lambda row: dealt(joined(*row[1], times(10)), parts, 2))
     join = matched.groupByKey(parts).map(lambda row: scored(gathered(row[1]), times(12)))
 
@@ -67,7 +67,9 @@ def total(rdd) -> float:
 
 def dealt(rows: np.ndarray, parts: int, column: int = 0) -> Iterator[Pair]:
     """The rows by the remainder of column 0, or by the size of what stands in another."""
-    owner = rows[:, column].astype(np.int64) % parts if column == 0 else (np.argsort(np.argsort(rows[:, column])) % parts)
+    owner = (
+        rows[:, column].astype(np.int64) % parts if column == 0 else (np.argsort(np.argsort(rows[:, column])) % parts)
+    )
     return ((p, rows[owner == p]) for p in range(parts))
 
 

@@ -33,7 +33,9 @@ class ShopStage:
     cpu_s: float
     parents: tuple[int, ...] = ()  #: indices of stages of the same job, in any order
     name: str = ""
-    network_range_s: tuple[float, float] | None = None  #: where the fetch lies, as it was measured; planners use network_s
+    network_range_s: tuple[float, float] | None = (
+        None  #: where the fetch lies, as it was measured; planners use network_s
+    )
     cpu_range_s: tuple[float, float] | None = None
 
 
@@ -93,7 +95,9 @@ def _job_faults(job: ShopJob) -> list[str]:
     for s, stage in enumerate(job.stages):
         faults += _time_fault(f" stage {s}", "network_s", stage.network_s)
         faults += _time_fault(f" stage {s}", "cpu_s", stage.cpu_s)
-        faults += _range_fault(s, "network_range_s", stage.network_range_s) + _range_fault(s, "cpu_range_s", stage.cpu_range_s)
+        faults += _range_fault(s, "network_range_s", stage.network_range_s) + _range_fault(
+            s, "cpu_range_s", stage.cpu_range_s
+        )
         faults += [f" stage {s} has the parent {p}; its job has the stages 0 to {n - 1}" for p in stage.parents if not 0 <= p < n]  # fmt: skip
     if not faults:
         _, circle = in_order(job.stages)

@@ -16,8 +16,14 @@ from partita.testbed.units import parse_rate
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="an event log of Spark 3: a file, or a folder eventlog_v2_*")
     parser.add_argument("-o", "--out", metavar="JSON", help="write the problem, for partita spark plan")
-    parser.add_argument("--rate", metavar="RATE", help="of the hosts' links, e.g. 1gbit: fetching lasts bytes / rate; default: as logged")  # fmt: skip
-    parser.add_argument("--together", action="store_true", help="release all jobs at 0; default: when they were submitted")
+    parser.add_argument(
+        "--rate",
+        metavar="RATE",
+        help="of the hosts' links, e.g. 1gbit: fetching lasts bytes / rate; default: as logged",
+    )
+    parser.add_argument(
+        "--together", action="store_true", help="release all jobs at 0; default: when they were submitted"
+    )
 
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
@@ -40,14 +46,32 @@ def text(document: dict[str, Any]) -> str:
         for s, stage in enumerate(job["stages"]):
             rows.append(
                 [
-                    f"{job.get('name', j)}.{s}", stage.get("name", ""), ", ".join(map(str, stage.get("parents", []))),
-                    stage["network_s"], _range(stage.get("network_range_s")), stage["cpu_s"], _range(stage.get("cpu_range_s")),
+                    f"{job.get('name', j)}.{s}",
+                    stage.get("name", ""),
+                    ", ".join(map(str, stage.get("parents", []))),
+                    stage["network_s"],
+                    _range(stage.get("network_range_s")),
+                    stage["cpu_s"],
+                    _range(stage.get("cpu_range_s")),
                 ]
-            )  # fmt: skip
+            )
     head = facts(
-        [("jobs", str(len(document["jobs"]))), ("stages", str(len(rows))), ("from", document["source"]), ("Spark", document["spark"])]  # fmt: skip
+        [
+            ("jobs", str(len(document["jobs"]))),
+            ("stages", str(len(rows))),
+            ("from", document["source"]),
+            ("Spark", document["spark"]),
+        ]
     )
-    columns: Any = [("stage", "text"), ("made at", "text"), ("parents", "text"), ("network", "s"), ("from .. to", "text"), ("cpu", "s"), ("from .. to", "text")]  # fmt: skip
+    columns: Any = [
+        ("stage", "text"),
+        ("made at", "text"),
+        ("parents", "text"),
+        ("network", "s"),
+        ("from .. to", "text"),
+        ("cpu", "s"),
+        ("from .. to", "text"),
+    ]
     return "\n\n".join([head, table(columns, rows)])
 
 

@@ -33,9 +33,11 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     end = value(problem, file.schedule, "makespan") or 1.0
     busy = {"network": float(work.shop.net.sum()), "cpu": float(work.shop.cpu.sum())}
     talk.step("planning again with a faster network, a faster CPU")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for change, other in changes(problem).items():
-        found = plan_spark(other, objective="mean-completion" if mean else "makespan", budget_s=options.budget_s).verdict.value_s
+        found = plan_spark(
+            other, objective="mean-completion" if mean else "makespan", budget_s=options.budget_s
+        ).verdict.value_s
         gain = 1 - found / file.verdict.value_s if file.verdict.value_s > 0 else 0.0
         rows.append({"change": change, "value_s": found, "gain": gain})
     best = max(rows, key=lambda r: r["gain"])

@@ -23,7 +23,9 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read what is there, write the page. Raises BadInput where there is no plan, PlanError and its kin for damaged files."""
     given = Path(options.path)
     story = read_story(given)
-    path = write_whole(options.out or (given / "report.html" if given.is_dir() else given.with_suffix(".html")), page(story))
+    path = write_whole(
+        options.out or (given / "report.html" if given.is_dir() else given.with_suffix(".html")), page(story)
+    )
     for line in story.missing:
         talk.say(f"   {line}")
     return {"report": str(path), "headline": " ".join(headline(story)).strip(), "missing": list(story.missing)}
@@ -34,7 +36,9 @@ def read_story(path: Path) -> SparkStory:
     folder = path if path.is_dir() else None
     plan = path if folder is None else folder / "plan.json"
     if not plan.exists():
-        raise BadInput(f"{plan} does not exist", hint="give a folder that partita spark run --order -o wrote, or a plan")
+        raise BadInput(
+            f"{plan} does not exist", hint="give a folder that partita spark run --order -o wrote, or a plan"
+        )
     file, title = ShopFile.read(plan), path.resolve().name
     measured = None if folder is None else folder / "measured.json"
     if measured is None or not measured.exists():

@@ -85,7 +85,9 @@ def _check(options: argparse.Namespace) -> None:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(options, name)}", hint=f"give a whole number from {least} to {most:,}")  # fmt: skip
     for pair in options.conf:
         if "=" not in pair.strip("="):
-            raise BadInput(f"--conf {pair!r}", hint="write KEY=VALUE, e.g. --conf spark.shuffle.io.numConnectionsPerPeer=2")
+            raise BadInput(
+                f"--conf {pair!r}", hint="write KEY=VALUE, e.g. --conf spark.shuffle.io.numConnectionsPerPeer=2"
+            )
     if not Path(options.app).is_file():
         raise BadInput(f"{options.app} is no file", hint="give a Python file with a function jobs(spark)")
 
@@ -137,7 +139,9 @@ def _document(options: argparse.Namespace, policy: str, file: ShopFile | None, l
         "predicted_makespan_s": predicted[0] if predicted else None,
         "predicted_mean_completion_s": predicted[1] if predicted else None,
         "error": relative_error(predicted[0], last["makespan_s"]) if predicted else None,
-        "jobs": [{"name": n, "completion_s": ends[n], "result": r} for n, r in zip(answer.jobs, answer.results, strict=True)],  # fmt: skip
+        "jobs": [
+            {"name": n, "completion_s": ends[n], "result": r} for n, r in zip(answer.jobs, answer.results, strict=True)
+        ],
         "rounds": [{"makespan_s": max(r.values()), "mean_completion_s": statistics.fmean(r.values())} for r in rounds],
         "settings": {
             "hosts": options.hosts,

@@ -121,7 +121,7 @@ def _opened(file: Path) -> IO[bytes]:
     parts = [p for p in file.name.split(".")[1:] if p not in ("inprogress", "compact")]
     codec = next((p for p in reversed(parts) if p in (*CODECS, "lzf")), None)
     try:
-        raw = open(file, "rb")  # noqa: SIM115: handed on
+        raw = open(file, "rb")  # noqa: SIM115
     except OSError as error:
         raise CaptureError(f"{file} cannot be read: {error.strerror}", hint="check the path") from error
     if codec is None:

@@ -77,7 +77,9 @@ def read_event_log(path: str | Path) -> EventLog:
         for event in file.events():
             reader.take(event)
     if not reader.heads:
-        raise CaptureError(f"{path} has no Spark job: the application ran none, or it is another kind of file", hint=HINT)
+        raise CaptureError(
+            f"{path} has no Spark job: the application ran none, or it is another kind of file", hint=HINT
+        )
     return reader.log(file)
 
 
@@ -207,4 +209,3 @@ def _number(value: Any) -> float:
 def _ms(value: Any) -> float:
     """Milliseconds as seconds."""
     return _number(value) / 1e3
-

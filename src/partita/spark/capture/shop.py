@@ -20,10 +20,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partita.errors import CaptureError
+from partita.errors import CaptureError, refuse
 from partita.files import damaged
 from partita.nouns.graph import FloatArray
-from partita.spark.capture.event_log import ADAPTIVE, EXECUTION, FINISH, LAUNCH, REMOTE, REQUESTS, RUN, WAIT, EventLog, LoggedJob, LoggedStage  # fmt: skip
+from partita.spark.capture.event_log import (  # fmt: skip
+    ADAPTIVE,
+    EXECUTION,
+    FINISH,
+    LAUNCH,
+    REMOTE,
+    REQUESTS,
+    RUN,
+    WAIT,
+    EventLog,
+    LoggedJob,
+    LoggedStage,
+)
 from partita.spark.problem import ShopJob, ShopProblem, ShopStage
 from partita.spark.run.told import BEGAN, JOB, PARENTS, PHASE, POLICY, ROUND
 
@@ -43,6 +55,7 @@ def capture(log: EventLog, *, rate_bytes_per_s: float | None = None, together: b
     """The problem of a log; `together`: all jobs are released at 0. Raises CaptureError where the log lacks what is needed."""
     phased = [j for j in log.jobs if PHASE in j.properties]
     found = _from_phases(log, phased) if phased else _from_tasks(log, rate_bytes_per_s)
+    refuse(CaptureError, found.problem.check(), log.path, hint="give the log as Spark wrote it")
     if together:
         jobs = tuple(replace(j, release_s=0.0) for j in found.problem.jobs)
         found = replace(found, problem=ShopProblem(jobs))
@@ -54,7 +67,9 @@ def _about(log: EventLog) -> list[str]:
     notes = []
     if not log.ended:
         how = "is cut off" if log.cut else "ends without the application's end"
-        notes.append(f"the log {how}: the application was running or had crashed, and what it had not finished is missing")
+        notes.append(
+            f"the log {how}: the application was running or had crashed, and what it had not finished is missing"
+        )
     if log.compacted:
         notes.append("older events were thrown away when the log was compacted; set spark.history.fs.eventLog.rolling.maxFilesToRetain higher to keep them")  # fmt: skip
     if log.failed_tasks:
@@ -91,12 +106,12 @@ def spans_of(log: EventLog, number: str) -> list[Span]:
             if job.properties.get(ROUND) == number and PHASE in job.properties and job.ended_s is not None:
                 stage, machine = job.properties[PHASE].split()
                 rows[job.properties[JOB], int(stage), machine == "network"].append(job)
-        for (name, stage, network), jobs in rows.items():
+        for (name, of_stage, network), jobs in rows.items():
             began = min(began_s(log, j) for j in jobs)
             ended = max(j.ended_s for j in jobs if j.ended_s is not None)
             parents = tuple(int(p) for p in json.loads(jobs[0].properties[PARENTS]))
             title = jobs[0].properties.get("spark.job.description", "").partition(": ")[2]
-            found.append(Span(name, stage, network, began, max(began, ended), parents, title))
+            found.append(Span(name, of_stage, network, began, max(began, ended), parents, title))
     return sorted(found, key=lambda s: (s.began_s, s.ended_s))
 
 
@@ -111,13 +126,17 @@ def rounds_of(log: EventLog, policy: str | None = None) -> list[str]:
 
 
 def _from_phases(log: EventLog, phased: Sequence[LoggedJob]) -> Captured:
-    """The problem from rounds that ran phase by phase: those one by one, where there are any."""
-    numbers = rounds_of(log, "one-by-one") or list(dict.fromkeys(j.properties.get(ROUND, "") for j in phased))
+    """The problem from rounds that ran phase by phase: those under a plan where there are any, for a fetch beside a
+    computation takes longer than either alone."""
+    planned = rounds_of(log, "plan")
+    numbers = planned or list(dict.fromkeys(j.properties.get(ROUND, "") for j in phased))
     rounds = [spans_of(log, n) for n in numbers]
     most = max(map(len, rounds))
     whole = [r for r in rounds if len(r) == most]
-    notes = [f"{len(rounds) - len(whole)} rounds that were not finished are left out"] if len(whole) < len(rounds) else []
-    if len(whole) > 2:
+    notes = (
+        [f"{len(rounds) - len(whole)} rounds that were not finished are left out"] if len(whole) < len(rounds) else []
+    )
+    if len(whole) > 2 and not planned:
         whole = whole[1:]
         notes.append("the first round is left out: Java warms up")
     seen: dict[str, dict[int, dict[bool, list[Span]]]] = {}
@@ -125,14 +144,22 @@ def _from_phases(log: EventLog, phased: Sequence[LoggedJob]) -> Captured:
         for span in row:
             seen.setdefault(span.job, {}).setdefault(span.stage, {}).setdefault(span.network, []).append(span)
     jobs = tuple(ShopJob(tuple(_phased(log, name, stages, k) for k in range(max(stages) + 1)), 0.0, name) for name, stages in seen.items())  # fmt: skip
-    return Captured(ShopProblem(jobs), "phases", (*notes, f"from {len(whole)} rounds of phases that ran by themselves"))
+    return Captured(
+        ShopProblem(jobs),
+        "phases",
+        (*notes, f"from {len(whole)} rounds of phases that ran {'by a plan' if planned else 'one by one'}"),
+    )
 
 
 def _phased(log: EventLog, job: str, stages: dict[int, dict[bool, list[Span]]], k: int) -> ShopStage:
     spans = stages.get(k, {})
     if not spans.get(False):
-        raise CaptureError(f"{log.path}: job {job!r} has no computation of stage {k}", hint="run the program again, to its end")
-    (net_low, net, net_high), (cpu_low, cpu, cpu_high) = (_range([s.length_s for s in spans.get(m, [])]) for m in (True, False))
+        raise CaptureError(
+            f"{log.path}: job {job!r} has no computation of stage {k}", hint="run the program again, to its end"
+        )
+    (net_low, net, net_high), (cpu_low, cpu, cpu_high) = (
+        _range([s.length_s for s in spans.get(m, [])]) for m in (True, False)
+    )
     one = spans[False][0]
     return ShopStage(net, cpu, one.parents, one.name, (net_low, net_high), (cpu_low, cpu_high))
 
@@ -178,7 +205,9 @@ def _from_tasks(log: EventLog, rate_bytes_per_s: float | None) -> Captured:
         notes.append(f"{open_} stages were not finished: they are left out")
     if retried:
         notes.append(f"{retried} stages were tried more than once: the attempts that counted are here")
-    return Captured(ShopProblem(tuple(jobs)), "tasks", (*notes, *_adaptive(log), *_network(log, kept, rate_bytes_per_s)))
+    return Captured(
+        ShopProblem(tuple(jobs)), "tasks", (*notes, *_adaptive(log), *_network(log, kept, rate_bytes_per_s))
+    )
 
 
 def _adaptive(log: EventLog) -> list[str]:
@@ -199,7 +228,9 @@ def _network(log: EventLog, stages: Sequence[LoggedStage], rate: float | None) -
     remote = sum(float(s.tasks[:, REMOTE].sum()) for s in stages)
     if remote == 0:
         where = log.conf.get("spark.master", "")
-        why = f"it ran on {where}" if where.startswith("local") else "all shuffles were read on the host that wrote them"
+        why = (
+            f"it ran on {where}" if where.startswith("local") else "all shuffles were read on the host that wrote them"
+        )
         return [f"no byte crossed the network ({why}), so no stage fetches: run it on a standalone master and workers on several hosts"]  # fmt: skip
     if rate is None and not log.says_requests:
         return ["this Spark's log has no Remote Requests Duration (3.5 has): what was fetched beside computing is hidden; give --rate"]  # fmt: skip
@@ -239,7 +270,9 @@ def _beside(log: EventLog, stage: LoggedStage, executor: str, mine: FloatArray) 
     for other in log.stages.values():
         if other is not stage and len(other.tasks) and other.tasks[:, FINISH].max() > begin and other.tasks[:, LAUNCH].min() < end:  # fmt: skip
             theirs = other.tasks[[e == executor for e in other.executors]]
-            total += float(np.clip(np.minimum(theirs[:, FINISH], end) - np.maximum(theirs[:, LAUNCH], begin), 0.0, None).sum())
+            total += float(
+                np.clip(np.minimum(theirs[:, FINISH], end) - np.maximum(theirs[:, LAUNCH], begin), 0.0, None).sum()
+            )
     return 1.0 + total / spent
 
 

@@ -61,7 +61,9 @@ def measured(problem: ShopProblem, log: EventLog, number: str, facts: Mapping[st
     spans = spans_of(log, number)
     strange = [s for s in spans if s.job not in at or not 0 <= s.stage < len(problem.jobs[at[s.job]].stages)]
     if not spans or strange:
-        raise CaptureError(f"{log.path} has no phases of these jobs in round {number}", hint="give the log of this plan's run")
+        raise CaptureError(
+            f"{log.path} has no phases of these jobs in round {number}", hint="give the log of this plan's run"
+        )
     zero = min(s.began_s for s in spans)
     rows = [(at[s.job], s.stage, 0 if s.network else 1, s.began_s - zero, s.ended_s - zero) for s in spans]
     return phases(problem, rows, "measured", facts)
@@ -100,7 +102,10 @@ def completions(log: EventLog, number: str) -> dict[str, float]:
     mine = [j for j in log.jobs if j.properties.get(ROUND) == number]
     open_ = [j for j in mine if j.ended_s is None]
     if not mine or open_:
-        raise CaptureError(f"{log.path}: round {number} {'did not end' if open_ else 'is not there'}", hint="run the program again, to its end")
+        raise CaptureError(
+            f"{log.path}: round {number} {'did not end' if open_ else 'is not there'}",
+            hint="run the program again, to its end",
+        )
     zero = min(began_s(log, j) for j in mine)
     found: dict[str, float] = {}
     for job in mine:

@@ -50,7 +50,9 @@ class SparkStory:
 
     def check(self) -> None:
         """Raise BadInput where the measured timeline is of other jobs."""
-        if self.measured is not None and (self.measured.queues != MACHINES or set(self.measured.label) - self.label.keys()):
+        if self.measured is not None and (
+            self.measured.queues != MACHINES or set(self.measured.label) - self.label.keys()
+        ):
             raise BadInput("the measured timeline is not of this plan", hint="give one run's files")
 
     def lengths(self, t: Timeline | None) -> dict[tuple[str, str], float]:
@@ -67,7 +69,9 @@ def page(story: SparkStory) -> str:
     shares = [(m, _share(story.predicted, m), _share(story.measured, m) if story.measured else None) for m in MACHINES]
     body = [
         header(story.title, *headline(story), bound_sentence(story)),
-        section("Network and CPU" + (", predicted and measured" if story.measured else ""), ZOOM, _legend(story) + picture),
+        section(
+            "Network and CPU" + (", predicted and measured" if story.measured else ""), ZOOM, _legend(story) + picture
+        ),
         columns(
             section("How busy each machine is", bottleneck(shares, "the makespan"), busy(shares)),
             section("Against what is done without a plan", words(_found(story)), _values(story)),
@@ -229,9 +233,13 @@ def _stages(story: SparkStory) -> str:
     for label, (j, s) in list(story.label.items())[:MOST_STAGES]:
         stage = story.problem.jobs[j].stages[s]
         pairs = [pair_ms(one.get((label, m)), two.get((label, m))) for m in MACHINES]
-        rows.append(cells([words(label), words(stage.name), words(", ".join(map(str, stage.parents))), *pairs], classes))
+        rows.append(
+            cells([words(label), words(stage.name), words(", ".join(map(str, stage.parents))), *pairs], classes)
+        )
     left = len(story.label) - MOST_STAGES
-    return framed(heads, classes, rows, "stages") + (tag("p", f"{many(left, 'more stage')}.", class_="note") if left > 0 else "")
+    return framed(heads, classes, rows, "stages") + (
+        tag("p", f"{many(left, 'more stage')}.", class_="note") if left > 0 else ""
+    )
 
 
 def _facts(story: SparkStory) -> Iterable[tuple[str, str]]:

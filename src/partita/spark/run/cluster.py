@@ -55,7 +55,8 @@ class SparkCluster:
             code = part.process.poll()
             if code is not None:
                 raise PartitaError(
-                    f"{part.name} {ended_how(code)}: {last_line(part.log) or 'it said nothing'}", hint="start the run again"
+                    f"{part.name} {ended_how(code)}: {last_line(part.log) or 'it said nothing'}",
+                    hint="start the run again",
                 )
 
 
@@ -89,31 +90,45 @@ def shaped(workers: int, rate: str, cores: int, memory_mb: int) -> Iterator[Spar
     home, java = spark_home(), java_home()
     env = environment(home, java)
     allowed = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="partita-spark-", ignore_cleanup_errors=True) as folder:
-        with Testbed.up(hosts=workers + 1, rates=[*[rate] * workers, WIDE]) as bed:
-            logs, last = Path(folder), f"h{workers}"
-            url = f"spark://{bed.address(last)}:{PORT}"
+    with (
+        tempfile.TemporaryDirectory(prefix="partita-spark-", ignore_cleanup_errors=True) as folder,
+        Testbed.up(hosts=workers + 1, rates=[*[rate] * workers, WIDE]) as bed,
+    ):
+        logs, last = Path(folder), f"h{workers}"
+        url = f"spark://{bed.address(last)}:{PORT}"
 
-            def start(host: str, core: int | None, name: str, *words: str) -> Part:
-                log = logs / f"{host}-{name}.log"
-                own = {**env, "SPARK_LOCAL_IP": bed.address(host), "SPARK_LOCAL_DIRS": str(logs / host)}
-                pin = ["taskset", "-c", str(core)] if core is not None else []
-                spark = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", bed.address(host)]
-                with log.open("wb") as out:
-                    process = bed.popen(
-                        host, [*pin, *spark, "--webui-port", "0", *words],
-                        stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=own, start_new_session=True,
-                    )  # fmt: skip
-                return Part(f"the {name.rpartition('.')[2].lower()} on {host}", process, log)
+        def start(host: str, core: int | None, name: str, *words: str) -> Part:
+            log = logs / f"{host}-{name}.log"
+            own = {**env, "SPARK_LOCAL_IP": bed.address(host), "SPARK_LOCAL_DIRS": str(logs / host)}
+            pin = ["taskset", "-c", str(core)] if core is not None else []
+            spark = [
+                str(home / "bin" / "spark-class"),
+                f"org.apache.spark.deploy.{name}",
+                "--host",
+                bed.address(host),
+            ]
+            with log.open("wb") as out:
+                process = bed.popen(
+                    host, [*pin, *spark, "--webui-port", "0", *words],
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=own, start_new_session=True,
+                )  # fmt: skip
+            return Part(f"the {name.rpartition('.')[2].lower()} on {host}", process, log)
 
-            parts = [start(last, None, "master.Master", "--port", str(PORT))]
-            _await(parts[-1:], "I have been elected leader")
-            for k in range(workers):
-                room = ["--cores", str(cores), "--memory", f"{memory_mb + FREE_MB}m", "--work-dir", str(logs / f"work{k}")]
-                parts.append(start(f"h{k}", allowed[k % len(allowed)], "worker.Worker", *room, url))
-            _await(parts[1:], "Successfully registered with master")
-            driver = {**env, "SPARK_LOCAL_IP": bed.address(last), "SPARK_LOCAL_DIRS": str(logs / "driver")}
-            yield SparkCluster(url, bed.address(last), driver, lambda words: bed.command(last, words), tuple(parts))
+        parts = [start(last, None, "master.Master", "--port", str(PORT))]
+        _await(parts[-1:], "I have been elected leader")
+        for k in range(workers):
+            room = [
+                "--cores",
+                str(cores),
+                "--memory",
+                f"{memory_mb + FREE_MB}m",
+                "--work-dir",
+                str(logs / f"work{k}"),
+            ]
+            parts.append(start(f"h{k}", allowed[k % len(allowed)], "worker.Worker", *room, url))
+        _await(parts[1:], "Successfully registered with master")
+        driver = {**env, "SPARK_LOCAL_IP": bed.address(last), "SPARK_LOCAL_DIRS": str(logs / "driver")}
+        yield SparkCluster(url, bed.address(last), driver, lambda words: bed.command(last, words), tuple(parts))
 
 
 def _await(parts: Sequence[Part], sentence: str) -> None:

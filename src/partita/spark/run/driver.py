@@ -65,7 +65,7 @@ def session_of(told: Told) -> SparkSession:
 
 
 def _await_executors(spark: SparkSession, wanted: int) -> None:
-    tracker: Any = spark.sparkContext._jsc.sc().statusTracker()  # type: ignore[attr-defined]
+    tracker: Any = spark.sparkContext._jsc.sc().statusTracker()
     deadline = time.monotonic() + WAIT_S
     while (there := len(tracker.getExecutorInfos()) - 1) < wanted:  # the driver is one of them
         if time.monotonic() > deadline:
@@ -81,7 +81,7 @@ class Cluster:
 
     def __init__(self, spark: SparkSession) -> None:
         self.context = spark.sparkContext
-        self._scala: Any = self.context._jsc.sc()  # type: ignore[attr-defined]
+        self._scala: Any = self.context._jsc.sc()
         jvm: Any = self.context._jvm
         self._level = jvm.org.apache.spark.storage.StorageLevel
         self._threads = jvm.org.apache.spark.util.ThreadUtils
@@ -92,7 +92,7 @@ class Cluster:
     def mark(self, **properties: str | None) -> None:
         """Set this thread's local properties, which its Spark jobs bear in the event log."""
         for key, value in properties.items():
-            self.context.setLocalProperty(key, value)  # type: ignore[arg-type]
+            self.context.setLocalProperty(key, value)
 
     def fetch(self, phase: Phase, stage: LineageStage) -> None:
         """Keep and count what the stage reads of shuffles."""
@@ -174,7 +174,9 @@ def play(cluster: Cluster, works: Sequence[Work], ask: Ask) -> tuple[Any, ...]:
         if phase.machine == "network" and not stage.parents:
             return
         marks = {JOB: work.name, PHASE: f"{phase.stage} {phase.machine}", PARENTS: json.dumps(stage.parents)}
-        cluster.mark(**marks, **{BEGAN: _now_ms(), "spark.scheduler.pool": f"{work.name} {phase.stage} {phase.machine}"})
+        cluster.mark(
+            **marks, **{BEGAN: _now_ms(), "spark.scheduler.pool": f"{work.name} {phase.stage} {phase.machine}"}
+        )
         cluster.context.setJobDescription(f"{work.name}, stage {phase.stage}, {phase.machine}: {stage.name}")
         if phase.machine == "network":
             cluster.fetch(phase, stage)
@@ -199,7 +201,10 @@ def gate_of(ask: Ask, names: Sequence[str], stages: Sequence[Sequence[LineageSta
     seen = problem_of(names, stages)
     if ask.plan is None:
         rows = [range(len(row)) for row in stages]
-        each = [Start(j, s, float(k), float(k)) for k, (j, s) in enumerate((j, s) for j, row in enumerate(rows) for s in row)]
+        each = [
+            Start(j, s, float(k), float(k))
+            for k, (j, s) in enumerate((j, s) for j, row in enumerate(rows) for s in row)
+        ]
         orders, needs = orders_of(each), one_by_one(seen, rows)
     else:
         file = ShopFile.read(ask.plan)
@@ -255,11 +260,15 @@ def answer_to(cluster: Cluster, told: Told, spark: SparkSession, ask: Ask) -> An
         works = work_of(load_jobs(told.app), spark, lambda x: isinstance(x, RDD))
         began = time.monotonic()
         results = play(cluster, works, ask)
-        return Answer(time.monotonic() - began, tuple(w.name for w in works), tuple(repr(r)[:LONGEST_RESULT] for r in results))
+        return Answer(
+            time.monotonic() - began, tuple(w.name for w in works), tuple(repr(r)[:LONGEST_RESULT] for r in results)
+        )
     except PartitaError as error:
         return Answer(error=error.message, hint=error.hint)
     except Exception as error:
-        return Answer(error=_reason(error), hint="the job fails under a plan as it does without one: run the program by itself")
+        return Answer(
+            error=_reason(error), hint="the job fails under a plan as it does without one: run the program by itself"
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -293,7 +302,10 @@ def main(path: str) -> None:
     _tell(out, Answer())
     cluster = Cluster(spark)
     for line in sys.stdin:
-        _tell(out, answer_to(cluster, told, spark, record(Ask, parse_json(line, BadInput, "a round"), BadInput, "a round")))
+        _tell(
+            out,
+            answer_to(cluster, told, spark, record(Ask, parse_json(line, BadInput, "a round"), BadInput, "a round")),
+        )
     spark.stop()
 
 

@@ -77,7 +77,12 @@ def driver(cluster: SparkCluster, told: Told, folder: Path, start_s: float = 120
     env = {**cluster.environment, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            cluster.launch(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=env, start_new_session=True
+            cluster.launch(words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            env=env,
+            start_new_session=True,
         )
     try:
         found = Driver(process, cluster, log)

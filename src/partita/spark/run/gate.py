@@ -10,6 +10,7 @@ computation for its own fetch. What the plan lets wait, waits, although another 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -53,7 +54,7 @@ def one_by_one(problem: ShopProblem, stages: Sequence[Sequence[int]]) -> dict[Ph
     """Needs that let no two phases run at once: job after job, stages [job] in the order given."""
     chain = [Phase(j, s, m) for j, row in enumerate(stages) for s in row for m in ("network", "cpu")]
     needs = needs_of(problem)
-    for before, after in zip(chain, chain[1:], strict=False):
+    for before, after in itertools.pairwise(chain):
         needs[after] = [*needs[after], before]
     return needs
 

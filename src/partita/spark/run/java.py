@@ -44,7 +44,8 @@ def java_home() -> Path:
         tried.append(f"{name} is {'no Java' if version is None else f'Java {version}'}")
     known = ", ".join(map(str, VERSIONS))
     raise MissingDependency(
-        f"Spark needs Java {known}; {'; '.join(tried) or 'there is none'}", hint=f"{INSTALL}, which brings one, or set JAVA_HOME"  # fmt: skip
+        f"Spark needs Java {known}; {'; '.join(tried) or 'there is none'}",
+        hint=f"{INSTALL}, which brings one, or set JAVA_HOME",
     )
 
 

@@ -57,7 +57,9 @@ def _narrow(rdd: Any, stop: frozenset[int] = frozenset()) -> Iterator[tuple[Any,
             continue
         seen.add(at.id())
         if len(seen) > MOST_RDDS:
-            raise JobError(f"a stage has more than {MOST_RDDS:,} RDDs", hint="cut the lineage: checkpoint an RDD on the way")
+            raise JobError(
+                f"a stage has more than {MOST_RDDS:,} RDDs", hint="cut the lineage: checkpoint an RDD on the way"
+            )
         rows = at.dependencies()
         deps = [rows.apply(k) for k in range(rows.size())]
         yield at, deps

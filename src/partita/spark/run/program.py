@@ -39,7 +39,9 @@ def load_jobs(path: str | Path) -> Jobs:
     try:
         found = runpy.run_path(str(path), run_name="partita_spark_app").get("jobs")
     except Exception as error:
-        raise JobError(f"{path} failed{place_of(error)}: {sentence_of(error)}", hint="run it by itself first") from error
+        raise JobError(
+            f"{path} failed{place_of(error)}: {sentence_of(error)}", hint="run it by itself first"
+        ) from error
     if not callable(found):
         raise JobError(f"{path} has no function jobs(spark)", hint=SHAPE)
     jobs: Jobs = found
@@ -53,7 +55,9 @@ def work_of(jobs: Jobs, spark: Any, is_rdd: Callable[[Any], bool]) -> tuple[Work
     except Exception as error:
         raise JobError(f"jobs(spark) failed{place_of(error)}: {sentence_of(error)}", hint="run the program by itself first") from error  # fmt: skip
     if not isinstance(found, Mapping) or not found:
-        raise JobError(f"jobs(spark) gave {type(found).__name__ if not isinstance(found, Mapping) else 'no job'}", hint=SHAPE)
+        raise JobError(
+            f"jobs(spark) gave {type(found).__name__ if not isinstance(found, Mapping) else 'no job'}", hint=SHAPE
+        )
     return tuple(_work(str(name), row, is_rdd) for name, row in found.items())
 
 
