@@ -7,7 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark.small_logs import ZERO_MS, completed, end, gated, head, job_end, job_start, stage_info, submitted, task, two_stages, written  # fmt: skip
+from spark.small_logs import (  # fmt: skip
+    ZERO_MS,
+    completed,
+    end,
+    gated,
+    head,
+    job_end,
+    job_start,
+    stage_info,
+    submitted,
+    task,
+    two_stages,
+    written,
+)
 
 from partita.cli import main
 from partita.errors import CaptureError
@@ -178,12 +191,8 @@ def test_marks_that_make_no_sense_are_refused(tmp_path: Path, key: str, value: s
     for e in events:
         if e["Event"].endswith("JobStart") and e["Job ID"] == 2:
             e["Properties"][key] = value
-    from partita.errors import PartitaError
-
-    (tmp_path / "app").write_bytes(written(events))
-    with pytest.raises(PartitaError):
-        found = capture(read_event_log(tmp_path / "app")).problem
-        ShopProblem.from_json(found.to_json())
+    with pytest.raises(CaptureError):
+        captured(tmp_path, events)
 
 
 def test_the_verb_writes_a_problem_that_can_be_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

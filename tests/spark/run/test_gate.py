@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -44,7 +45,7 @@ def test_the_gate_takes_as_long_as_the_plan_says(objective: str) -> None:
         assert found[Phase(r.job, r.stage, "network")][0] <= r.network_start_s + 1e-9
     for machine in ("network", "cpu"):
         spans = sorted(s for p, s in found.items() if p.machine == machine and s[1] > s[0])
-        assert all(a[1] <= b[0] + 1e-12 for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(spans))
 
 
 def test_what_the_plan_lets_wait_waits() -> None:

@@ -81,7 +81,7 @@ class Cluster:
 
     def __init__(self, spark: SparkSession) -> None:
         self.context = spark.sparkContext
-        self._scala: Any = self.context._jsc.sc()
+        self._java: Any = self.context._jsc
         jvm: Any = self.context._jvm
         self._level = jvm.org.apache.spark.storage.StorageLevel
         self._threads = jvm.org.apache.spark.util.ThreadUtils
@@ -98,14 +98,14 @@ class Cluster:
         """Keep and count what the stage reads of shuffles."""
         reader = phase._replace(machine="cpu")
         with self._lock:
-            cached = self._cached()
-            found = entries(stage, cached - self._held.keys())
+            kept = self._kept_by_the_program()
+            found = entries(stage, kept) if kept else stage.reads
+            new = [rdd for rdd in found if rdd.id() not in self._held]
             for rdd in found:
                 self._held.setdefault(rdd.id(), (rdd, set()))[1].add(reader)
-        for rdd in found:
-            if rdd.id() not in cached:
-                rdd.persist(self._level_of(rdd))
-                rdd.count()
+        for rdd in new:
+            rdd.persist(self._level_of(rdd))
+            rdd.count()
 
     def compute(self, phase: Phase, stage: LineageStage, work: Work) -> Any:
         """Write the stage's shuffle, or act; what was kept for it alone is let go."""
@@ -113,7 +113,7 @@ class Cluster:
         if stage.dependency is None:
             found = work.act()
         else:
-            self._threads.awaitResult(self._scala.submitMapStage(stage.dependency), self._forever)
+            self._threads.awaitResult(self._java.sc().submitMapStage(stage.dependency), self._forever)
         with self._lock:
             for number, (rdd, readers) in list(self._held.items()):
                 readers.discard(phase)
@@ -128,10 +128,12 @@ class Cluster:
             rdd.unpersist(False)
         self._held.clear()
 
-    def _cached(self) -> frozenset[int]:
-        """Numbers of the RDDs of which every partition is kept."""
-        rows = list(self._scala.getRDDStorageInfo())
-        return frozenset(r.id() for r in rows if r.numCachedPartitions() == r.numPartitions())
+    def _kept_by_the_program(self) -> frozenset[int]:
+        """Numbers of the RDDs that the program itself persists and of which every partition is there."""
+        if not set(self._java.getPersistentRDDs().keySet()) - self._held.keys():
+            return frozenset()
+        rows = list(self._java.sc().getRDDStorageInfo())
+        return frozenset(r.id() for r in rows if r.numCachedPartitions() == r.numPartitions()) - self._held.keys()
 
     def _level_of(self, rdd: Any) -> Any:
         """Rows of a DataFrame's shuffle are one buffer that is used again: those are kept in written form."""
@@ -187,6 +189,9 @@ def play(cluster: Cluster, works: Sequence[Work], ask: Ask) -> tuple[Any, ...]:
 
     try:
         pass_through(gate, carry_out, InheritableThread)
+    except BaseException:
+        cluster.context.cancelAllJobs()
+        raise
     finally:
         cluster.release()
     return tuple(results)

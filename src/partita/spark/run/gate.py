@@ -101,7 +101,7 @@ class Gate:
 def pass_through(gate: Gate, work: Callable[[Phase], None], thread: Callable[..., threading.Thread]) -> None:
     """Carry every phase out in a thread of its own when the gate lets it; return when all are done.
 
-    A phase that fails lets no other begin; those that run are waited for, then its error is raised.
+    A phase that fails lets no other begin, and its error is raised at once: the caller ends those that run.
     """
     changed = threading.Condition()
     ended: list[tuple[Phase, BaseException | None]] = []

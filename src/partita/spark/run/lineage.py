@@ -24,22 +24,28 @@ class LineageStage:
     rdd: Any  #: its last RDD
     dependency: Any  #: the ShuffleDependency that it writes; None: its job's last stage
     parents: tuple[int, ...]
+    reads: tuple[Any, ...]  #: its entries: RDDs that read a shuffle
 
 
 def stages_of(rdd: Any) -> tuple[LineageStage, ...]:
     """The stages of a Java RDD's lineage, parents first. Raises JobError for a lineage beyond MOST_RDDS. O(RDDs)."""
-    found: dict[int, tuple[Any, Any, list[int]]] = {}  # last RDD -> (it, dependency, last RDDs of its parents)
+    found: dict[
+        int, tuple[Any, Any, list[int], list[Any]]
+    ] = {}  # last RDD -> it, dependency, parents' last RDDs, entries
     waiting: list[tuple[Any, Any]] = [(rdd, None)]
     for last, dependency in waiting:  # grows
         if last.id() in found:
             continue
-        shuffles = [d for _, deps in _narrow(last) for d in deps if _is_shuffle(d)]
-        found[last.id()] = (last, dependency, [d.rdd().id() for d in shuffles])
+        rows = [(at, [d for d in deps if _is_shuffle(d)]) for at, deps in _narrow(last)]
+        shuffles = [d for _, wide in rows for d in wide]
+        found[last.id()] = (last, dependency, [d.rdd().id() for d in shuffles], [at for at, wide in rows if wide])
         waiting += [(d.rdd(), d) for d in shuffles]
     order = sorted(found)
     at = {number: k for k, number in enumerate(order)}
-    rows = [found[number] for number in order]
-    return tuple(LineageStage(_name(r), r, d, tuple(sorted({at[p] for p in up}))) for r, d, up in rows)
+    return tuple(
+        LineageStage(_name(r), r, d, tuple(sorted({at[p] for p in up})), tuple(reads))
+        for r, d, up, reads in (found[number] for number in order)
+    )
 
 
 def entries(stage: LineageStage, cached: frozenset[int]) -> list[Any]:
