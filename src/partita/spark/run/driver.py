@@ -46,6 +46,7 @@ def session_of(told: Told) -> SparkSession:
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": Path(told.events).absolute().as_uri(),
         "spark.eventLog.gcMetrics.youngGenerationGarbageCollectors": "G1 Young Generation,G1 Concurrent GC",
+        "spark.cores.max": str(told.cores * told.executors),
         "spark.executor.cores": str(told.cores),
         "spark.executor.memory": f"{told.memory_mb}m",
         "spark.log.level": "ERROR",
