@@ -27,7 +27,8 @@ def end() -> list[Event]:
 def stage_info(
     number: int, parents: Sequence[int] = (), attempt: int = 0, name: str = "", rdd: int | None = None
 ) -> Event:
-    rdds = [{"RDD ID": number * 10 + 5 if rdd is None else rdd, "Name": "x"}, {"RDD ID": number * 10, "Name": "y"}]
+    last = number * 10 + 5 if rdd is None else rdd
+    rdds = [{"RDD ID": last, "Name": "x"}, {"RDD ID": last - 1, "Name": "y"}]
     return {
         "Stage ID": number,
         "Stage Attempt ID": attempt,

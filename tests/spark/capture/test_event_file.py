@@ -23,6 +23,11 @@ def zstd(text: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
+def frames(text: bytes) -> bytes:
+    """As one that is flushed now and then."""
+    return b"".join(zstd(text[k : k + 1000]) for k in range(0, len(text), 1000))
+
+
 def lz4(text: bytes, size: int = 700) -> bytes:
     """As lz4-java's LZ4BlockOutputStream writes it; an empty block ends it."""
     codec, out = pyarrow.Codec("lz4_raw"), b""
@@ -57,7 +62,7 @@ def read(path: Path) -> tuple[list[str], EventFile]:
 
 @pytest.mark.parametrize(
     ("name", "packed"),
-    [("app", TEXT), ("app.zstd", zstd(TEXT)), ("app.lz4", lz4(TEXT)), ("app.snappy", snappy(TEXT)), ("app.snappy", snappy(TEXT[:2000]) + snappy(TEXT[2000:]))],
+    [("app", TEXT), ("app.zstd", zstd(TEXT)), ("app.zstd", frames(TEXT)), ("app.lz4", lz4(TEXT)), ("app.snappy", snappy(TEXT)), ("app.snappy", snappy(TEXT[:2000]) + snappy(TEXT[2000:]))],
 )  # fmt: skip
 def test_every_codec_gives_the_same_events(tmp_path: Path, name: str, packed: bytes) -> None:
     (tmp_path / name).write_bytes(packed)
@@ -67,13 +72,13 @@ def test_every_codec_gives_the_same_events(tmp_path: Path, name: str, packed: by
     assert (names[-1], file.cut) == ("ApplicationEnd", False)
 
 
-@pytest.mark.parametrize(("name", "pack"), [("app", bytes), ("app.zstd.inprogress", zstd), ("app.lz4", lz4), ("app.snappy", snappy)])  # fmt: skip
+@pytest.mark.parametrize(("name", "pack"), [("app", bytes), ("app.zstd.inprogress", frames), ("app.lz4", lz4), ("app.snappy", snappy)])  # fmt: skip
 def test_a_log_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, name: str, pack: object) -> None:
     whole = pack(TEXT)  # type: ignore[operator]
     (tmp_path / name).write_bytes(whole[: len(whole) * 4 // 5])
     names, file = read(tmp_path / name)
     assert file.cut
-    assert "JobStart" in names or name.startswith("app.zstd")
+    assert "JobStart" in names
     assert "ApplicationEnd" not in names
 
 

@@ -21,6 +21,7 @@ CODECS = ("zstd", "zst", "lz4", "snappy")
 MOST_LINE_BYTES = 1 << 26  #: 64 MB: a job of 100,000 stages has less
 MOST_LOG_BYTES = 1 << 34  #: of text: 16 GB
 MOST_BLOCK_BYTES = 1 << 26  #: of a compressed block: Spark's have 32 kB
+STEP_BYTES = 512  #: what the end of a zstd stream that was cut off may lose
 MOST_FILES = 10_000  #: of a rolling log
 HINT = "give the event log of a Spark 3 application: spark.eventLog.enabled=true writes one to spark.eventLog.dir"
 WANTED = tuple(
@@ -140,7 +141,7 @@ def _opened(file: Path) -> IO[bytes]:
 
 
 class _Stream(io.RawIOBase):
-    """A stream of pyarrow's as one of Python's, whose short reads do not mean the end."""
+    """A stream of pyarrow's as one of Python's. Read in small steps: a step that finds the end cut off gives nothing."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -149,7 +150,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int:
-        data: bytes = self._stream.read(len(into))
+        data: bytes = self._stream.read(min(len(into), STEP_BYTES))
         into[: len(data)] = data
         return len(data)
 
