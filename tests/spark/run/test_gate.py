@@ -49,7 +49,7 @@ def test_the_gate_takes_as_long_as_the_plan_says(objective: str) -> None:
 
 
 def test_what_the_plan_lets_wait_waits() -> None:
-    schedule = (Start(0, 0, 0.0, 4.0), Start(0, 1, 5.0, 7.0), Start(1, 0, 0.0, 1.0), Start(1, 1, 9.0, 10.0))
+    schedule = (Start(0, 0, 0.0, 4.5), Start(0, 1, 5.5, 7.5), Start(1, 0, 0.5, 1.5), Start(1, 1, 9.0, 10.0))
     gate = Gate(orders_of(schedule), needs_of(TWO))
     assert gate.begin() == [Phase(0, 0, "network")]
     gate.done(Phase(0, 0, "network"))

@@ -135,16 +135,16 @@ def _opened(file: Path) -> IO[bytes]:
     except ImportError as error:
         raise MissingDependency(f"{file} is compressed with {codec}: reading it needs pyarrow", hint="pip install 'partita[spark]'") from error  # fmt: skip
     if codec in ("zstd", "zst"):
-        return io.BufferedReader(_Stream(pyarrow.CompressedInputStream(raw, "zstd")))
+        return io.BufferedReader(_Stream(raw, pyarrow.CompressedInputStream(raw, "zstd")))
     blocks = _lz4_blocks if codec == "lz4" else _snappy_blocks
-    return io.BufferedReader(_Blocks(blocks(raw)))
+    return io.BufferedReader(_Blocks(raw, blocks(raw)))
 
 
 class _Stream(io.RawIOBase):
     """A stream of pyarrow's as one of Python's. Read in small steps: a step that finds the end cut off gives nothing."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, file: IO[bytes], stream: Any) -> None:
+        self._file, self._stream = file, stream
 
     def readable(self) -> bool:
         return True
@@ -154,12 +154,16 @@ class _Stream(io.RawIOBase):
         into[: len(data)] = data
         return len(data)
 
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
 
 class _Blocks(io.RawIOBase):
     """Blocks one after the other."""
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._left = blocks, memoryview(b"")
+    def __init__(self, file: IO[bytes], blocks: Iterator[bytes]) -> None:
+        self._file, self._blocks, self._left = file, blocks, memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -173,6 +177,10 @@ class _Blocks(io.RawIOBase):
         n = min(len(into), len(self._left))
         into[:n], self._left = self._left[:n], self._left[n:]
         return n
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _exactly(raw: IO[bytes], n: int) -> bytes:
