@@ -131,7 +131,7 @@ class Cluster:
 
     def _kept_by_the_program(self) -> frozenset[int]:
         """Numbers of the RDDs that the program itself persists and of which every partition is there."""
-        if not set(self._java.getPersistentRDDs().keySet()) - self._held.keys():
+        if self._java.sc().getPersistentRDDs().size() == len(self._held):
             return frozenset()
         rows = list(self._java.sc().getRDDStorageInfo())
         return frozenset(r.id() for r in rows if r.numCachedPartitions() == r.numPartitions()) - self._held.keys()
