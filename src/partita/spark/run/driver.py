@@ -102,10 +102,13 @@ class Cluster:
             kept = self._kept_by_the_program()
             found = entries(stage, kept) if kept else stage.reads
             new = [rdd for rdd in found if rdd.id() not in self._held]
+            ours = [rdd for rdd in new if not rdd.getStorageLevel().isValid()]  # others the program persists itself
+            for rdd in ours:
+                self._held[rdd.id()] = (rdd.persist(self._level_of(rdd)), set())
             for rdd in found:
-                self._held.setdefault(rdd.id(), (rdd, set()))[1].add(reader)
+                if rdd.id() in self._held:
+                    self._held[rdd.id()][1].add(reader)
         for rdd in new:
-            rdd.persist(self._level_of(rdd))
             rdd.count()
 
     def compute(self, phase: Phase, stage: LineageStage, work: Work) -> Any:
