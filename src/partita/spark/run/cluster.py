@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from partita.errors import BadInput, PartitaError
 from partita.spark.run.java import environment, java_home, spark_home
-from partita.spawn import ended_how, last_line
+from partita.spawn import end, ended_how, last_line
 from partita.testbed.hosts import Testbed
 
 PORT = 7077
@@ -114,21 +114,25 @@ def shaped(workers: int, rate: str, cores: int, memory_mb: int) -> Iterator[Spar
                 )  # fmt: skip
             return Part(f"the {name.rpartition('.')[2].lower()} on {host}", process, log)
 
-        parts = [start(last, None, "master.Master", "--port", str(PORT))]
-        _await(parts[-1:], "I have been elected leader")
-        for k in range(workers):
-            room = [
-                "--cores",
-                str(cores),
-                "--memory",
-                f"{memory_mb + FREE_MB}m",
-                "--work-dir",
-                str(logs / f"work{k}"),
-            ]
-            parts.append(start(f"h{k}", allowed[k % len(allowed)], "worker.Worker", *room, url))
-        _await(parts[1:], "Successfully registered with master")
-        driver = {**env, "SPARK_LOCAL_IP": bed.address(last), "SPARK_LOCAL_DIRS": str(logs / "driver")}
-        yield SparkCluster(url, bed.address(last), driver, lambda words: bed.command(last, words), tuple(parts))
+        parts: list[Part] = []
+        try:
+            parts.append(start(last, None, "master.Master", "--port", str(PORT)))
+            _await(parts[-1:], "I have been elected leader")
+            for k in range(workers):
+                room = [
+                    "--cores",
+                    str(cores),
+                    "--memory",
+                    f"{memory_mb + FREE_MB}m",
+                    "--work-dir",
+                    str(logs / f"work{k}"),
+                ]
+                parts.append(start(f"h{k}", allowed[k % len(allowed)], "worker.Worker", *room, url))
+            _await(parts[1:], "Successfully registered with master")
+            driver = {**env, "SPARK_LOCAL_IP": bed.address(last), "SPARK_LOCAL_DIRS": str(logs / "driver")}
+            yield SparkCluster(url, bed.address(last), driver, lambda words: bed.command(last, words), tuple(parts))
+        finally:
+            end([part.process for part in parts])
 
 
 def _await(parts: Sequence[Part], sentence: str) -> None:

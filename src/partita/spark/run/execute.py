@@ -94,3 +94,7 @@ def driver(cluster: SparkCluster, told: Told, folder: Path, start_s: float = 120
             process.wait(20.0)  # the event log gets its last line
     finally:
         end([process])
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
