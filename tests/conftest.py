@@ -31,6 +31,7 @@ MACHINE = (
     "offload/run/test_offload_link.py",
     "offload/run/test_offload_run_verb.py",
     "simulate/test_benchmark_simulator.py",
+    "spark/run/test_spark_end_to_end.py",
     "testbed",
     "training/measure/test_links.py",
     "training/measure/test_machine.py",

@@ -20,6 +20,7 @@ from offload.report.sample_offload import make_problem
 from pipeline.report.sample_run import make_plan, make_story
 from small_worlds import VERDICT, given_costs, placed, training_chain
 from spark.plan.shop_brute import layered
+from spark.small_logs import gated, two_stages, written
 
 from partita.cli.compile_kernels import tiny_traces
 from partita.errors import BadInput
@@ -48,11 +49,13 @@ from partita.pipeline.report.page import page
 from partita.pipeline.report.story import Story, simulated
 from partita.placement.capture.formats import read_problem
 from partita.simulate.lower import lower
+from partita.spark.capture.event_log import read_event_log
+from partita.spark.capture.shop import capture
 from partita.spark.capture.traces import read_queries
 from partita.spark.plan.executors.episodes import Catalogue, run
 from partita.spark.plan.planner import OBJECTIVES, plan_spark
 from partita.spark.problem import ShopProblem
-from partita.spark.report.gantt import timeline
+from partita.spark.report.gantt import measured, timeline
 from partita.spark.schedule import ShopFile
 from partita.testbed import state as beds
 
@@ -353,6 +356,13 @@ OFFLOAD = {
 }
 
 
+def _captured_run(path: Path) -> str:
+    log = read_event_log(path)
+    problem = capture(log).problem
+    problem.check()
+    return draw(measured(problem, log, "0"))
+
+
 def _spark_plan(folder: Path) -> bytes:
     return plan_spark(ShopProblem.from_json(layered(5, 1)), "johnson").write(folder / "p").read_bytes()
 
@@ -368,6 +378,10 @@ def _run_traces(path: Path) -> object:
 SPARK = {
     "spark traces": Reader(".json", lambda _: _json(tiny_traces()), _run_traces),
     "spark problem": Reader(".json", lambda _: _json(layered(5, 1, 2)), _planned),
+    "spark event log": Reader(
+        "", lambda _: written(two_stages()), lambda p: capture(read_event_log(p)).problem.check()
+    ),
+    "spark event log of a run": Reader("", lambda _: written(gated()), _captured_run),
     "spark plan": Reader(".json", _spark_plan, lambda p: draw(timeline(ShopFile.read(p)))),
 }
 

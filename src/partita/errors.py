@@ -9,7 +9,7 @@
     |   |-- ProgramError         ... a program, e.g. one that waits for itself
     |   |-- TimelineError        ... a timeline
     |   |-- JobError             ... a training job, its model or its data
-    |   |-- CaptureError         ... a model that cannot be turned into a task graph
+    |   |-- CaptureError         ... a model or a log that cannot be turned into a graph or a problem
     |   |-- CheckpointError      ... a checkpoint
     |   `-- MissingDependency    ... an optional package that is not installed
     |-- Infeasible               exit code 3   the request is sound, but nothing satisfies it
@@ -94,7 +94,7 @@ class JobError(BadInput):
 
 
 class CaptureError(BadInput):
-    """A model that cannot be captured as a task graph."""
+    """A model that cannot be captured as a task graph, or a log as a problem."""
 
 
 class CheckpointError(BadInput):

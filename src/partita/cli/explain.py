@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from partita.cli.plan import bound_facts, document, load_table, step_table
+from partita.cli.spark import explain as spark
 from partita.cli.talk import Talk
 from partita.cli.what_if import Answer, answers
+from partita.errors import PlanError
+from partita.files import read_json
 from partita.nouns.graph import FloatArray
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Op, Program
@@ -21,12 +24,13 @@ from partita.page.text import draw, facts, percent, seconds, table
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import durations_of
 from partita.simulate.simulator import simulate
+from partita.spark.schedule import FORMAT
 
 NOTICEABLE = 0.01  #: a change that brings less is said to bring nothing
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", metavar="PLAN", help="plan.json, as partita plan wrote it")
+    parser.add_argument("plan", metavar="PLAN", help="plan.json, as partita plan or partita spark plan wrote it")
     parser.add_argument(
         "--budget-s", type=float, default=3.0, metavar="S", help="for each question about a free placement"
     )
@@ -34,6 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read the plan, ask again with one thing changed at a time. Raises PlanError where the file is damaged."""
+    if spark_plan(options.plan):
+        return spark.run(options, talk)
     file = PlanFile.read(options.plan)
     talk.step("planning again with one more device, twice the bandwidth, more memory")
     found = answers(file, options.budget_s)
@@ -42,6 +48,11 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     explained = {**document(file, options.plan), "what_if": [{**r, "gain": _gain(value, r["value_s"])} for r in rows]}
     told = _bottleneck(file)
     return {**explained, **told, "binding": _binding(value, found, told["bottleneck_is"])}
+
+
+def spark_plan(path: str) -> bool:
+    """Whether the file says that it holds an order of Spark's stages."""
+    return read_json(path, PlanError).get("format") == FORMAT
 
 
 def _bottleneck(file: PlanFile) -> dict[str, Any]:
@@ -131,6 +142,8 @@ def _shares(parts: dict[str, float]) -> str:
 
 def text(document: dict[str, Any]) -> str:
     d = document
+    if "schedule" in d:
+        return spark.text(d)
     what = {"step": "step", "throughput": "largest load", "latency": "one sample"}[d["objective"]]
     head = facts(
         [

@@ -33,6 +33,10 @@ class ShopStage:
     cpu_s: float
     parents: tuple[int, ...] = ()  #: indices of stages of the same job, in any order
     name: str = ""
+    network_range_s: tuple[float, float] | None = (
+        None  #: where the fetch lies, as it was measured; planners use network_s
+    )
+    cpu_range_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,9 @@ def _job_faults(job: ShopJob) -> list[str]:
     for s, stage in enumerate(job.stages):
         faults += _time_fault(f" stage {s}", "network_s", stage.network_s)
         faults += _time_fault(f" stage {s}", "cpu_s", stage.cpu_s)
+        faults += _range_fault(s, "network_range_s", stage.network_range_s) + _range_fault(
+            s, "cpu_range_s", stage.cpu_range_s
+        )
         faults += [f" stage {s} has the parent {p}; its job has the stages 0 to {n - 1}" for p in stage.parents if not 0 <= p < n]  # fmt: skip
     if not faults:
         _, circle = in_order(job.stages)
@@ -100,6 +107,11 @@ def _job_faults(job: ShopJob) -> list[str]:
 
 def _time_fault(owner: str, what: str, value: float) -> list[str]:
     return [] if 0 <= value <= LARGEST_S else [f"{owner} has {what} = {value:g}; 0 to {LARGEST_S:g} are possible"]
+
+
+def _range_fault(s: int, what: str, ends: tuple[float, float] | None) -> list[str]:
+    sound = ends is None or 0 <= ends[0] <= ends[1] <= LARGEST_S
+    return [] if sound else [f" stage {s} has {what} = {ends}; two times, the earlier first, are possible"]
 
 
 def in_order(stages: tuple[ShopStage, ...]) -> tuple[list[int], list[int]]:

@@ -1,38 +1,114 @@
-"""A schedule as a timeline of two machines, to be drawn."""
+"""Phases of two machines as a timeline: as a schedule plans them, or as an event log tells them."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from partita.errors import CaptureError
 from partita.nouns.timeline import Timeline
+from partita.spark.capture.event_log import FINISH, LAUNCH, EventLog
+from partita.spark.capture.shop import began_s, spans_of
+from partita.spark.problem import ShopProblem
+from partita.spark.run.told import JOB, ROUND
 from partita.spark.schedule import ShopFile
+
+MACHINES = ("network", "cpu")
+Row = tuple[int, int, int, float, float]  #: job, stage, machine, start and end in seconds
 
 
 def timeline(file: ShopFile) -> Timeline:
-    """The phases that have a length, by start. Several jobs: a span bears its job's number, and odd jobs look different from
-    even ones; one job: its stage's. O(n log n)."""
+    """The planned phases that have a length. O(n log n)."""
     jobs = file.problem.jobs
-    spans = []
+    rows = []
     for r in file.schedule:
         stage = jobs[r.job].stages[r.stage]
-        number = r.job if len(jobs) > 1 else r.stage
-        label = stage.name or f"{jobs[r.job].name or r.job}.{r.stage}"
-        for queue, start, length in ((0, r.network_start_s, stage.network_s), (1, r.cpu_start_s, stage.cpu_s)):
-            if length > 0:
-                spans.append((start, start + length, queue, number, label, ("forward", "backward")[number % 2]))
-    spans.sort()
-    columns: list[tuple[Any, ...]] = list(zip(*spans, strict=True)) if spans else [()] * 6
-    begin, end, queues, numbers, labels, kinds = columns
+        rows.append((r.job, r.stage, 0, r.network_start_s, r.network_start_s + stage.network_s))
+        rows.append((r.job, r.stage, 1, r.cpu_start_s, r.cpu_start_s + stage.cpu_s))
+    return phases(file.problem, rows)
+
+
+def phases(problem: ShopProblem, rows: Iterable[Row], source: str = "simulated", facts: Mapping[str, Any] | None = None) -> Timeline:  # fmt: skip
+    """The rows that have a length, in the order of the problem: of one problem all timelines bear the same numbers.
+
+    Several jobs: a span bears its job's number, and odd jobs look different from even ones; one job: its stage's. O(n log n).
+    """
+    jobs = problem.jobs
+    first = [0, *itertools.accumulate(len(j.stages) for j in jobs)]
+    kept = sorted((2 * (first[j] + s) + m, j, s, m, start, end) for j, s, m, start, end in rows if end > start)
+    number = [j if len(jobs) > 1 else s for _, j, s, *_ in kept]
     return Timeline(
-        ("network", "cpu"),
+        MACHINES,
         2,
-        np.arange(len(spans)),
-        np.array(queues, np.int32),
-        labels,
-        kinds,
-        np.array(numbers, np.int32),
-        np.array(begin, np.float64),
-        np.array(end, np.float64),
+        np.array([k for k, *_ in kept], np.int64),
+        np.array([m for _, _, _, m, *_ in kept], np.int32),
+        tuple(f"{jobs[j].name or j}.{s}" for _, j, s, *_ in kept),
+        tuple(("forward", "backward")[n % 2] for n in number),
+        np.array(number, np.int32),
+        np.array([row[4] for row in kept], np.float64),
+        np.array([row[5] for row in kept], np.float64),
+        source,
+        facts or {},
     )
+
+
+def measured(problem: ShopProblem, log: EventLog, number: str, facts: Mapping[str, Any] | None = None) -> Timeline:
+    """The phases of a round, from 0 on. Raises CaptureError where the log has another program's. O(jobs log jobs)."""
+    at = {job.name: j for j, job in enumerate(problem.jobs)}
+    spans = spans_of(log, number)
+    strange = [s for s in spans if s.job not in at or not 0 <= s.stage < len(problem.jobs[at[s.job]].stages)]
+    if not spans or strange:
+        raise CaptureError(
+            f"{log.path} has no phases of these jobs in round {number}", hint="give the log of this plan's run"
+        )
+    zero = min(s.began_s for s in spans)
+    rows = [(at[s.job], s.stage, 0 if s.network else 1, s.began_s - zero, s.ended_s - zero) for s in spans]
+    return phases(problem, rows, "measured", facts)
+
+
+def stages_of_jobs(log: EventLog, number: str, facts: Mapping[str, Any] | None = None) -> Timeline:
+    """A round whose stages ran as Spark let them: a row for each job, a span from a stage's first task to its last. O(tasks)."""
+    mine = [j for j in log.jobs if j.properties.get(ROUND) == number]
+    names = tuple(dict.fromkeys(j.properties.get(JOB, f"job {j.number}") for j in mine))
+    zero = min((began_s(log, j) for j in mine), default=0.0)
+    rows = []
+    for job in mine:
+        queue = names.index(job.properties.get(JOB, f"job {job.number}"))
+        ran = [log.stages[s] for s in job.stages if s in log.stages and len(log.stages[s].tasks)]
+        for k, stage in enumerate(sorted(ran, key=lambda s: s.last_rdd)):
+            start, end = float(stage.tasks[:, LAUNCH].min()) - zero, float(stage.tasks[:, FINISH].max()) - zero
+            rows.append((queue, k, start, max(start, end)))
+    queues, numbers, starts, ends = (list(c) for c in zip(*rows, strict=True)) if rows else ([], [], [], [])
+    return Timeline(
+        names,
+        len(names),
+        np.arange(len(rows), dtype=np.int64),
+        np.array(queues, np.int32),
+        tuple(f"{names[q]}.{k}" for q, k in zip(queues, numbers, strict=True)),
+        tuple(("forward", "backward")[k % 2] for k in numbers),
+        np.array(numbers, np.int32),
+        np.array(starts, np.float64),
+        np.array(ends, np.float64),
+        "measured",
+        facts or {},
+    )
+
+
+def completions(log: EventLog, number: str) -> dict[str, float]:
+    """Job -> seconds from the round's begin to its end. Raises CaptureError for a round that has none, or did not end."""
+    mine = [j for j in log.jobs if j.properties.get(ROUND) == number]
+    open_ = [j for j in mine if j.ended_s is None]
+    if not mine or open_:
+        raise CaptureError(
+            f"{log.path}: round {number} {'did not end' if open_ else 'is not there'}",
+            hint="run the program again, to its end",
+        )
+    zero = min(began_s(log, j) for j in mine)
+    found: dict[str, float] = {}
+    for job in mine:
+        name = job.properties.get(JOB, f"job {job.number}")
+        found[name] = max(found.get(name, 0.0), (job.ended_s or 0.0) - zero)
+    return found

@@ -1,0 +1,102 @@
+"""partita spark explain plan.json, and partita explain of a Spark plan: why this order, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from partita.cli.spark.plan import document
+from partita.cli.spark.plan import text as plan_text
+from partita.cli.talk import Talk
+from partita.page.text import Kind, facts, percent, seconds, table
+from partita.spark.plan.bounds import bound_of
+from partita.spark.plan.planner import plan_spark
+from partita.spark.plan.shop import numbered
+from partita.spark.problem import ShopProblem
+from partita.spark.schedule import ShopFile, value
+
+NOTICEABLE = 0.01  #: a change that brings less is said to bring nothing
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN", help="plan.json, as partita spark plan -o wrote it")
+    parser.add_argument("--budget-s", type=float, default=1.0, metavar="S", help="for each question; default: 1")
+
+
+def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Read the plan, ask again with one thing better at a time. Raises PlanError where the file is damaged."""
+    file = ShopFile.read(options.plan)
+    problem, objective = file.problem, file.verdict.objective
+    mean = objective == "mean-completion"
+    work = numbered(problem)
+    end = value(problem, file.schedule, "makespan") or 1.0
+    busy = {"network": float(work.shop.net.sum()), "cpu": float(work.shop.cpu.sum())}
+    talk.step("planning again with a faster network, a faster CPU")
+    rows: list[dict[str, Any]] = []
+    for change, other in changes(problem).items():
+        found = plan_spark(
+            other, objective="mean-completion" if mean else "makespan", budget_s=options.budget_s
+        ).verdict.value_s
+        gain = 1 - found / file.verdict.value_s if file.verdict.value_s > 0 else 0.0
+        rows.append({"change": change, "value_s": found, "gain": gain})
+    best = max(rows, key=lambda r: r["gain"])
+    return {
+        **document(file, options.plan),
+        "busy_s": busy,
+        "busy_share": {m: s / end for m, s in busy.items()},
+        "bottleneck": max(busy, key=lambda m: busy[m]),
+        "binding": best["change"].partition(" ")[0] if best["gain"] > NOTICEABLE else "the jobs' releases",
+        "bound_part": bound_of(work.shop, mean).name,
+        "ends": _ends(file),
+        "what_if": rows,
+    }
+
+
+def changes(problem: ShopProblem) -> dict[str, ShopProblem]:
+    """The problem with one machine twice as fast."""
+
+    def with_(network: float, cpu: float) -> ShopProblem:
+        stages = [tuple(replace(s, network_s=s.network_s * network, cpu_s=s.cpu_s * cpu, network_range_s=None, cpu_range_s=None) for s in j.stages) for j in problem.jobs]  # fmt: skip
+        return ShopProblem(tuple(replace(j, stages=row) for j, row in zip(problem.jobs, stages, strict=True)))
+
+    return {"network twice as fast": with_(0.5, 1.0), "CPU twice as fast": with_(1.0, 0.5)}
+
+
+def _ends(file: ShopFile) -> list[dict[str, Any]]:
+    """When each job is done, the last first."""
+    jobs = file.problem.jobs
+    ends = [0.0] * len(jobs)
+    for r in file.schedule:
+        ends[r.job] = max(ends[r.job], r.cpu_start_s + jobs[r.job].stages[r.stage].cpu_s)
+    rows = [{"job": job.name or str(j), "end_s": ends[j], "alone_s": _alone(job)} for j, job in enumerate(jobs)]
+    return sorted(rows, key=lambda r: -r["end_s"])
+
+
+def _alone(job: Any) -> float:
+    """Seconds of a job's longest way: what it takes at least, alone."""
+    from partita.spark.problem import in_order
+
+    way: dict[int, float] = {}
+    for s in in_order(job.stages)[0]:
+        stage = job.stages[s]
+        way[s] = max((way[p] for p in stage.parents), default=0.0) + stage.network_s + stage.cpu_s
+    return max(way.values(), default=0.0)
+
+
+def text(document: dict[str, Any]) -> str:
+    d = document
+    share = d["busy_share"]
+    head = facts(
+        [
+            ("busy", f"network {percent(share['network'])}, CPU {percent(share['cpu'])} of the makespan"),
+            ("binding", d["binding"]),
+            ("bound", f"{seconds(d['lower_bound_s'])}: {d['bound']}; of its parts, {d['bound_part']} binds"),
+        ]
+    )
+    what = d["objective"].replace("-", " ")
+    asked_columns: list[tuple[str, Kind]] = [("with", "text"), (what, "s"), ("change", "error")]
+    asked = table(asked_columns, [[r["change"], r["value_s"], -r["gain"]] for r in d["what_if"]])
+    end_columns: list[tuple[str, Kind]] = [("job", "text"), ("done", "s"), ("alone", "s")]
+    ends = table(end_columns, [[r["job"], r["end_s"], r["alone_s"]] for r in d["ends"][:30]])
+    return "\n\n".join([plan_text(d), head, asked, ends])
