@@ -2,5 +2,6 @@
 
 VERBS = {
     "plan": "in which order stages take their turns on the network and on the CPU, with a bound",
-    "simulate": "jobs drawn from traces on a cluster of executors, under a policy",
+    "simulate": "jobs that come to a shop, or to a cluster of executors, under a policy",
+    "train": "weights for the policy learned",
 }
