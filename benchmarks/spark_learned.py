@@ -97,7 +97,7 @@ def lower(took: Json, policy: str, than: str) -> Interval:
 
 
 def benchmark(folders: dict[str, str], episodes: int, jobs: int, machine: Machine, talk: Talk) -> Json:
-    rows = shop(episodes, jobs, machine, talk)
+    rows = shop(episodes, jobs, machine, talk) if jobs else []
     cluster = executors(folders, episodes, machine, talk)
     claims: dict[str, tuple[Claim, Interval]] = {}
     for r in rows:
@@ -129,7 +129,7 @@ def text(document: Json) -> str:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--episodes", type=int, default=10)
-    options.add_argument("--jobs", type=int, default=200, help="that come to the shop in an episode")
+    options.add_argument("--jobs", type=int, default=200, help="that come to the shop in an episode; 0: no shop")
     options.add_argument("--traces", help="folder of TPC-H traces")
     options.add_argument("--trained-on", help="folder of those that the policy was trained on")
     options.add_argument("--held-out", help="folder of those that it was not")
