@@ -61,7 +61,7 @@ def _cluster(options: argparse.Namespace, weights: Policy | None, talk: Talk) ->
 def _shop(options: argparse.Namespace, weights: Policy | None, talk: Talk) -> dict[str, Any]:
     problem = ShopProblem.read(options.problem) if options.problem else None
     if options.load is not None:
-        problem = stream(problem and problem.jobs, options.jobs or 200, options.load, options.seed)
+        problem = stream(problem.jobs if problem else None, options.jobs or 200, options.load, options.seed)
     if problem is None:
         raise BadInput(
             "nothing to simulate", hint="give a PROBLEM, --traces DIR, or --load X for random jobs in the shop"

@@ -99,7 +99,7 @@ def _generation(lesson: Lesson, training: Training, pool: ThreadPoolExecutor) ->
 
     def played(episode: Episode) -> FloatArray:
         found = np.array([episode(w) for w in points])
-        return found / found.mean()
+        return np.asarray(found / found.mean(), np.float64)
 
     values = np.sum(list(pool.map(played, lesson.episodes(search.generation))), axis=0)
     return replace(training, search=moved(search, points, values))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import operator
 import time
 from dataclasses import dataclass, replace
 from functools import cache
@@ -111,7 +111,7 @@ def _schedule(arrivals: Arrivals, line: Line) -> tuple[Start, ...]:
     work, n = arrivals.work, len(arrivals.work.shop.net)
     jobs = [arrivals.number[j] for j in work.job.tolist()]
     rows = zip(jobs, work.stage.tolist(), line.start_s[:n].tolist(), line.start_s[n:].tolist(), strict=True)
-    return tuple(itertools.starmap(Start, sorted(rows, key=lambda r: (r[2], r[3], r[0], r[1]))))
+    return tuple(Start(*r) for r in sorted(rows, key=operator.itemgetter(2, 3, 0, 1)))
 
 
 def mean_job_s(shop: Shop, line: Line) -> float:
