@@ -49,10 +49,14 @@ from partita.pipeline.report.page import page
 from partita.pipeline.report.story import Story, simulated
 from partita.placement.capture.formats import read_problem
 from partita.simulate.lower import lower
+from partita.solve.evolution import Evolution
 from partita.spark.capture.event_log import read_event_log
 from partita.spark.capture.shop import capture
 from partita.spark.capture.traces import read_queries
 from partita.spark.plan.executors.episodes import Catalogue, run
+from partita.spark.plan.learned.policy import LENGTHS, Policy
+from partita.spark.plan.learned.train import Training
+from partita.spark.plan.online.episodes import simulate_shop
 from partita.spark.plan.planner import OBJECTIVES, plan_spark
 from partita.spark.problem import ShopProblem
 from partita.spark.report.gantt import measured, timeline
@@ -375,7 +379,21 @@ def _run_traces(path: Path) -> object:
     return run(Catalogue.of(read_queries(path)).jobs([0], np.zeros(1)), 3, "fair", 1)
 
 
+def _spark_policy(folder: Path) -> bytes:
+    return Policy(shop=np.arange(LENGTHS["shop"], dtype=np.float64) / 100).write(folder / "p").read_bytes()
+
+
+def _serve_arrivals(path: Path) -> object:
+    return simulate_shop(ShopProblem.from_json(layered(12, 1, 3)), "learned", weights=Policy.read(path))
+
+
+def _spark_training(folder: Path) -> bytes:
+    return Training("shop", Evolution.at(np.zeros(3), np.ones(3))).write(folder / "p").read_bytes()
+
+
 SPARK = {
+    "spark policy": Reader(".safetensors", _spark_policy, _serve_arrivals),
+    "spark training": Reader(".safetensors", _spark_training, lambda p: Training.read(p, "shop", 0)),
     "spark traces": Reader(".json", lambda _: _json(tiny_traces()), _run_traces),
     "spark problem": Reader(".json", lambda _: _json(layered(5, 1, 2)), _planned),
     "spark event log": Reader(

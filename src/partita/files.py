@@ -25,6 +25,7 @@ MOST_TEXT_BYTES = (
     1 << 27
 )  #: parsed, text takes up to 30 times its size in memory: 4 GB; a timeline of 900,000 spans has that
 MOST_LEVELS = 60  #: of lists and tables in each other: no file of ours has more than 12, and Python recurses 1,000 deep
+_NESTS = frozenset((dict, list))
 _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_INTEGER = re.compile(r"\d{19}")
@@ -138,8 +139,9 @@ def _expect_shallow(value: Any) -> None:
         level = [
             inner
             for outer in level
+            if not _NESTS.isdisjoint(map(type, outer.values() if isinstance(outer, dict) else outer))  # most have none
             for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
+            if type(inner) in _NESTS
         ]
         if not level:
             return

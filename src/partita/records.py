@@ -112,6 +112,8 @@ class _Reader:
         each = args[:1] * len(row) if origin is frozenset or args[-1] is ... else args
         if len(each) != len(row):
             return self._misfit(row, f"a list of {len(each)}", at)
+        if args == (float, ...) and _are_numbers(row):
+            return tuple(map(float, row))  # one by one, long rows take seconds
         values = [self.read(h, x, f"{at}[{k}]") for k, (h, x) in enumerate(zip(each, row, strict=True))]
         return origin(values) if origin else hint(*values)
 
@@ -138,6 +140,12 @@ class _Reader:
 
     def _misfit(self, value: Any, wanted: str, at: str) -> None:
         self.faults.append(f"{at.lstrip('.') or 'it'} is {repr(value)[:80]}, not {wanted}")
+
+
+def _are_numbers(row: Sequence[Any]) -> bool:
+    """Whether all of it are floats, or all whole numbers that have a float."""
+    kinds = set(map(type, row))
+    return kinds == {float} or (kinds == {int} and max(max(row), -min(row)) <= _LARGEST)
 
 
 def _place(at: str, key: str) -> str:

@@ -121,7 +121,10 @@ def compile_kernels() -> None:
         traces = Path(folder) / "traces"
         traces.mkdir()
         (traces / "1g.json").write_text(json.dumps(tiny_traces()))
-        calls += [["spark", "simulate", "--traces", str(traces), "--policy", p] for p in ("fifo", "weighted-fair")]
+        calls += [
+            ["spark", "simulate", "--traces", str(traces), "--policy", p] for p in ("fifo", "weighted-fair", "learned")
+        ]
+        calls += [["spark", "simulate", str(spark), "--policy", p] for p in ("srpt", "replan", "learned")]
         for words in calls:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 code = main(words)

@@ -6,5 +6,6 @@ VERBS = {
     "explain": "why this order: the bound, the busy machine, what a faster one would bring",
     "run": "run a program's jobs on a Spark cluster, by a plan or without one",
     "report": "one self-contained HTML file from a run's folder, or from a plan",
-    "simulate": "jobs drawn from traces on a cluster of executors, under a policy",
+    "simulate": "jobs that come to a shop, or to a cluster of executors, under a policy",
+    "train": "weights for the policy learned",
 }

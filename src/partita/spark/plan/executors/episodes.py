@@ -16,9 +16,12 @@ from partita.errors import BadInput
 from partita.nouns.graph import FloatArray, IntArray, csr
 from partita.solve.random import seeded
 from partita.spark.capture.traces import POINTS, Query
+from partita.spark.plan.executors.learned import facts, learned_episode
 from partita.spark.plan.executors.policies import FIFO, POLICIES, SHARES, SJF, episode, weights
 from partita.spark.plan.executors.world import State, Work, fresh_state
+from partita.spark.plan.learned.policy import Policy, shipped
 
+CLUSTER_POLICIES = (*POLICIES, "learned")
 EXPONENTS = tuple(round(-2.0 + 0.25 * k, 2) for k in range(17))  #: tried for weighted-fair, as by Decima's authors
 TUNED_ON = 8  #: episodes, none of them the one that is asked for
 
@@ -122,14 +125,23 @@ def _ways(query: Query, mean_s: FloatArray) -> FloatArray:
 
 
 def simulate(
-    catalogue: Catalogue, setting: Setting, policy: str, *, seed: int = 0, exponent: float | None = None
+    catalogue: Catalogue,
+    setting: Setting,
+    policy: str,
+    *,
+    seed: int = 0,
+    exponent: float | None = None,
+    learned: Policy | None = None,
 ) -> Outcome:
-    """One episode. weighted-fair without an exponent gets the one that is best in other episodes of the setting.
+    """One episode. weighted-fair without an exponent gets the one that is best in other episodes of the setting; `learned`
+    runs the weights that are given, else those that come with the package.
 
     Raises BadInput for an unknown policy.
     """
-    if policy not in POLICIES:
-        raise BadInput(f"unknown policy {policy!r}", hint=f"known: {', '.join(POLICIES)}")
+    if policy not in CLUSTER_POLICIES:
+        raise BadInput(f"unknown policy {policy!r}", hint=f"known: {', '.join(CLUSTER_POLICIES)}")
+    if policy == "learned":
+        return run_learned(catalogue.drawn(setting, seed), setting.executors, (learned or shipped()).weights("executors"), seed)  # fmt: skip
     if policy == "weighted-fair" and exponent is None:
         exponent = tuned(catalogue, setting, seed)
     work = catalogue.drawn(setting, seed)
@@ -144,6 +156,14 @@ def run(work: Work, executors: int, policy: str, seed: int, exponent: float | No
     began = time.perf_counter()
     episode(work, state, rule, weight)
     return _outcome(work, state, time.perf_counter() - began, exponent)
+
+
+def run_learned(work: Work, executors: int, learned: FloatArray, seed: int) -> Outcome:
+    """These jobs under the learned policy with these weights."""
+    state, known = fresh_state(work, executors, seeded(seed)), facts(work, executors)
+    began = time.perf_counter()
+    learned_episode(work, state, known, learned)
+    return _outcome(work, state, time.perf_counter() - began, None)
 
 
 def tuned(catalogue: Catalogue, setting: Setting, seed: int) -> float:

@@ -254,8 +254,8 @@ def send(work: Work, state: State, stage: int, most: int) -> int:
     Returns how many were sent. O(executors).
     """
     job = work.job[stage]
-    heap, until, size, doing, home = state.heap, state.until_s, state.size, state.doing, state.home
-    left = min(most, wanted(work, state, stage))
+    size, doing, home = state.size, state.doing, state.home
+    left = min(most, wanted(work, state, stage), size[1])
     sent = 0
     for turn in range(3):
         for x in range(len(home)):
@@ -263,20 +263,27 @@ def send(work: Work, state: State, stage: int, most: int) -> int:
                 return sent
             if doing[x] != 0 or (turn == 0 and home[x] != job) or (turn == 1 and home[x] != -1):
                 continue
-            if home[x] == job:
-                _begin(work, state, x, stage)
-            else:
-                if home[x] >= 0:
-                    state.held[home[x]] -= 1
-                home[x], state.stage[x], doing[x] = -1, stage, 2
-                until[x] = state.now[0] + MOVE_S
-                state.coming[stage] += 1
-                state.moving[job] += 1
-                state.counts[4] += 1
-            _rise(heap, until, size, x)
+            send_one(work, state, stage, x)
             left -= 1
             sent += 1
     return sent
+
+
+@compiled
+def send_one(work: Work, state: State, stage: int, x: int) -> None:
+    """Send executor x, which is free, to a stage that wants one. O(log executors)."""
+    job, home, until = work.job[stage], state.home, state.until_s
+    if home[x] == job:
+        _begin(work, state, x, stage)
+    else:
+        if home[x] >= 0:
+            state.held[home[x]] -= 1
+        home[x], state.stage[x], state.doing[x] = -1, stage, 2
+        until[x] = state.now[0] + MOVE_S
+        state.coming[stage] += 1
+        state.moving[job] += 1
+        state.counts[4] += 1
+    _rise(state.heap, until, state.size, x)
 
 
 @compiled
