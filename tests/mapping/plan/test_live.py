@@ -39,6 +39,7 @@ def another_machine(trial: Trial) -> float:
     return trial.predicted_s + 1e-3 * len(trial.plan.stages)
 
 
+@pytest.mark.slow
 def test_a_search_goes_through_its_steps_and_finds_what_is_fast_there() -> None:
     outcome, tried = searched("inception", another_machine, 40)
     phases = [k for k, _ in itertools.groupby(t.phase for t in tried)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
+import pytest
 from mapping.worlds import BRANCHY, JOBS, forward_tasks, problem_of, random_placement
 from training.runtime.ranks import on_ranks
 from training.runtime.test_deploy import Run, check, deployed, together
@@ -30,17 +32,24 @@ def is_cyclic(plan: PipelinePlan) -> bool:
     return len(plan.stages) > len(plan.devices)
 
 
+def trained(ranks: int, counts: Mapping[str, int]) -> None:
+    """One training run of each job, another mapping for every step, checked against one process."""
+    chance, runs, sizes = random.Random(12), list[Run](), list[int]()
+    for name, n in counts.items():
+        problem = problem_of(name, WORLD[:ranks])
+        runs.append((f"{BRANCHY}:{name}", mappings(problem, chance, n), [1] * n))
+        sizes.append(int(problem.batch_size))
+    assert sum(is_cyclic(p) for _, plans, _ in runs for p in plans) > len(runs)
+    calls = [(deployed, *run, size) for run, size in zip(runs, sizes, strict=True)]
+    for run, size, found in zip(runs, sizes, on_ranks(together, ranks, calls), strict=True):
+        check(run, found, size)
+
+
 def test_losses_and_weights_are_those_of_one_process() -> None:
-    """One training run of each job, another mapping for every step."""
-    chance = random.Random(12)
-    for ranks in (2, 3):
-        runs: list[Run] = []
-        for name in JOBS if ranks == 2 else JOBS[:3]:
-            n = MAPPINGS[name] if ranks == 2 else 3
-            chosen = mappings(problem_of(name, WORLD[:ranks]), chance, n)
-            runs.append((f"{BRANCHY}:{name}", chosen, [1] * n))
-        assert sum(is_cyclic(p) for _, plans, _ in runs for p in plans) > len(runs)
-        sizes = [int(problem_of(name, WORLD).batch_size) for name in JOBS]
-        calls = [(deployed, *run, size) for run, size in zip(runs, sizes, strict=False)]
-        for run, size, found in zip(runs, sizes, on_ranks(together, ranks, calls), strict=False):
-            check(run, found, size)
+    trained(2, {"inception": 4, "resnet": 3, "towers": 4})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "counts"), [(2, MAPPINGS), (3, dict.fromkeys(JOBS[:3], 3))])
+def test_of_many_mappings_too(ranks: int, counts: dict[str, int]) -> None:
+    trained(ranks, counts)
