@@ -142,7 +142,7 @@ def _shares(parts: dict[str, float]) -> str:
 
 def text(document: dict[str, Any]) -> str:
     d = document
-    if "schedule" in d:
+    if isinstance(d.get("schedule"), list):  # of a pipeline it is the name of one
         return spark.text(d)
     what = {"step": "step", "throughput": "largest load", "latency": "one sample"}[d["objective"]]
     head = facts(
