@@ -90,17 +90,17 @@ def link_from(source: str, target: str, rows: list[dict[str, float]]) -> Link:
     """
     size = np.array([r["bytes"] for r in rows])
     way, send, receive = (np.array([r[w] for r in rows]) for w in ("way_s", "send_s", "receive_s"))
-    (slope, latency), (_, send_s), (_, message_s) = (_line(size, y) for y in (way, send, receive))
+    (slope, latency), (_, send_s), (_, message_s) = (_line(size, y, y) for y in (way, send, receive))
     rate = 1 / slope if slope > 0 else float(size[-1] / way[-1])
     send_s, message_s = max(send_s, 0.0), max(message_s, 0.0)
     return Link(source, target, rate, max(latency - send_s - message_s, 0.0), message_s=message_s, send_s=send_s)
 
 
-def _line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
-    """(slope, intercept), weighted to fit small and large values alike."""
-    if not y.all():
+def _line(x: FloatArray, y: FloatArray, scale: FloatArray) -> tuple[float, float]:
+    """(slope, intercept); an error counts as a share of the `scale` there. Of one point, or without a scale, level."""
+    if len(x) < 2 or not scale.all():
         return 0.0, float(np.median(y))
-    slope, intercept = np.polyfit(x, y, 1, w=1 / y)
+    slope, intercept = np.polyfit(x, y, 1, w=1 / scale)
     return float(slope), float(intercept)
 
 
@@ -114,8 +114,8 @@ def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
     """
     size, took = np.array([r["bytes"] for r in rows]), np.array([r["sum_s"] for r in rows])
     beyond = took - ring_s(2, size, link.rate_bytes_per_s, link.latency_s)
-    per_byte, each = np.polyfit(size, beyond, 1, w=1 / took)
-    return replace(link, sum_s=float(max(each, 0.0)), sum_s_per_byte=float(max(per_byte, 0.0)))
+    per_byte, each = _line(size, beyond, took)
+    return replace(link, sum_s=max(each, 0.0), sum_s_per_byte=max(per_byte, 0.0))
 
 
 def _measure(spec: dict[str, object]) -> None:
