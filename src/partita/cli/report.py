@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from partita.cli.page_written import page_written
+from partita.cli.page_written import text as text
 from partita.cli.talk import Talk
-from partita.files import write_whole
 from partita.mapping.report.history import History
 from partita.mapping.report.page import search_section
 from partita.pipeline.report.page import headline, page
@@ -23,12 +24,5 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read what is in the folder, write the page. Raises BadInput where nothing is there, or a file is damaged."""
     story = Story.read(options.folder)
     more = [search_section(History.read(options.folder))]
-    path = write_whole(options.out or Path(options.folder) / "report.html", page(story, more))
-    missing = story.missing()
-    for line in missing:
-        talk.say(f"   {line}")
-    return {"report": str(path), "headline": " ".join(headline(story)).strip(), "missing": missing}
-
-
-def text(document: dict[str, Any]) -> str:
-    return f"{document['headline']}\n{document['report']}"
+    html = page(story, more)
+    return page_written(options.out, Path(options.folder), html, headline(story), story.missing(), talk)

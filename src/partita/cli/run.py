@@ -241,8 +241,8 @@ def _replanned(file: PlanFile, options: argparse.Namespace, settings: dict[str, 
 def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> dict[str, Any]:
     """Inside torchrun: this process is one rank."""
     from partita.nouns.plan import PlanFile
-    from partita.pipeline.run import loop
     from partita.training.runtime.folder import held
+    from partita.training.runtime.prepare import prepared, training_spec
     from partita.training.runtime.worker import run_rank_alone
 
     if not options.plan:
@@ -256,8 +256,8 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
         check_folder(options.out)
         stack.enter_context(held(options.out))
     file = PlanFile.read(options.plan)
-    folder = loop.prepared(options.out, file) if rank == 0 else Path(options.out)
-    spec = loop.training_spec(
+    folder = prepared(options.out, file) if rank == 0 else Path(options.out)
+    spec = training_spec(
         folder, options.job, settings, engine=options.engine, steps=options.steps, epochs=options.epochs,
         checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads, timeout_s=options.timeout_s,
     )  # fmt: skip

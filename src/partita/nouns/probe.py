@@ -47,10 +47,8 @@ class Probe:
 
     pieces: tuple[ProbePiece, ...]
     core_share: float = 1.0  #: of its core that the measuring process got
-    alone: float = (
-        1.0  #: how much faster a device does the job's work while the others are idle, one micro-batch in flight,
-    )
-    alone_read: float = 1.0  #: and the pieces: they fill other caches than the job does
+    alone: float = 1.0  #: how much faster a device works while the others idle, one micro-batch in flight: at the job,
+    alone_read: float = 1.0  #: and at the pieces, which fill other caches than the job does
     spread: float = 0.0  #: standard deviation of single readings about their mean, as a share
 
     @property

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from partita.cli.page_written import page_written
+from partita.cli.page_written import text as text
 from partita.cli.talk import Talk
 from partita.errors import BadInput
-from partita.files import write_whole
 from partita.nouns.plan import OffloadFile
 from partita.nouns.timeline import Timeline
 from partita.offload.report.page import headline, page
@@ -28,11 +29,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read what is there, write the page. Raises BadInput where there is no plan, PlanError and its kin for damaged files."""
     given = Path(options.path)
     story = read_story(given)
-    default = given / "report.html" if given.is_dir() else given.with_suffix(".html")
-    path = write_whole(options.out or default, page(story))
-    for line in story.missing:
-        talk.say(f"   {line}")
-    return {"report": str(path), "headline": " ".join(headline(story)).strip(), "missing": list(story.missing)}
+    return page_written(options.out, given, page(story), headline(story), story.missing, talk)
 
 
 def read_story(path: Path) -> OffloadStory:
@@ -48,7 +45,3 @@ def read_story(path: Path) -> OffloadStory:
         return OffloadStory(title, file, missing=("Not measured: partita offload run -o DIR runs the jobs.",))
     done = OffloadFile.read(executed).plan if executed is not None and executed.exists() else None
     return OffloadStory(title, file, Timeline.read(measured), done)
-
-
-def text(document: dict[str, Any]) -> str:
-    return f"{document['headline']}\n{document['report']}"

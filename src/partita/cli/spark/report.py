@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from partita.cli.page_written import page_written
+from partita.cli.page_written import text as text
 from partita.cli.talk import Talk
 from partita.errors import BadInput
-from partita.files import write_whole
 from partita.nouns.timeline import Timeline
 from partita.spark.report.page import SparkStory, headline, page
 from partita.spark.schedule import ShopFile
@@ -23,12 +24,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read what is there, write the page. Raises BadInput where there is no plan, PlanError and its kin for damaged files."""
     given = Path(options.path)
     story = read_story(given)
-    path = write_whole(
-        options.out or (given / "report.html" if given.is_dir() else given.with_suffix(".html")), page(story)
-    )
-    for line in story.missing:
-        talk.say(f"   {line}")
-    return {"report": str(path), "headline": " ".join(headline(story)).strip(), "missing": list(story.missing)}
+    return page_written(options.out, given, page(story), headline(story), story.missing, talk)
 
 
 def read_story(path: Path) -> SparkStory:
@@ -44,7 +40,3 @@ def read_story(path: Path) -> SparkStory:
     if measured is None or not measured.exists():
         return SparkStory(title, file, missing=("Not measured: partita spark run --order PLAN -o DIR runs the jobs.",))
     return SparkStory(title, file, Timeline.read(measured))
-
-
-def text(document: dict[str, Any]) -> str:
-    return f"{document['headline']}\n{document['report']}"

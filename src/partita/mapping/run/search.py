@@ -11,14 +11,13 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
-from partita.page.machine import machine_facts
 from partita.simulate.lower import program_of
-from partita.simulate.predicted import predicted
 from partita.training.runtime.folder import held
 from partita.training.runtime.launch import Ended, Watch, launch
-from partita.training.runtime.spec import Spec
+from partita.training.runtime.prepare import prepared, training_spec
 
 WORKER = "partita.mapping.run.worker"
+FIRST_PLAN = "first-plan.json"
 FIRST = "heft"  #: the mapping that a run begins with
 
 
@@ -70,13 +69,12 @@ def train_searching(
         gone = ("readings.json", "search.json", "search.jsonl", "drift.jsonl", *([] if resume else ["metrics.jsonl"]))
         for name in gone:
             (folder / name).unlink(missing_ok=True)
-        file.write(folder / "plan.json")
-        predicted(file.problem, file.plan).write(folder / "predicted.json")
-        file.write(folder / "first-plan.json")
-        spec = Spec(
-            job, dict(settings), str(folder / "first-plan.json"), str(folder), steps=steps, epochs=epochs,
-            checkpoint_every=checkpoint_every, checkpoints=str(folder / "checkpoints"), resume=resume, threads=threads,
-            timeout_s=timeout_s, steered={"budget_s": budget_s, "seed": seed, "by_lot": by_lot, "adapt": adapt}, facts=machine_facts(),
+        prepared(folder, file)
+        file.write(folder / FIRST_PLAN)
+        spec = training_spec(
+            folder, job, settings, plan=FIRST_PLAN, engine="pipeline", steps=steps, epochs=epochs,
+            checkpoint_every=checkpoint_every, resume=resume, threads=threads, timeout_s=timeout_s,
+            steered={"budget_s": budget_s, "seed": seed, "by_lot": by_lot, "adapt": adapt},
         )  # fmt: skip
         ranks = len(file.cluster.devices)
         return launch(spec, file, program_of(file.problem, file.plan), watch, ranks=ranks, worker=WORKER)

@@ -10,6 +10,7 @@ from partita.offload.report import charts
 from partita.offload.report.story import MACHINES, OffloadStory, Played
 from partita.offload.report.text import bytes_up, cut_words
 from partita.page.bars import bottleneck, busy, pair_ms
+from partita.page.how_good import how_good
 from partita.page.markup import tag, words
 from partita.page.sheet import asset, cells, columns, document, footer, framed, header, many, section
 from partita.page.text import figures, percent, rate, seconds, size
@@ -34,7 +35,7 @@ def page(story: OffloadStory) -> str:
         footer(_facts(story), story.missing),
     ]
     data["tips"] = [_tip(story, j) for j in range(len(story.problem.jobs))]
-    return document(f"{story.title}: {headline(story)[0]}", "".join(body), data, (asset("study.css"), asset("page.css", "partita.offload.report")))  # fmt: skip
+    return document(f"{story.title}: {headline(story)[0]}", "".join(body), data, (asset("study.css"), asset("gantt.css"), asset("page.css", "partita.offload.report")))  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- headline
@@ -76,15 +77,7 @@ def _compared(story: OffloadStory) -> Iterable[str]:
 def bound_sentence(story: OffloadStory) -> str:
     """How good the plan is at worst; "" where no bound is known."""
     plan = story.file.verdict
-    if not (plan.lower_bound_s > 0 and plan.value_s > 0):
-        return ""
-    gap = 1 - plan.lower_bound_s / plan.value_s
-    if gap < 5e-10:
-        return f"No cuts and order take less than the {seconds(plan.value_s)} of the plan: it is optimal."
-    return (
-        f"No cuts and order take less than {seconds(plan.lower_bound_s)} ({plan.bound}): "
-        f"the plan is at most {percent(gap)} from the best."
-    )
+    return how_good(plan.value_s, plan.lower_bound_s, plan.bound, "No cuts and order take less than", 5e-10)
 
 
 # ------------------------------------------------------------------------------------------------------ timelines

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from partita.errors import BadInput, Infeasible, PlanError
-from partita.nouns.pipeline_plan import PipelinePlan
+from partita.errors import BadInput, Infeasible
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
 from partita.nouns.profile import Profile
@@ -27,6 +26,7 @@ from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
 from partita.training.runtime.folder import held
 from partita.training.runtime.launch import Ended, Watch, launch
+from partita.training.runtime.prepare import prepared, training_spec
 from partita.training.runtime.spec import Spec
 
 
@@ -137,34 +137,6 @@ def _held(out: str | Path) -> Iterator[None]:
     Path(out).mkdir(parents=True, exist_ok=True)
     with held(out):
         yield
-
-
-def training_spec(folder: Path, job: str, settings: Mapping[str, str], **options: Any) -> Spec:
-    """What the workers of a training run are told."""
-    checkpoints = str(folder / "checkpoints") if options.get("engine") == "pipeline" else ""
-    return Spec(
-        job,
-        dict(settings),
-        str(folder / "plan.json"),
-        str(folder),
-        checkpoints=checkpoints,
-        facts=machine_facts(),
-        **options,
-    )
-
-
-def prepared(out: str | Path, file: PlanFile) -> Path:
-    """The run's folder with plan.json and predicted.json in it. Raises PlanError where the plan cannot be trained."""
-    if not isinstance(file.plan, PipelinePlan):
-        raise PlanError(
-            "this plan places tasks; it does not say how to train a job",
-            hint="plan from a profile that `partita measure` wrote",
-        )
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write(folder / "plan.json")
-    predicted(file.problem, file.plan).write(folder / "predicted.json")
-    return folder
 
 
 def story_of(title: str, file: PlanFile, out: str | Path, comparison: Comparison, others: Mapping[str, float]) -> Story:

@@ -12,6 +12,7 @@ import numpy as np
 from partita.errors import BadInput
 from partita.nouns.timeline import Timeline
 from partita.page.bars import bar, bottleneck, busy, minus, pair_ms
+from partita.page.how_good import how_good
 from partita.page.markup import tag, words
 from partita.page.sheet import asset, cells, columns, document, footer, framed, header, many, section
 from partita.page.text import percent, seconds
@@ -80,7 +81,7 @@ def page(story: SparkStory) -> str:
         footer(_facts(story), story.missing),
     ]
     data["tips"] = [_tip(story, j) for j in range(len(story.problem.jobs))]
-    styles = (asset("study.css"), asset("page.css", "partita.spark.report"))
+    styles = (asset("study.css"), asset("gantt.css"), asset("page.css", "partita.spark.report"))
     return document(f"{story.title}: {headline(story)[0]}", "".join(body), data, styles)
 
 
@@ -105,14 +106,9 @@ def _against(story: SparkStory) -> str:
 
 
 def bound_sentence(story: SparkStory) -> str:
-    """How good the plan is at worst."""
+    """How good the plan is at worst; "" where no bound is known."""
     plan = story.file.verdict
-    if not (plan.lower_bound_s > 0 and plan.value_s > 0):
-        return ""
-    gap = 1 - plan.lower_bound_s / plan.value_s
-    if gap < 5e-9:
-        return f"No order has a {_what(story)} below the {seconds(plan.value_s)} of the plan: it is optimal."
-    return f"No order has a {_what(story)} below {seconds(plan.lower_bound_s)} ({plan.bound}): the plan is at most {percent(gap)} from the best."  # fmt: skip
+    return how_good(plan.value_s, plan.lower_bound_s, plan.bound, f"No order has a {_what(story)} below", 5e-9)
 
 
 def _what(story: SparkStory) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -72,7 +72,7 @@ def measure_job(
             left = budget_s - (time.monotonic() - ready)
             if measuring.samples and not sizes and left < _cost_of(measuring.samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
-            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep if busy.workers else nullcontext, cost)
+            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep, cost)
         read = {name: busy.steps(name, ready) for name in busy.logs}
     samples = measuring.with_company()
     progress("measuring tasks", steps - 1, steps)
@@ -108,10 +108,8 @@ class _Measuring:
         self._job, self._model, self._batch, self._device, self._kind = job, model, batch, device, kind
         self.samples: list[Sample] = []
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
-        self._lone_readings: list[
-            tuple[float, ...]
-        ] = []  #: without company, each after the last of `readings` at its time
-        self._paired: list[int] = []  #: which that was
+        self._lone_readings: list[tuple[float, ...]] = []  #: the pieces' seconds without company
+        self._paired: list[int] = []  #: of each, which of `readings` came last before it
         self._company: list[FloatArray] = []  #: of every size
         self.optimizer_bytes_per_parameter_byte = 0.0
         self._smallest = self._captured(smallest)
@@ -134,11 +132,12 @@ class _Measuring:
     def with_company(self) -> list[Sample]:
         """The samples with what company costs, told by the passes of all sizes and by the readings between them."""
         alone = max(1.0, typical_ratio(np.concatenate(self._company)))
+        in_company, lone = np.array([self.readings[i][1:] for i in self._paired]), np.array(self._lone_readings)
         found = []
         for s in self.samples:
             assert s.probe is not None
-            busy, lone = (s.probe.slowness(np.array(rows)) for rows in ([self.readings[i][1:] for i in self._paired], self._lone_readings))  # fmt: skip
-            found.append(replace(s, probe=replace(s.probe, alone=alone, alone_read=typical_ratio(busy / lone))))
+            alone_read = typical_ratio(s.probe.slowness(in_company) / s.probe.slowness(lone))
+            found.append(replace(s, probe=replace(s.probe, alone=alone, alone_read=alone_read)))
         return found
 
     def _captured(self, size: int) -> Captured:

@@ -93,7 +93,9 @@ class Step:
     unsent: Counter[Key] = field(default_factory=Counter)  #: messages of them that are still to be sent
     losses: list[tuple[Tensor, float]] = field(default_factory=list)
     sending: deque[tuple[Any, Tensor]] = field(default_factory=deque)
-    posted: dict[int, Pending | InMailbox] = field(default_factory=dict)  #: receive -> its message
+    posted: dict[int, tuple[Sequence[str], Pending | InMailbox]] = field(
+        default_factory=dict
+    )  #: receive -> (names, message)
     queues: dict[str, deque[Line]] = field(default_factory=dict)  #: sender -> receives not yet posted
 
 
@@ -176,8 +178,8 @@ class Interpreter:
             return
         line = s.queues[sender].popleft()
         source, target = self._ranks(line.piece)
-        metas = [meta for _, meta in _values(s, line)]
-        s.posted[line.number] = self._transport.receive(metas, source, target, self._tags[line.number])
+        names, metas = zip(*_values(s, line), strict=True)
+        s.posted[line.number] = names, self._transport.receive(metas, source, target, self._tags[line.number])
 
     def _received(self, s: Step, line: Line) -> Iterator[tuple[str, Tensor]]:
         """The tensors of a message. Messages are posted in the order in which they are sent, also where this rank wants
@@ -185,9 +187,10 @@ class Interpreter:
         sender = line.piece.route[0]
         while line.number not in s.posted:
             self._post(s, sender)
-        tensors = s.posted.pop(line.number).wait()
+        names, message = s.posted.pop(line.number)
+        tensors = message.wait()
         self._post(s, sender)
-        return zip((name for name, _ in _values(s, line)), tensors, strict=True)
+        return zip(names, tensors, strict=True)
 
     def _ranks(self, piece: Piece) -> tuple[int, int]:
         return self._place.ranks[piece.route[0]], self._place.ranks[piece.route[1]]

@@ -1,0 +1,44 @@
+"""Before a run's workers start: what its folder holds, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from partita.errors import PlanError
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
+from partita.page.machine import machine_facts
+from partita.simulate.predicted import predicted
+from partita.training.runtime.spec import Spec
+
+
+def prepared(out: str | Path, file: PlanFile) -> Path:
+    """The run's folder with plan.json and predicted.json in it. Raises PlanError where the plan cannot be trained."""
+    if not isinstance(file.plan, PipelinePlan):
+        raise PlanError(
+            "this plan places tasks; it does not say how to train a job",
+            hint="plan from a profile that `partita measure` wrote",
+        )
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write(folder / "plan.json")
+    predicted(file.problem, file.plan).write(folder / "predicted.json")
+    return folder
+
+
+def training_spec(
+    folder: Path, job: str, settings: Mapping[str, str], *, plan: str = "plan.json", **options: Any
+) -> Spec:
+    """What the workers of a training run are told; `plan`: the file in its folder by which they begin."""
+    checkpoints = str(folder / "checkpoints") if options.get("engine") == "pipeline" else ""
+    return Spec(
+        job,
+        dict(settings),
+        str(folder / plan),
+        str(folder),
+        checkpoints=checkpoints,
+        facts=machine_facts(),
+        **options,
+    )
