@@ -53,7 +53,7 @@ def test_splitting_does_not_pay_where_calls_cost_more_than_the_work() -> None:
 
 def test_a_device_that_is_fast_alone_is_taken_alone() -> None:
     profile = chain_profile(devices=2)
-    company = replace(Probe((ProbePiece("calls", (1,), 1.0, 1e-3),)), alone=4.0)
+    company = replace(Probe((ProbePiece(("t0",), 1e-3),), 1), alone=4.0)
     sample = replace(profile.samples[0], probe=company)
     measured = replace(profile, samples=(sample,), cluster=replace(profile.cluster, source="measured"))
     assert len(plan_pipeline(replace(profile, samples=(sample,))).plan.devices) == 2  # a cluster that somebody wrote

@@ -13,7 +13,7 @@ from partita.pipeline.plan.planner import plan_pipeline
 from partita.simulate.predicted import predicted
 from partita.simulate.run_speed import as_they_ran, run_speed
 
-PROBE = Probe((ProbePiece("calls", (4,), 1.0, 1e-3),))
+PROBE = Probe((ProbePiece(("t0",), 1e-3),), 1)
 
 
 def planned(devices: int = 2):
@@ -53,7 +53,7 @@ def test_one_slow_device_is_simulated_as_what_it_is() -> None:
 
 def test_the_median_is_over_the_steps() -> None:
     file = planned()
-    slow = run_speed(file, ran([1.0] * 20 + [0.5] * 30, [1.0] * 20 + [0.5] * 30))
+    slow = run_speed(file, ran([1.0] * 10 + [0.5] * 40, [1.0] * 10 + [0.5] * 40))
     assert slow is not None
     assert slow.step_s == pytest.approx(2 * predicted(file.problem, file.plan).duration_s)
     assert slow.low_s < slow.step_s < slow.high_s

@@ -1,90 +1,118 @@
-"""Probing: the pieces are what the job calls, and short; shares are of the whole."""
+"""Probing: the pieces are tasks of the job, drawn as its time is, and they run by themselves without touching it."""
+
+from __future__ import annotations
 
 import time
-from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from partita.nouns.probe import Probe, ProbePiece
 from partita.training.capture.model import capture
-from partita.training.probing import Prober, long_enough, pieces_of, shares_of, with_shares
+from partita.training.measure.tasks import quick_task_s
+from partita.training.probing import PARTS, Prober, drawn
 
 CPU = torch.device("cpu")
 
 
+def part_of(*shape: int):
+    return torch.randn(*shape), torch.zeros(shape[0], dtype=torch.long)
+
+
 def captured(model: nn.Module, *shape: int):
-    batch = (torch.randn(*shape), torch.zeros(shape[0], dtype=torch.long))
-    return capture(model, nn.functional.cross_entropy, batch)
+    return capture(model, nn.functional.cross_entropy, part_of(*shape))
 
 
 def small() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10))
 
 
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4))
+    model[0].requires_grad_(False)
+    return model
+
+
 MODELS = {
     "convolution": (small(), (4, 3, 16, 16)),
-    "large": (
-        nn.Sequential(nn.Conv2d(3, 64, 7, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        (8, 3, 160, 160),
+    "norm, in place, dropout": (
+        nn.Sequential(
+            nn.Conv2d(3, 32, 5, stride=2), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Conv2d(32, 32, 3),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        ),
+        (8, 3, 40, 40),
     ),
-    "grouped": (nn.Sequential(nn.Conv2d(8, 16, 3, groups=4), nn.Flatten(), nn.Linear(16 * 36, 4)), (2, 8, 8, 8)),
-    "dilated": (nn.Sequential(nn.Conv2d(4, 32, 3, dilation=2), nn.Flatten()), (2, 4, 12, 12)),
-    "one-dimensional": (nn.Sequential(nn.Conv1d(4, 32, 3), nn.Flatten()), (2, 4, 40)),
-    "linear": (nn.Linear(2000, 3000), (64, 2000)),
+    "frozen": (frozen(), (32, 64)),
     "no product": (nn.LayerNorm(32), (4, 32)),
-}
+    "attention": (nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (4, 8, 32)),
+}  # fmt: skip
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.flatten(1).square().mean() + 0.0 * target.sum()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_pieces_run_and_are_short(name: str) -> None:
+def test_every_task_of_a_job_can_be_a_piece(name: str) -> None:
     model, shape = MODELS[name]
-    pieces = pieces_of(captured(model, *shape))
-    kinds = [p.kind for p in pieces]
-    assert kinds[-2:] == ["memory", "calls"]
-    assert (name == "no product") == (len(kinds) == 2)
-    prober = Prober(long_enough(pieces, CPU), CPU)
-    assert 0 < sum(prober.read(5)) < 0.02
+    part = part_of(*shape)
+    found = capture(model.train(), loss, part)
+    pieces = [(t,) for t in found.task_nodes]
+    read = Prober(pieces, found, part, CPU).read(len(pieces))
+    assert (read > 0).all()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_probe_of_any_model_is_read_back_from_its_file(name: str) -> None:
-    """A convolution without padding has a size of 0."""
+def test_a_whole_job_is_drawn_and_read(name: str) -> None:
     model, shape = MODELS[name]
-    probe = Probe(tuple(replace(p, share=0.5, seconds=1e-3) for p in pieces_of(captured(model, *shape))))
-    assert Probe.from_json(probe.to_json(), "it") == probe
+    part = part_of(*shape)
+    found = capture(model.train(), loss, part)
+    pieces = drawn(found, quick_task_s(found, model, lambda ps: torch.optim.SGD([p for _, p in ps]), part, CPU))
+    assert 1 <= len(pieces) <= PARTS
+    assert {t for p in pieces for t in p} <= set(found.task_nodes)
+    assert (Prober(pieces, found, part, CPU).read(PARTS) > 0).all()
 
 
-def test_a_convolution_is_probed_with_its_own_channels_and_kernel() -> None:
-    piece = pieces_of(captured(*MODELS["convolution"][:1], 4, 3, 16, 16))[0]
-    assert piece.kind == "convolution"
-    assert piece.sizes[1:] == (4, 3, 16, 16, 8, 3, 3, 1, 1, 1)
+def test_pieces_are_drawn_as_the_time_is() -> None:
+    """A task that takes half of the time is half of the pieces; small neighbours go together, and not with a large one."""
+    found = captured(nn.Sequential(*[nn.Linear(16, 16) for _ in range(5)]), 4, 16)
+    n = len(found.task_nodes)
+    names = [*found.task_nodes]
+    seconds = [1e-4] * n
+    seconds[2] = 1e-4 * (n - 1)
+    pieces = drawn(found, seconds)
+    large = [p for p in pieces if p == (names[2],)]
+    assert len(large) == pytest.approx(len(pieces) / 2, abs=1)
+    assert all(names[2] not in p for p in pieces if p not in large)
+    assert drawn(found, [1e-6] * n) == (tuple(names),)
 
 
-def test_a_large_product_is_cut_to_half_a_millisecond_or_so() -> None:
-    piece = pieces_of(captured(nn.Linear(2000, 3000), 64, 2000))[0]
-    times, rows, inner, columns = piece.sizes
-    assert piece.kind == "product"
-    assert 2 * times * rows * inner * columns < 4e7
-    assert min(rows, inner, columns) > 32
+def test_pieces_take_turns() -> None:
+    found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
+    pieces = [(t,) for t in found.task_nodes]
+    prober = Prober(pieces, found, part_of(4, 3, 16, 16), CPU)
+    read = np.array([prober.read() for _ in range(2 * len(pieces))])
+    assert (np.isfinite(read).sum(axis=0) == 2).all()
+    assert (np.isfinite(read).sum(axis=1) == 1).all()
 
 
-def test_shares_are_of_the_whole_and_calls_are_counted() -> None:
-    found = captured(small(), 4, 3, 16, 16)
-    tasks = dict.fromkeys(found.task_nodes, 1e-3)
-    shares = shares_of(found, tasks, call_s=1e-4)
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert shares["product"] > shares["memory"] / 3
-    assert shares["calls"] == pytest.approx(sum(map(len, found.task_nodes.values())) * 1e-4 / (len(tasks) * 1e-3))
-    tiny = shares_of(found, tasks, call_s=1.0)
-    assert tiny["calls"] == pytest.approx(1.0)
-    pieces = with_shares(pieces_of(found), shares)
-    assert sum(p.share for p in pieces) == pytest.approx(1.0)
+def test_the_job_is_left_alone() -> None:
+    """Weights, gradients, buffers, and what it draws at random."""
+    model, shape = MODELS["norm, in place, dropout"]
+    part = part_of(*shape)
+    found = capture(model.train(), loss, part)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    drawn_before = torch.random.get_rng_state()
+    Prober([(t,) for t in found.task_nodes], found, part, CPU).read(9)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), drawn_before)
 
 
 def test_a_reading_counts_work_and_not_the_time_that_others_take() -> None:
-    prober = Prober((ProbePiece("calls", (4,), 1.0, 0.0),), CPU)
+    found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
+    prober = Prober([tuple(found.task_nodes)], found, part_of(4, 3, 16, 16), CPU)
     began = time.perf_counter()
     read = sum(prober.read()[0] for _ in range(50))
     assert 0 < read <= time.perf_counter() - began

@@ -1,19 +1,24 @@
-"""Probe: how fast a device is, told by short pieces of a job's own work, when the job is measured and while it runs.
+"""Probe: how fast a device is, told by tasks of the job itself, run by themselves when the job is measured and while it runs.
 
 A device slows down in two ways. Others take a part of its core: told by the share of the time in which a computing thread
 really was on it. And what it gets of the core does less in a second, because the core is a thread of a shared one, because
 others fill its caches, because its clock is lower: told by the CPU time that the pieces take. Neither is taken from how
 long the job's own instructions last, so a prediction at the speed of a run is still wrong by what the model missed.
+
+A slow phase does not slow all work alike: a convolution that fills the caches suffers more than one that does not. So the
+pieces are drawn from the job as its time is: cut the time of a pass into a dozen equal parts, and take the task that runs
+in the middle of each. What they took over what they took in measuring, averaged over all, is then what the job would have
+taken, without bias and whatever it consists of.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -23,60 +28,49 @@ from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray
 from partita.records import lean, record
 
-#: Kind -> what each of its sizes is at least (`training.probing` names them); only a convolution's padding may be 0.
-LEAST_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"convolution": (*(1,) * 9, 0, 1), "product": (1,) * 4, "memory": (1,) * 2, "calls": (1,)}
-)
-AT_ONCE = 3  #: readings one after another, where they are taken between two pieces of work
 RESTLESS = 0.5  #: readings of one device that vary by more than this share are not to be trusted
 
 
 @dataclass(frozen=True, slots=True)
 class ProbePiece:
-    """One piece of work."""
+    """Tasks that follow each other, run forward and backward on one micro-batch."""
 
-    kind: Literal["convolution", "product", "memory", "calls"]
-    sizes: tuple[int, ...]  #: what they mean is the kind's own business (`training.probing`)
-    share: float  #: of the job's time that is work of this kind
-    seconds: float  #: CPU time it took on the device that was measured, while the job was measured
+    tasks: tuple[str, ...]  #: ids of forward tasks
+    seconds: float  #: CPU time they took on the device that was measured, while the job was measured
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The pieces, and what they took while the job was measured."""
+    """The pieces, each standing for an equal part of the job's time, and what they took while the job was measured."""
 
     pieces: tuple[ProbePiece, ...]
+    micro_batch_size: int  #: samples that they run on
     core_share: float = 1.0  #: of its core that the measuring process got
-    alone: float = 1.0  #: how much faster a device works while the others idle, one micro-batch in flight: at the job,
-    alone_read: float = 1.0  #: and at the pieces, which fill other caches than the job does
+    alone: float = 1.0  #: how much faster a device works while the others idle, one micro-batch in flight
     spread: float = 0.0  #: standard deviation of single readings about their mean, as a share
 
     @property
     def seconds(self) -> float:
-        """One reading."""
+        """All pieces once."""
         return sum(p.seconds for p in self.pieces)
 
-    def speed(self, piece_s: FloatArray, core_share: FloatArray) -> FloatArray:
-        """[readings] how fast a device is, 1 being the measured device when it was measured.
-
-        `piece_s` [readings, pieces] CPU seconds, `core_share` [readings].
-        """
-        return np.asarray(core_share / self.core_share / self.slowness(piece_s))
+    def speed(self, slowness: FloatArray, core_share: FloatArray) -> FloatArray:
+        """How fast a device is, 1 being the measured device when it was measured."""
+        return np.asarray(core_share / self.core_share / slowness)
 
     def slowness(self, piece_s: FloatArray) -> FloatArray:
-        """[readings] CPU time for the job's mixture of work, as a multiple of what it was when the job was measured."""
-        shares = np.array([p.share for p in self.pieces])
-        return np.asarray(piece_s / np.array([p.seconds for p in self.pieces]) @ (shares / shares.sum()))
+        """[rows] of `piece_s` [rows, pieces] CPU seconds, nan where a piece was not read: CPU time for the job's work, as a
+        multiple of what it was when the job was measured; nan in rows without a reading."""
+        return row_means(piece_s / np.array([p.seconds for p in self.pieces]))
 
     def check(self) -> list[str]:
         """Every fault at once; empty when the numbers are possible."""
         faults = [] if self.pieces else ["the probe has no pieces"]
         for i, p in enumerate(self.pieces):
-            faults += [] if 0 <= p.share <= 1 else [f"piece {i} has the share {p.share}"]
+            faults += [] if p.tasks else [f"piece {i} has no tasks"]
             faults += [] if 0 < p.seconds <= MOST_SECONDS else [f"piece {i} takes {p.seconds} s"]
-            faults += _size_faults(i, p)
-        faults += [] if sum(p.share for p in self.pieces) > 0 else ["its pieces have no share"]
-        numbers = {"core_share": self.core_share, "alone": self.alone, "alone_read": self.alone_read}
+        faults += [] if self.micro_batch_size >= 1 else [f"micro_batch_size is {self.micro_batch_size}"]
+        numbers = {"core_share": self.core_share, "alone": self.alone}
         faults += [f"{n} is {v}" for n, v in numbers.items() if not 0 < v < math.inf]
         return faults + ([] if 0 <= self.spread < math.inf else [f"spread is {self.spread}"])
 
@@ -101,27 +95,28 @@ class Readings:
     piece_s: FloatArray  #: [devices, steps, pieces] CPU seconds; nan where no reading was taken after the step
     core_share: FloatArray  #: [devices, steps] of its core while it computed; nan where it did not
 
-    def speeds(self, probe: Probe, near: int = 9) -> FloatArray:
-        """[devices, steps] the speed of each device in each step: the share of its core in that step, and the mean of the
-        `near` readings of the pieces closest to it. nan where a device was never read."""
+    def speeds(self, probe: Probe, near: int = 12) -> FloatArray:
+        """[devices, steps] the speed of each device in each step: the share of its core in that step, and the mean of what the
+        `near` readings closest to it say. nan where a device was never read."""
         found = np.full(self.core_share.shape, np.nan)
         for d in range(len(self.devices)):
-            read = np.flatnonzero(np.isfinite(self.piece_s[d]).all(axis=1))
+            slowness = probe.slowness(self.piece_s[d])
+            read = np.flatnonzero(np.isfinite(slowness))
             if len(read):
-                pieces = np.stack([middle_mean(self.piece_s[d][c]) for c in _closest(read, len(found[d]), near)])
+                told = np.array([middle_mean(slowness[c]) for c in _closest(read, len(slowness), near)])
                 share = self.core_share[d]
                 share = np.where(np.isfinite(share), share, np.nanmedian(share) if np.isfinite(share).any() else 1.0)
-                found[d] = probe.speed(pieces, share)
+                found[d] = probe.speed(told, share)
         return found
 
     @property
     def count(self) -> int:
-        """Steps after which the first device was read."""
-        return int(np.isfinite(self.piece_s[0]).all(axis=1).sum()) if len(self.devices) else 0
+        """Readings of pieces on the first device."""
+        return int(np.isfinite(self.piece_s[0]).sum()) if len(self.devices) else 0
 
     def spread(self, probe: Probe) -> float:
         """Standard deviation of single readings about their mean, as a share: the largest of any device's."""
-        return max((scatter(probe.slowness(rows[np.isfinite(rows).all(axis=1)])) for rows in self.piece_s), default=0.0)
+        return max((scatter(told[np.isfinite(told)]) for told in map(probe.slowness, self.piece_s)), default=0.0)
 
     def only(self, devices: Sequence[str]) -> Readings:
         """Those of some devices."""
@@ -134,12 +129,8 @@ class Readings:
         The first readings of a short run are taken while it warms up: they count."""
         if not step or step >= self.core_share.shape[1]:
             return self
-        early = self.piece_s[:, : step + 1]
         pieces = self.piece_s[:, step:].copy()
-        read = np.isfinite(early.sum(axis=2))
-        for d in range(len(self.devices)):
-            if read[d].any():
-                pieces[d, 0] = early[d][read[d]].mean(axis=0)
+        pieces[:, 0] = row_means(np.moveaxis(self.piece_s[:, : step + 1], 1, 2))
         return Readings(self.devices, pieces, self.core_share[:, step:])
 
     def to_json(self) -> dict[str, Any]:
@@ -174,26 +165,25 @@ class Readings:
         return Readings.from_json(read_json(path, BadInput, "partita-readings"), str(path))
 
 
-def _size_faults(i: int, piece: ProbePiece) -> list[str]:
-    least = LEAST_SIZES[piece.kind]
-    if len(piece.sizes) != len(least):
-        return [f"piece {i} has {len(piece.sizes)} sizes; a piece of kind {piece.kind!r} has {len(least)}"]
-    bad = [n for n, low in zip(piece.sizes, least, strict=True) if not low <= n <= 1 << 24]
-    return [f"piece {i} has the size {bad[0]}"] if bad else []
-
-
 def scatter(values: FloatArray) -> float:
     """Standard deviation about the mean, as a share of it; 0 of less than two."""
     return float(values.std() / values.mean()) if len(values) > 1 else 0.0
 
 
-def middle_mean(readings: FloatArray) -> FloatArray:
-    """[pieces] mean of readings [n, pieces] without the highest and the lowest tenth of them.
+def row_means(values: FloatArray) -> FloatArray:
+    """[...] means over the last axis of what is not nan; nan where nothing is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # an empty row is an answer
+        return np.asarray(np.nanmean(values, axis=-1))
+
+
+def middle_mean(values: FloatArray) -> float:
+    """Mean of [n] without the highest and the lowest tenth of them; nan of none.
 
     What a job takes is the sum of all that its time was like: so a mean, and not a median.
     """
-    cut = len(readings) // 10
-    return np.asarray(np.sort(readings, axis=0)[cut : len(readings) - cut].mean(axis=0))
+    cut = len(values) // 10
+    return float(np.sort(values)[cut : len(values) - cut].mean()) if len(values) else math.nan
 
 
 def _closest(read: Sequence[int] | np.ndarray[Any, Any], steps: int, near: int) -> list[np.ndarray[Any, Any]]:

@@ -88,7 +88,7 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
             hint="they belong to different plans: run again",
         )
     readings = readings.only(plan.devices)  # other ranks are idle
-    speeds = speeds_of(problem, plan, readings)
+    speeds = readings.speeds(problem.probe)
     if not np.isfinite(speeds).any():
         return None
     steps = steps_at_run_speed(problem, plan, readings.devices, speeds)
@@ -100,16 +100,6 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
     middle, spread = float(np.median(steps)), readings.spread(problem.probe)
     wide = float(np.hypot(MODEL, NINE_IN_TEN * spread / np.sqrt(max(1, readings.count))))
     return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, max(spread, problem.probe.spread))
-
-
-def speeds_of(problem: PipelineProblem, plan: PipelinePlan, readings: Readings) -> FloatArray:
-    """[devices of the readings, steps] how fast the job's work was done; the problem has a probe.
-
-    A device that works alone gains by it, the job's work more or less than the pieces that are read.
-    """
-    assert problem.probe is not None
-    lone = len(plan.devices) == 1 and problem.cluster.source == "measured"
-    return readings.speeds(problem.probe) * (problem.probe.alone / problem.probe.alone_read if lone else 1.0)
 
 
 def steps_at_run_speed(

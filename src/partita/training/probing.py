@@ -1,52 +1,61 @@
-"""Probing: a job's probe chosen from what the job calls, and read on the device at hand.
-
-convolution   (times, batch, in, height, width, out, kernel height, kernel width, stride, padding, groups)
-product       (times, rows, inner, columns)
-memory        (times, elements): the sum of two vectors, written into a third
-calls         (times): a tiny operation with its backward, which costs Python, the dispatcher and autograd and little else
-"""
+"""Probing: the tasks that tell a device's speed, drawn from a job's time, and run on the device at hand."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from partita.nouns.probe import ProbePiece
-from partita.training.capture.captured import Captured
-from partita.training.capture.operators import called, operator_name
+from partita.nouns.graph import FloatArray
+from partita.training.capture.captured import Captured, TensorMeta
+from partita.training.job import Batch, Precision, drawing
+from partita.training.runtime.stage import Stage, StageCode, batch_leaves, stage_code
 
-#: Operators whose time is spent multiplying.
-PRODUCTS = frozenset(("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum", "bilinear", "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"))  # fmt: skip
-_PRODUCT_FLOP = 1.5e7  #: of one call: half a millisecond or so of a core
-_MEMORY_ELEMENTS = 1 << 18  #: at most
-_PIECE_S = 3e-4  #: what a piece should take; a call that takes more is a piece as it is
-_FIRST = 7  #: readings that say how long a piece is
+Tasks = tuple[str, ...]
+
+PARTS = 12  #: equal parts of a pass's time, a piece for each
+_LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they are as small: less is all overhead
+_STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
+_MOST_BYTES = 256e6  #: of parameters that the pieces hold; drawn without those that are too large
 
 
 class Prober:
-    """Takes readings on a device, by the thread that calls it."""
+    """Takes readings on a device, by the thread that calls it. It holds tensors of its own: the job's are left alone."""
 
-    def __init__(self, pieces: Sequence[ProbePiece], device: torch.device) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[Tasks],
+        captured: Captured,
+        part: Batch,
+        device: torch.device,
+        precision: Precision = contextlib.nullcontext,
+    ) -> None:
+        """`part` is a micro-batch of the size that `captured` has. Raises what torch raises where a piece cannot run so."""
         self._device = device
-        self._runs = [_BUILD[p.kind](p.sizes, device) for p in pieces]
-        for _ in range(2):  # the first calls find their way and their memory
-            self.read()
+        leaves = batch_leaves(part, device)
+        known = {tasks: _work(tasks, captured, leaves, device, precision) for tasks in dict.fromkeys(pieces)}
+        self._runs = [known[tasks] for tasks in pieces]
+        self._order = _rotation(len(pieces))
+        for run in known.values():
+            run()
+            run()  # the first calls find their way and their memory
 
-    def read(self, times: int = 1) -> tuple[float, ...]:
-        """Seconds of each piece, the median of so many times: CPU time of this thread; on a GPU the time until it is done."""
-        found = np.empty((times, len(self._runs)))
-        for row in found:
-            for i, run in enumerate(self._runs):
-                began = self._now()
-                run()
-                row[i] = self._now() - began
-        return tuple(float(x) for x in np.median(found, axis=0))
+    def read(self, times: int = 1) -> FloatArray:
+        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others: CPU time of this thread; on a
+        GPU the time until it is done."""
+        found = np.full(len(self._runs), np.nan)
+        for _ in range(min(times, len(self._runs))):
+            i = next(self._order)
+            began = self._now()
+            self._runs[i]()
+            found[i] = self._now() - began
+        return found
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -55,180 +64,109 @@ class Prober:
         return time.thread_time()
 
 
-# ---- choosing the pieces ------------------------------------------------------------------------------------------------
+def _rotation(pieces: int) -> Iterator[int]:
+    """Every piece once in so many, neighbours apart."""
+    stride = next(s for s in range(min(_STRIDE, pieces), 0, -1) if math.gcd(s, pieces) == 1)
+    at = 0
+    while True:
+        yield at
+        at = (at + stride) % pieces
 
 
-def pieces_of(captured: Captured) -> tuple[ProbePiece, ...]:
-    """A job's heaviest product, what it does to memory, and calls; their shares and seconds are not known yet."""
-    nodes = [n for n in captured.code.graph.nodes if n.op == "call_function"]
-    products = sorted(((_flop(n, captured), n) for n in nodes if operator_name(n) in PRODUCTS), key=lambda p: -p[0])
-    others = [
-        math.prod(m.shape) for n in nodes if operator_name(n) not in PRODUCTS and (m := captured.meta.get(n.name))
-    ]
-    elements = int(np.clip(np.median(others) if others else 1 << 14, 1 << 12, _MEMORY_ELEMENTS))
-    found = [_product(products[0][1], captured)] if products and products[0][0] > 0 else []
-    return (*found, ProbePiece("memory", (1, elements), 0.0, 0.0), ProbePiece("calls", (1,), 0.0, 0.0))
+# ---- drawing the pieces -------------------------------------------------------------------------------------------------
 
 
-def long_enough(pieces: Sequence[ProbePiece], device: torch.device) -> tuple[ProbePiece, ...]:
-    """The pieces repeated until each takes about as long as it should on this device."""
-    once = Prober(pieces, device).read(_FIRST)
-    times = [max(1, min(64, round(_PIECE_S / max(s, 1e-7)))) for s in once]
-    return tuple(replace(p, sizes=(n, *p.sizes[1:])) for p, n in zip(pieces, times, strict=True))
+def drawn(captured: Captured, task_s: Sequence[float]) -> tuple[Tasks, ...]:
+    """The tasks that run in the middle of each part of a pass, which takes `task_s` [forward tasks, in graph order] seconds with
+    their backwards; a small one with its small neighbours. Where all parts fall on the same tasks, they are one. O(tasks)."""
+    tasks, held = [*captured.task_nodes], {t.id: t.parameter_bytes for t in captured.graph.tasks}
+    seconds = np.array(task_s)
+    light = np.array([held[t] <= _MOST_BYTES / PARTS for t in tasks])
+    if (seconds * light).sum() > 0:
+        seconds = np.where(light, seconds, 0.0)
+    ends = np.cumsum(seconds)
+    middles = (np.arange(PARTS) + 0.5) / PARTS * ends[-1]
+    found = [_with_neighbours(int(i), seconds) for i in np.searchsorted(ends, middles).clip(max=len(tasks) - 1)]
+    counts = Counter(found)
+    common = math.gcd(*counts.values())
+    return tuple(tuple(tasks[a:b]) for (a, b), n in counts.items() for _ in range(n // common))
 
 
-def shares_of(captured: Captured, task_s: Mapping[str, float], call_s: float) -> Mapping[str, float]:
-    """Kind of work -> its share of the job's time: `task_s` of every forward task with its backward, `call_s` of each call."""
-    by_name = {n.name: n for n in captured.code.graph.nodes}
-    product = other = calls = 0.0
-    for task, names in captured.task_nodes.items():
-        multiplies = any(operator_name(by_name[n]) in PRODUCTS for n in names)
-        overhead = min(len(names) * call_s, task_s[task])
-        calls += overhead
-        product += (task_s[task] - overhead) * multiplies
-        other += (task_s[task] - overhead) * (not multiplies)
-    total = (product + other + calls) or 1.0
-    return {"product": product / total, "memory": other / total, "calls": calls / total}
-
-
-def with_shares(pieces: Sequence[ProbePiece], shares: Mapping[str, float]) -> tuple[ProbePiece, ...]:
-    """The pieces with their shares. Without a product its share is nothing."""
-    return tuple(replace(p, share=shares["product" if p.kind == "convolution" else p.kind]) for p in pieces)
-
-
-def call_seconds(pieces: Sequence[ProbePiece], seconds: Sequence[float]) -> float:
-    """What one call takes with its backward, when the pieces took so long."""
-    return next(s / p.sizes[0] for p, s in zip(pieces, seconds, strict=True) if p.kind == "calls")
-
-
-def _product(node: fx.Node, captured: Captured) -> ProbePiece:
-    """A piece with the kernel and the channels of the call, and as much of its size as half a millisecond allows."""
-    left, right = _operands(node, captured)
-    if operator_name(node) == "conv2d" and (sizes := _convolution_sizes(node, left, right)):
-        return ProbePiece("convolution", sizes, 0.0, 0.0)
-    columns, inner = _columns_and_inner(node, right)
-    sides = [max(1, round(_flop(node, captured) / (2 * columns * inner))), inner, columns]
-    while 2 * math.prod(sides) > 1.5 * _PRODUCT_FLOP:
-        longest = int(np.argmax(sides))
-        sides[longest] = -(-sides[longest] // 2)
-    return ProbePiece("product", (1, *sides), 0.0, 0.0)
-
-
-def _convolution_sizes(node: fx.Node, image: tuple[int, ...], weight: tuple[int, ...]) -> tuple[int, ...]:
-    """() where it is of a kind that a piece does not describe: dilated, padded by a name, or unlike in its two directions."""
-    _, args = called(node)
-    stride, padding, dilation = (args[k] if len(args) > k else default for k, default in ((3, 1), (4, 0), (5, 1)))
-    groups = int(args[6]) if len(args) > 6 else 1
-    plain = [_one(x) for x in (stride, padding, dilation)]
-    if len(image) != 4 or None in plain or plain[2] != 1:
-        return ()
-    batch, channels, height, width = image
-    out, _, *kernel = weight
-    per_row = 2 * out * math.prod(weight[1:]) * max(1, width // int(plain[0] or 1))
-    rows = max(1, round(_PRODUCT_FLOP / per_row))
-    height = min(height, max(kernel[0], rows * int(plain[0] or 1)))
-    flop = per_row * max(1, height // int(plain[0] or 1))
-    batch = min(batch, max(1, round(_PRODUCT_FLOP / flop)))
-    return (
-        1,
-        batch,
-        channels,
-        height,
-        width,
-        out,
-        *kernel,
-        int(plain[0] or 1),
-        int(plain[1] or 0),
-        groups,
-    )
-
-
-def _one(value: object) -> int | None:
-    """The number that a list of equal numbers repeats; None where they differ, or are a word."""
-    if isinstance(value, int):
-        return value
-    numbers = set(value) if isinstance(value, list | tuple) else set()
-    return numbers.pop() if len(numbers) == 1 and all(isinstance(n, int) for n in numbers) else None
-
-
-def _operands(node: fx.Node, captured: Captured) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the first two tensors that a call takes; () where there are none."""
-    _, args = called(node)
-    shapes = [captured.meta[a.name].shape for a in args if isinstance(a, fx.Node) and a.name in captured.meta]
-    return (*shapes, (), ())[0], (*shapes, (), ())[1]
-
-
-def _columns_and_inner(node: fx.Node, right: tuple[int, ...]) -> tuple[int, int]:
-    name = operator_name(node)
-    if name == "linear" or name.startswith("conv"):
-        return max(1, right[0]), max(1, math.prod(right[1:]))
-    return max(1, right[-1] if right else 1), max(1, right[-2] if len(right) > 1 else 1)
-
-
-def _flop(node: fx.Node, captured: Captured) -> float:
-    """Of the forward of a product; 0 where its shapes are not known."""
-    _, right = _operands(node, captured)
-    made = captured.meta.get(node.name)
-    if made is None or not right:
-        return 0.0
-    return 2.0 * math.prod(made.shape) * _columns_and_inner(node, right)[1]
+def _with_neighbours(at: int, seconds: FloatArray) -> tuple[int, int]:
+    """[a, b) around a task, long enough to be timed, without drawing in a task that is larger than that by itself."""
+    a, b, n = at, at + 1, len(seconds)
+    while seconds[a:b].sum() < _LEAST_S and b - a < n:
+        left = seconds[a - 1] if a > 0 else math.inf
+        right = seconds[b] if b < n else math.inf
+        if min(left, right) > _LEAST_S:
+            break
+        a, b = (a - 1, b) if left <= right else (a, b + 1)
+    return a, b
 
 
 # ---- running them -------------------------------------------------------------------------------------------------------
 
 
-def _convolution(sizes: Sequence[int], device: torch.device) -> Callable[[], None]:
-    times, batch, channels, height, width, out, kernel_h, kernel_w, stride, padding, groups = sizes
-    image = torch.zeros(batch, channels, height, width, device=device)
-    weight = torch.zeros(out, channels // groups, kernel_h, kernel_w, device=device)
+def _work(
+    tasks: Tasks, captured: Captured, leaves: Sequence[object], device: torch.device, precision: Precision
+) -> Callable[[], None]:
+    """The tasks forward and backward, as a stage of their own."""
+    code = stage_code(captured, tasks, _read_elsewhere(captured, tasks))
+    tensors = _tensors(code, captured, device)
+    stage = Stage(code, captured.bindings, tensors, device=device, precision=precision)
+    received = {n: _stand_in(captured.meta[n], device) for n in code.received}
+    gradients: list[Tensor | None] = []
 
     def run() -> None:
-        with torch.inference_mode():
-            for _ in range(times):
-                torch.conv2d(image, weight, None, stride, padding, 1, groups)
+        for t in received.values():
+            t.grad = None
+        with _undrawn() if code.random else contextlib.nullcontext():
+            outputs = stage.forward(0, leaves, received, 0)
+        if not any(o.requires_grad for o in outputs):
+            stage.free(0)
+            return
+        if not gradients:
+            made = outputs[:-1] if code.has_loss else outputs
+            gradients.extend(torch.ones_like(o) if o.requires_grad else None for o in made)
+        stage.backward(0, gradients, 1.0)
 
     return run
 
 
-def _matrix_product(sizes: Sequence[int], device: torch.device) -> Callable[[], None]:
-    times, rows, inner, columns = sizes
-    left, right = torch.zeros(rows, inner, device=device), torch.zeros(columns, inner, device=device)
-
-    def run() -> None:
-        with torch.inference_mode():
-            for _ in range(times):
-                torch.nn.functional.linear(left, right)
-
-    return run
+@contextlib.contextmanager
+def _undrawn() -> Iterator[None]:
+    """Whoever draws at random afterwards draws as if nobody had."""
+    with drawing, torch.random.fork_rng():
+        yield
 
 
-def _memory(sizes: Sequence[int], device: torch.device) -> Callable[[], None]:
-    times, elements = sizes
-    a, b, c = (torch.zeros(elements, device=device) for _ in range(3))
-
-    def run() -> None:
-        with torch.inference_mode():
-            for _ in range(times):
-                torch.add(a, b, out=c)
-
-    return run
-
-
-def _calls(sizes: Sequence[int], device: torch.device) -> Callable[[], None]:
-    start = torch.ones(4, device=device, requires_grad=True)
-
-    def run() -> None:
-        value: Tensor = start
-        for _ in range(sizes[0]):
-            value = value * 1.0
-        torch.autograd.grad(value, start, torch.ones_like(value))
-
-    return run
+def _read_elsewhere(captured: Captured, tasks: Tasks) -> Tasks:
+    """Names of the values that other tasks read."""
+    own = {n for t in tasks for n in captured.task_nodes[t]}
+    return tuple(
+        n.name
+        for n in captured.code.graph.nodes
+        if n.name in own
+        and n.name in captured.meta
+        and n.name != captured.loss
+        and any(u.name not in own for u in n.users)
+    )
 
 
-_BUILD: Mapping[str, Callable[[Sequence[int], torch.device], Callable[[], None]]] = {
-    "convolution": _convolution,
-    "product": _matrix_product,
-    "memory": _memory,
-    "calls": _calls,
-}
+def _tensors(code: StageCode, captured: Captured, device: torch.device) -> Mapping[str, Tensor]:
+    """Parameters and buffers that the tasks read, with values that cost what any others would."""
+    wanted = {*code.parameters, *code.buffers}
+    at = {b.name: n for n, b in captured.bindings.items() if b.kind in ("parameter", "buffer") and b.name in wanted}
+    found = {name: _stand_in(captured.meta[node], device) for name, node in at.items()}
+    return {n: torch.nn.Parameter(t.detach(), t.requires_grad) if n in code.parameters else t for n, t in found.items()}
+
+
+def _stand_in(meta: TensorMeta, device: torch.device) -> Tensor:
+    """A tensor like it: numbers near 1, which are sound as weights and as variances; indices and masks of 0."""
+    if not meta.dtype.is_floating_point:
+        return torch.zeros(meta.shape, dtype=meta.dtype, device=device)
+    values = torch.empty(meta.shape, dtype=meta.dtype, device=device)
+    if 0 not in meta.stride:  # not one that repeats itself
+        values = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
+    values.uniform_(0.5, 1.5, generator=torch.Generator(device).manual_seed(0))
+    return values.requires_grad_(meta.requires_grad)

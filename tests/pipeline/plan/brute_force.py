@@ -72,7 +72,7 @@ def problem(seed: int) -> tuple[Profile, Wishes]:
         there = lot.integers(0, 9, len(graph.producer)).astype(float)
         transfer = np.where(lot.random(len(there)) < 0.7, there, math.nan) if given else np.full(len(there), math.nan)
         scaled = seconds * np.where(np.arange(len(seconds)) < 2 * n, micro, 1)[:, None]
-        probe = Probe((ProbePiece("calls", (1,), 1.0, 1e-3),), alone=alone)
+        probe = Probe((ProbePiece(("t0",), 1e-3),), 1, alone=alone)
         samples.append(Sample(micro, graph, CostTable.given(kinds, scaled, transfer), probe=probe))
     profile = Profile("job.py:job", batch, tuple(samples), cluster, float(lot.choice([0.0, 1.0, 2.0])))
     return profile, _wishes(lot)

@@ -16,7 +16,7 @@ from partita.simulate.predicted import predicted
 def story(*ran: list[float]) -> Story:
     """A run of two devices at these speeds, a row a device, measured as long as it should have taken."""
     file = plan_pipeline(chain_profile(), stages=2, allow_replicas=False)
-    file = replace(file, problem=replace(file.problem, probe=Probe((ProbePiece("calls", (4,), 1.0, 1e-3),))))
+    file = replace(file, problem=replace(file.problem, probe=Probe((ProbePiece(("t0",), 1e-3),), 1)))
     table = np.array(ran)
     readings = Readings(("cpu0", "cpu1"), 1e-3 / table[:, :, None], np.ones(table.shape))
     told = Story("a run", file, predicted(file.problem, file.plan), engines=(Engine("pipeline"),), readings=readings)

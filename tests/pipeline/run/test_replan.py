@@ -13,7 +13,7 @@ from partita.simulate.run_speed import DeviceSpeed
 
 def planned():
     file = plan_pipeline(chain_profile(), stages=2, allow_replicas=False)
-    return replace(file, problem=replace(file.problem, probe=Probe((ProbePiece("calls", (4,), 1.0, 1e-3),))))
+    return replace(file, problem=replace(file.problem, probe=Probe((ProbePiece(("t0",), 1e-3),), 1)))
 
 
 def test_a_slow_device_gets_less_work() -> None:

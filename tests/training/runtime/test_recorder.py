@@ -1,31 +1,50 @@
-"""The probe is read for a hundredth of a run's time, and alike whatever the steps last."""
+"""The probe is read for a hundredth of a run's time, every piece in its turn."""
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
+import numpy as np
 import pytest
-import torch
 
-from partita.nouns.probe import AT_ONCE, Probe, ProbePiece
-from partita.training.runtime import recorder
+from partita.nouns.probe import Probe, ProbePiece
+from partita.training.probing import Prober
+from partita.training.runtime.recorder import Recorder
 
-PROBE = Probe((ProbePiece("calls", (1,), 1.0, 1e-3),))
+PROBE = Probe((ProbePiece(("a",), 1e-3), ProbePiece(("b",), 2e-3)), 1)
+
+
+class Counting:
+    """Stands in for a prober: as long as measured, one piece after the other."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def read(self, times: int) -> np.ndarray:
+        found = np.full(2, math.nan)
+        for _ in range(times):
+            i = len(self.taken) % 2
+            found[i] = PROBE.pieces[i].seconds
+            self.taken.append(i)
+        return found
 
 
 @pytest.mark.parametrize("step_s", [1e-3, 0.05, 0.7, 20.0])
-def test_readings_take_a_hundredth_of_the_time(step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-    monkeypatch.setattr(recorder.Prober, "read", lambda self, times=1: taken.append(times) or (1e-3,))
-    noted = recorder.Recorder(PROBE, torch.device("cpu"))
-    taken.clear()  # a prober warms up
+def test_readings_take_a_hundredth_of_the_time(step_s: float) -> None:
+    prober = Counting()
+    noted = Recorder(PROBE, cast(Prober, prober))
     for _ in range(1000):
         noted.after(step_s, 0.9)
-    spent = sum(taken) * PROBE.seconds
-    assert set(taken) == {AT_ONCE}
-    assert spent <= 0.01 * 1000 * step_s + AT_ONCE * PROBE.seconds + 1e-9
-    assert len(taken) >= min(1000, 0.9 * 0.01 * 1000 * step_s / (AT_ONCE * PROBE.seconds))
+    each_s = PROBE.seconds / 2
+    spent = len(prober.taken) * each_s
+    assert spent <= 0.01 * 1000 * step_s + PROBE.seconds + 1e-9
+    assert len(prober.taken) >= min(1000, 0.9 * 0.01 * 1000 * step_s / each_s)
     rows = noted.rows()
-    assert rows.shape == (1000, 2)
+    assert rows.shape == (1000, 3)
     assert float(rows[0, 1]) == pytest.approx(1e-3)
-    assert math.isnan(float(rows[1, 1])) == (step_s < 0.3)
+    assert math.isnan(float(rows[1, 1])) == (step_s < 0.1)
+
+
+def test_without_steps_there_are_no_rows() -> None:
+    assert Recorder(PROBE, cast(Prober, Counting())).rows().shape == (0, 3)

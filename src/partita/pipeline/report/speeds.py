@@ -13,7 +13,6 @@ from partita.page.run_speed import sentences
 from partita.page.text import percent
 from partita.pipeline.report.charts import frame
 from partita.pipeline.report.story import Story
-from partita.simulate.run_speed import speeds_of
 
 _MOST = 4  #: devices with a line of their own; of more, those that strayed furthest
 
@@ -57,5 +56,5 @@ def _changes(story: Story) -> dict[str, FloatArray]:
     if problem.probe is None or story.readings is None:
         return {}
     planned = {d.name: d.speed for d in problem.cluster_of(plan).devices}
-    rows = zip(story.readings.devices, speeds_of(problem, plan, story.readings), strict=True)
+    rows = zip(story.readings.devices, story.readings.speeds(problem.probe), strict=True)
     return {d: row / planned[d] for d, row in rows if d in planned}

@@ -15,16 +15,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partita.errors import BadInput
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
-from partita.nouns.probe import AT_ONCE, ProbePiece
-from partita.records import lean, record
 from partita.spawn import Process, end, parent_is_gone, spawn, threads_env
+
+if TYPE_CHECKING:
+    from partita.training.probing import Tasks
 
 _PATIENCE_S = 30.0  #: for a companion to get ready; without it the measurement goes on alone
 
@@ -66,22 +66,22 @@ class Company:
 
     def steps(self, device: str, since: float) -> FloatArray:
         """[steps, 3 + pieces] of a device since a moment of the monotonic clock, without those during which it slept: when the
-        step ended, its CPU seconds, its seconds, and CPU seconds of each piece of the probe."""
+        step ended, its CPU seconds, its seconds, and CPU seconds of each piece of the probe, nan where it was not read."""
         lines = self.logs[device].read_text().splitlines() if self.logs[device].exists() else []
         rows = [[float(x) for x in line.split()] for line in lines[:-1]]  # the last one may be half a line
         found = np.array([r for r in rows if r[0] >= since]).reshape(-1, len(rows[0]) if rows else 3)
         begin, end = np.array(self.sleeps).reshape(-1, 2).T
-        ended, read_s = found[:, 0], AT_ONCE * found[:, 3:].sum(axis=1)  # the probe is read after the step
+        ended, read_s = found[:, 0], np.nansum(found[:, 3:], axis=1)  # the probe is read after the step
         slept = np.searchsorted(begin, ended + read_s) > np.searchsorted(end, ended - found[:, 2])
         return np.asarray(found[~slept])
 
 
 @contextlib.contextmanager
 def company(
-    source: str, settings: Mapping[str, str], devices: Sequence[Device], size: int, pieces: Sequence[ProbePiece]
+    source: str, settings: Mapping[str, str], devices: Sequence[Device], size: int, pieces: Sequence[Tasks]
 ) -> Iterator[Company]:
     """While the context lasts, each of these devices, as far as they have cores of their own, trains the job's model on
-    micro-batches of `size`, and reads the probe after every step."""
+    micro-batches of `size`, and reads a piece of the probe, of the same size, after every step."""
     taken, others = set[int](), []
     for d in devices:
         if d.kind == "cpu" and d.cores and not set(d.cores) & taken:
@@ -89,7 +89,7 @@ def company(
             others.append(d)
     with tempfile.TemporaryDirectory(prefix="partita-company-") as folder:
         logs = {d.name: Path(folder) / f"{d.name}.log" for d in others}
-        spec = {"source": source, "settings": dict(settings), "size": size, "pieces": [lean(p) for p in pieces]}
+        spec = {"source": source, "settings": dict(settings), "size": size, "pieces": pieces}
         workers = [_start(logs[d.name].with_suffix(".json"), {**spec, "cores": d.cores}) for d in others]
         try:
             _wait_ready(list(logs.values()), workers)
@@ -123,6 +123,7 @@ def _keep_busy(spec: Mapping[str, Any]) -> None:
     import torch
 
     from partita.memory import keep_freed_memory
+    from partita.training.capture.model import capture
     from partita.training.job import call, load_job, micro_batches
     from partita.training.probing import Prober
 
@@ -130,14 +131,16 @@ def _keep_busy(spec: Mapping[str, Any]) -> None:
     torch.set_num_threads(1)
     job = load_job(str(spec["source"]), spec["settings"])
     model = job.build()
-    inputs, target = next(micro_batches(job.example(), int(spec["size"])))
-    prober = Prober(tuple(record(ProbePiece, p, BadInput, "a piece") for p in spec["pieces"]), torch.device("cpu"))
+    device = torch.device("cpu")
+    part = inputs, target = next(micro_batches(job.example(), int(spec["size"])))
+    captured = capture(model, job.loss, part, precision=job.precision(device))
+    prober = Prober([tuple(p) for p in spec["pieces"]], captured, part, device, job.precision(device))
     with open(spec["log"], "w", buffering=1) as log:
         while not parent_is_gone():
             began, worked = time.monotonic(), time.thread_time()
             job.loss(call(model, inputs), target).backward()  # type: ignore[no-untyped-call]
             ended, work = time.monotonic(), time.thread_time() - worked
-            print(ended, work, ended - began, *prober.read(AT_ONCE), file=log)
+            print(ended, work, ended - began, *prober.read(), file=log)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ from partita.memory import keep_freed_memory
 from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable, Estimate
 from partita.nouns.graph import FloatArray, TaskGraph
-from partita.nouns.probe import AT_ONCE, Probe, ProbePiece, middle_mean
+from partita.nouns.probe import Probe
 from partita.nouns.profile import Profile, Sample
 from partita.page.machine import machine_facts
 from partita.training.capture.model import Captured, capture
@@ -29,8 +27,8 @@ from partita.training.measure.instructions import CallCosts, call_costs
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
 from partita.training.measure.speeds import job_probe, typical_ratio, with_speeds
-from partita.training.measure.tasks import SECONDS, TaskTimes, estimates, time_tasks, weight_shares
-from partita.training.probing import Prober, call_seconds, long_enough, pieces_of, shares_of, with_shares
+from partita.training.measure.tasks import SECONDS, TaskTimes, estimates, quick_task_s, time_tasks, weight_shares
+from partita.training.probing import Prober, drawn
 
 Progress = Callable[[str, int, int], None]
 Asleep = Callable[[], AbstractContextManager[None]]
@@ -63,9 +61,9 @@ def measure_job(
     device = torch.device(local[0].name) if local[0].kind == "cuda" else torch.device("cpu")
     steps = len(wanted) + 1
     with pinned(local[0]):
-        measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[0])
+        measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[:2][-1])
     others = [d for d in local[1:] if d.cores != local[0].cores]
-    with company(source, settings or {}, others, wanted[0], measuring.pieces) as busy, pinned(local[0]):
+    with company(source, settings or {}, others, measuring.probed, measuring.pieces) as busy, pinned(local[0]):
         cost, ready = call_costs(device), time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
@@ -102,43 +100,35 @@ class _Measuring:
     """A job being measured on one device, a micro-batch size at a time."""
 
     def __init__(
-        self, job: TrainingJob, model: nn.Module, batch: Batch, device: torch.device, kind: str, smallest: int
+        self, job: TrainingJob, model: nn.Module, batch: Batch, device: torch.device, kind: str, probed: int
     ) -> None:
-        """The probe's pieces are chosen at the smallest size."""
+        """The probe's pieces run on micro-batches of the size `probed`."""
         self._job, self._model, self._batch, self._device, self._kind = job, model, batch, device, kind
         self.samples: list[Sample] = []
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
-        self._lone_readings: list[tuple[float, ...]] = []  #: the pieces' seconds without company
-        self._paired: list[int] = []  #: of each, which of `readings` came last before it
         self._company: list[FloatArray] = []  #: of every size
         self.optimizer_bytes_per_parameter_byte = 0.0
-        self._smallest = self._captured(smallest)
-        self.pieces: tuple[ProbePiece, ...] = long_enough(pieces_of(self._smallest), device)
-        self._prober = Prober(self.pieces, device)
+        self.probed, self._known = probed, self._captured(probed)
+        part, precision = next(micro_batches(batch, probed)), job.precision(device)
+        self.pieces = drawn(self._known, quick_task_s(self._known, model, job.optimizer, part, device, precision))
+        self._prober = Prober(self.pieces, self._known, part, device, precision)
 
     def take(self, size: int, budget_s: float, asleep: Asleep, cost: CallCosts) -> None:
         """Measure at a size, in company; inside `asleep()` without."""
-        captured = self._captured(size) if self.samples else self._smallest
+        captured = self._known if size == self.probed else self._captured(size)
         first = len(self.readings)
+        self._read(len(self.pieces))  # every one of them once, whatever the budget
         times = _in_a_step(self._times(captured, size, budget_s, asleep), cost)
         self._company.append(times.company)
         sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
-        own = np.array(self.readings[first:])
-        call_s = call_seconds(self.pieces, middle_mean(own[:, 1:]).tolist())
-        known = with_shares(self.pieces, shares_of(captured, _task_s(sample), call_s))
-        self.samples.append(replace(sample, probe=job_probe(known, own, times.core_share)))
+        probe = job_probe(self.pieces, self.probed, np.array(self.readings[first:]), times.core_share)
+        self.samples.append(replace(sample, probe=probe))
         self.optimizer_bytes_per_parameter_byte = times.optimizer_bytes_per_parameter_byte
 
     def with_company(self) -> list[Sample]:
-        """The samples with what company costs, told by the passes of all sizes and by the readings between them."""
+        """The samples with what company costs, told by the passes of all sizes."""
         alone = max(1.0, typical_ratio(np.concatenate(self._company)))
-        in_company, lone = np.array([self.readings[i][1:] for i in self._paired]), np.array(self._lone_readings)
-        found = []
-        for s in self.samples:
-            assert s.probe is not None
-            alone_read = typical_ratio(s.probe.slowness(in_company) / s.probe.slowness(lone))
-            found.append(replace(s, probe=replace(s.probe, alone=alone, alone_read=alone_read)))
-        return found
+        return [replace(s, probe=replace(s.probe, alone=alone)) for s in self.samples if s.probe]
 
     def _captured(self, size: int) -> Captured:
         part = next(micro_batches(self._batch, size))
@@ -153,17 +143,12 @@ class _Measuring:
             self._device,
             budget_s=budget_s,
             precision=self._job.precision(self._device),
-            between=lambda: self.readings.append((time.monotonic(), *self._prober.read(AT_ONCE))),
-            asleep=partial(self._read_in, asleep),
+            between=self._read,
+            asleep=asleep,
         )
 
-    @contextmanager
-    def _read_in(self, asleep: Asleep) -> Iterator[None]:
-        """Asleep, and the probe is read at the end of it."""
-        with asleep():
-            yield
-            self._paired.append(len(self.readings) - 1)
-            self._lone_readings.append(self._prober.read(AT_ONCE))
+    def _read(self, times: int = 2) -> None:
+        self.readings.append((time.monotonic(), *self._prober.read(times)))
 
 
 def _in_a_step(times: TaskTimes, cost: CallCosts) -> TaskTimes:
@@ -182,15 +167,6 @@ def probe_of(samples: Sequence[Sample]) -> Probe:
     found = samples[len(samples) // 2].probe
     assert found is not None
     return found
-
-
-def _task_s(sample: Sample) -> dict[str, float]:
-    """Forward task -> its seconds with its backward."""
-    seconds: dict[str, float] = defaultdict(float)
-    for task, row in zip(sample.graph.tasks, sample.costs.seconds, strict=True):
-        if task.phase != "update":
-            seconds[task.of or task.id] += float(row[0])
-    return seconds
 
 
 def _sizes(total: int, asked: Sequence[int]) -> list[int]:

@@ -15,23 +15,31 @@ import numpy as np
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import Probe, ProbePiece, middle_mean, scatter
+from partita.training.probing import Tasks
 
 ALIKE = 0.03  #: devices whose speeds differ by less are called equal
 _SPANS = 8
 
 
-def job_probe(pieces: Sequence[ProbePiece], own: FloatArray, core_share: float) -> Probe:
-    """The probe of a job on the device where it was measured; `own` [readings, 1 + pieces]: moment, seconds of each piece."""
-    typical = middle_mean(own[:, 1:])
-    known = tuple(replace(p, seconds=float(s)) for p, s in zip(pieces, typical, strict=True))
-    probe = Probe(known, core_share)
-    return replace(probe, spread=scatter(probe.slowness(own[:, 1:])))
+def job_probe(pieces: Sequence[Tasks], micro_batch_size: int, own: FloatArray, core_share: float) -> Probe:
+    """The probe of a job on the device where it was measured; `own` [readings, 1 + pieces]: moment, seconds of each piece, nan
+    where it was not read. Each was read at least once."""
+    typical = [middle_mean(column[np.isfinite(column)]) for column in own[:, 1:].T]
+    known = tuple(ProbePiece(tasks, s) for tasks, s in zip(pieces, typical, strict=True))
+    probe = Probe(known, micro_batch_size, core_share)
+    told = probe.slowness(own[:, 1:])
+    return replace(probe, spread=scatter(told[np.isfinite(told)]))
 
 
 def speed_of(probe: Probe, rows: FloatArray) -> float:
     """Speed of a device by what its companion wrote down: `rows` [steps, 3 + pieces], the moment when a step had ended, its
-    CPU seconds, its seconds, and the pieces'. At least one row."""
-    return float(probe.speed(middle_mean(rows[:, 3:]), np.array(rows[:, 1].sum() / rows[:, 2].sum())))
+    CPU seconds, its seconds, and the pieces'; nan without a reading among them. At least one row."""
+    return float(probe.speed(_told(probe, rows[:, 3:]), np.array(rows[:, 1].sum() / rows[:, 2].sum())))
+
+
+def _told(probe: Probe, piece_s: FloatArray) -> FloatArray:
+    told = probe.slowness(piece_s)
+    return np.array(middle_mean(told[np.isfinite(told)]))
 
 
 def relative_speed(probe: Probe, own: FloatArray, other: FloatArray) -> float:
@@ -45,9 +53,10 @@ def relative_speed(probe: Probe, own: FloatArray, other: FloatArray) -> float:
     for low, high in pairwise(edges.tolist()):
         mine, its = (rows[(rows[:, 0] >= low) & (rows[:, 0] <= high)] for rows in (own, other))
         if len(mine) and len(its):
-            measured = probe.speed(middle_mean(mine[:, 1:]), np.array(probe.core_share))
+            measured = probe.speed(_told(probe, mine[:, 1:]), np.array(probe.core_share))
             ratios.append(speed_of(probe, its) / float(measured))
-    return typical_ratio(np.array(ratios))
+    found = np.array(ratios)
+    return typical_ratio(found[np.isfinite(found)])
 
 
 def typical_ratio(ratios: FloatArray) -> float:

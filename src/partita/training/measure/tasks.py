@@ -113,6 +113,20 @@ def time_tasks(
     )
 
 
+def quick_task_s(
+    captured: Captured,
+    model: nn.Module,
+    make_optimizer: MakeOptimizer,
+    batch: Batch,
+    device: torch.device,
+    precision: Precision = contextlib.nullcontext,
+) -> list[float]:
+    """[forward tasks] seconds of each with its backward, of a first look."""
+    runner = _Runner(captured, model, make_optimizer, batch, device, precision)
+    runner.one_pass()
+    return [float(s) for s in np.median([sum(runner.one_pass()) for _ in range(3)], axis=0)]
+
+
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
     """(forward, backward) estimate of every task: the median over passes, its quartiles as the interval, set right by the whole."""
     return _set_right(times.forward, times.whole_forward, times.calls), _set_right(

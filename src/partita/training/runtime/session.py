@@ -11,8 +11,11 @@ import torch
 from partita.errors import PlanError
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
-from partita.training.job import TrainingJob, load_job
+from partita.nouns.probe import Probe
+from partita.training.capture.model import capture
+from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.loss_check import check_loss
+from partita.training.probing import Prober
 from partita.training.runtime.clock import Clock
 from partita.training.runtime.device import backend_for, direction_groups, torch_device
 from partita.training.runtime.join import world
@@ -83,9 +86,25 @@ class Session:
 
     def recorder(self, engine: str) -> Recorder | None:
         """Takes readings of the probe for an engine; None where this rank has no part in it, or the plan knows no probe."""
-        problem, device = self.file.problem, torch_device(self.assignment.cluster, self.assignment.device)
+        problem = self.file.problem
         probe = problem.probe if isinstance(problem, PipelineProblem) else None
-        return Recorder(probe, device) if probe and self.engines[engine] is not None else None
+        return Recorder(probe, self._prober(probe)) if probe and self.engines[engine] is not None else None
+
+    def _prober(self, probe: Probe) -> Prober:
+        """Raises PlanError where the job has other tasks than the probe."""
+        job, pipeline = self.job, self.engines.get("pipeline")
+        part = next(micro_batches(job.example(), probe.micro_batch_size))
+        known = pipeline.captured.get(probe.micro_batch_size) if isinstance(pipeline, Pipeline) else None
+        device = torch_device(self.assignment.cluster, self.assignment.device)
+        precision = job.precision(device)
+        captured = known or capture(job.build(), job.loss, part, precision=job.precision(torch.device("cpu")))
+        strange = {t for p in probe.pieces for t in p.tasks} - captured.task_nodes.keys()
+        if strange:
+            raise PlanError(
+                f"the plan's probe runs {min(strange)!r}, which the job does not have",
+                hint="measure and plan this job again",
+            )
+        return Prober([p.tasks for p in probe.pieces], captured, part, device, precision)
 
     @property
     def full_batch(self) -> int:
