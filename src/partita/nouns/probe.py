@@ -25,7 +25,7 @@ import numpy as np
 from partita.errors import BadInput, refuse
 from partita.files import dump_json, read_json, write_whole
 from partita.nouns.costs import MOST_SECONDS
-from partita.nouns.graph import FloatArray
+from partita.nouns.graph import FloatArray, IntArray
 from partita.records import lean, record
 
 RESTLESS = 0.5  #: readings of one device that vary by more than this share are not to be trusted
@@ -100,10 +100,11 @@ class Readings:
         `near` readings closest to it say. nan where a device was never read."""
         found = np.full(self.core_share.shape, np.nan)
         for d in range(len(self.devices)):
-            slowness = probe.slowness(self.piece_s[d])
-            read = np.flatnonzero(np.isfinite(slowness))
+            ratios = self.piece_s[d] / np.array([p.seconds for p in probe.pieces])
+            read, piece = np.nonzero(np.isfinite(ratios))
             if len(read):
-                told = np.array([middle_mean(slowness[c]) for c in _closest(read, len(slowness), near)])
+                slowness = ratios[read, piece]
+                told = np.array([middle_mean(slowness[c]) for c in _closest(read, len(ratios), near)])
                 share = self.core_share[d]
                 share = np.where(np.isfinite(share), share, np.nanmedian(share) if np.isfinite(share).any() else 1.0)
                 found[d] = probe.speed(told, share)
@@ -186,16 +187,16 @@ def middle_mean(values: FloatArray) -> float:
     return float(np.sort(values)[cut : len(values) - cut].mean()) if len(values) else math.nan
 
 
-def _closest(read: Sequence[int] | np.ndarray[Any, Any], steps: int, near: int) -> list[np.ndarray[Any, Any]]:
-    """[steps] of the steps that were read, in their order, the `near` closest to each. O(steps near log near).
+def _closest(read: IntArray, steps: int, near: int) -> list[IntArray]:
+    """[steps] which readings, taken after the steps `read` (in order), are the `near` closest to each. O(steps near log near).
 
     >>> [c.tolist() for c in _closest(np.array([0, 3, 9]), 5, 2)]
-    [[0, 3], [0, 3], [3, 0], [3, 0], [3, 0]]
+    [[0, 1], [0, 1], [1, 0], [1, 0], [1, 0]]
     """
-    read, found = np.asarray(read), []
-    for step, place in enumerate(np.searchsorted(read, np.arange(steps))):
-        about = read[max(0, place - near) : place + near]
-        found.append(about[np.argsort(np.abs(about - step), kind="stable")[:near]])
+    found = []
+    for step, place in enumerate(np.searchsorted(read, np.arange(steps)).tolist()):
+        about = np.arange(max(0, place - near), min(len(read), place + near))
+        found.append(about[np.argsort(np.abs(read[about] - step), kind="stable")[:near]])
     return found
 
 

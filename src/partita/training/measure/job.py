@@ -27,7 +27,15 @@ from partita.training.measure.instructions import CallCosts, call_costs
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
 from partita.training.measure.speeds import job_probe, typical_ratio, with_speeds
-from partita.training.measure.tasks import SECONDS, TaskTimes, estimates, quick_task_s, time_tasks, weight_shares
+from partita.training.measure.tasks import (
+    SECONDS,
+    TaskTimes,
+    at_one_speed,
+    estimates,
+    quick_task_s,
+    time_tasks,
+    weight_shares,
+)
 from partita.training.probing import Prober, drawn
 
 Progress = Callable[[str, int, int], None]
@@ -118,10 +126,12 @@ class _Measuring:
         captured = self._known if size == self.probed else self._captured(size)
         first = len(self.readings)
         self._read(len(self.pieces))  # every one of them once, whatever the budget
-        times = _in_a_step(self._times(captured, size, budget_s, asleep), cost)
+        times = self._times(captured, size, budget_s, asleep)
+        read = np.array(self.readings[first:])
+        probe = job_probe(self.pieces, self.probed, read, times.core_share)
+        times = _in_a_step(at_one_speed(times, probe.slowness(read[1:, 1:])), cost)
         self._company.append(times.company)
         sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
-        probe = job_probe(self.pieces, self.probed, np.array(self.readings[first:]), times.core_share)
         self.samples.append(replace(sample, probe=probe))
         self.optimizer_bytes_per_parameter_byte = times.optimizer_bytes_per_parameter_byte
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
+from partita.nouns.probe import middle_mean
 from partita.training.capture.model import Captured, bound_values
 from partita.training.capture.operators import for_device
 from partita.training.job import Batch, Precision
@@ -33,6 +34,7 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 
 
 #: Of TaskTimes.
+BETWEEN = 4  #: parts of a pass over all tasks, and calls of `between`
 SECONDS = ("forward", "backward", "whole_forward", "whole_backward", "one_in_flight", "weights", "update")
 
 
@@ -69,7 +71,7 @@ def time_tasks(
     asleep: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> TaskTimes:
     """Passes over all tasks until the budget is spent, at least `least` and at most `most`, forwards inside `precision()`;
-    `between` is called after every third of one; inside `asleep()` the other devices are idle.
+    `between` is called BETWEEN times in each; inside `asleep()` the other devices are idle.
 
     The model stays as it was.
     """
@@ -111,6 +113,18 @@ def time_tasks(
         runner.optimizer_bytes_per_parameter_byte,
         min(core_share, 1.0),
     )
+
+
+def at_one_speed(times: TaskTimes, slowness: FloatArray) -> TaskTimes:
+    """The passes as they would have been at the mean speed of all of them; `slowness` [BETWEEN x passes] of the device, read
+    between their parts, 1 on average.
+
+    A machine may be fast for some seconds and slow for the next; then the median pass is one of either kind, and no mean.
+    """
+    each = slowness.reshape(-1, BETWEEN)
+    around = np.array([middle_mean(each[max(0, i - 1) : i + 2].ravel()) for i in range(len(each))])
+    scaled = {n: (getattr(times, n).T / around).T for n in SECONDS}
+    return replace(times, **scaled)
 
 
 def quick_task_s(
