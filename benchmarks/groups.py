@@ -4,7 +4,7 @@
 
 Every random world is a model of 6 to 14 layers, 4 to 8 devices of unequal speed and memory on one to three hosts with fast links
 inside and slow ones between, and 4 to 32 micro-batches. The judge takes every partition of every subset of the devices into
-groups and every order of the devices in a group (the program cuts each), simulates every partition whose estimate is near the
+groups and every order of the devices in a group of up to 6 (the program cuts each), simulates every partition whose estimate is near the
 best step, and changes the best ten one thing at a time. What `groups` finds is compared with the best of both. Large: 64 devices on
 16 hosts, the PipeDream-like model of 40 layers of the script.
 """
@@ -38,6 +38,7 @@ from partita.pipeline.plan.planner import plan_pipeline
 NEAR = 1.1  #: times the best step so far: partitions with such estimates are simulated
 MOST = 150  #: of them
 TUNED = 10  #: of them changed one thing at a time
+ALL_ORDERS = 6  #: devices of a group; larger groups are tried in a few orders
 LARGE = 64
 
 CLAIMS = {
@@ -117,7 +118,7 @@ def exhaustive_s(profile: Profile) -> float:
     """The step of the best grouping; inf where none fits."""
     task = PipelineTask(profile, profile.cluster, Wish(budget_s=1e6))
     bench = task.benches[0]
-    crews = Crews(line_of(task, bench), bench.costs.micro_batches, Effort(math.inf), all_orders=len(profile.cluster.devices))
+    crews = Crews(line_of(task, bench), bench.costs.micro_batches, Effort(math.inf), all_orders=ALL_ORDERS)
     found = sorted((s for g in partitions(crews.devices) if g and (s := crews.shared(g))), key=lambda s: s.step_s)
     best, steps = math.inf, []
     for s in dict.fromkeys(found[:MOST]):

@@ -80,7 +80,9 @@ class _Lowering:
     compute: dict[Slot, int] = field(default_factory=dict)  #: slot -> its instruction
     messages: list[_Message] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)  #: device -> its last computation
-    stage_ends: dict[tuple[str, int], int] = field(default_factory=dict)  #: (device, stage) -> its last one of that stage
+    stage_ends: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  #: (device, stage) -> its last one of that stage
     reduced: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  #: device -> sums it takes part in
     pieces: dict[tuple[str, int, bool], Piece] = field(default_factory=dict)  #: made once: hashing long ones takes time
 

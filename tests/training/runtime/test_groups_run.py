@@ -41,8 +41,6 @@ def unequal_cuts() -> PlanFile:
 def test_unequal_cuts_and_shares_train_alike(tmp_path: Path) -> None:
     file = unequal_cuts()
     assert file.plan.check(file.graph, file.cluster) == []
-    found = compare_engines(
-        file, f"{MODELS}:bert", {}, tmp_path, engines=("single", "pipeline"), rounds=5, warmup=0
-    )
+    found = compare_engines(file, f"{MODELS}:bert", {}, tmp_path, engines=("single", "pipeline"), rounds=5, warmup=0)
     assert found.gradient_errors["pipeline"] <= 1e-5
     assert found.largest_loss_error <= 1e-5

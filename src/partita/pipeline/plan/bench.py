@@ -83,7 +83,8 @@ class Bench:
             return candidate.written.plan
         names = [d.name for d in self.cluster.devices]
         stages = tuple(
-            Stage(self.tasks_between(s.start, s.end), tuple(names[d] for d in s.devices), s.recompute) for s in candidate.chain
+            Stage(self.tasks_between(s.start, s.end), tuple(names[d] for d in s.devices), s.recompute)
+            for s in candidate.chain
         )
         return PipelinePlan(
             self.sample.graph.fingerprint,

@@ -129,9 +129,7 @@ def _readers(kept: list[_Node], edges: list[tuple[str, str]]) -> dict[str, list[
     return readers
 
 
-def _training_graph(
-    name: str, kept: list[_Node], edges: list[tuple[str, str]]
-) -> tuple[TaskGraph, list[float]]:
+def _training_graph(name: str, kept: list[_Node], edges: list[tuple[str, str]]) -> tuple[TaskGraph, list[float]]:
     """Forwards, backwards in the opposite order, updates of what has parameters; a gradient goes back along every edge."""
     readers = _readers(kept, edges)
     forward = [Task(i, t, "forward", None, None, v["parameter_size"], v["activation_size"]) for i, t, v, _ in kept]

@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 SPIN_S = 5e-5  #: of the end of a wait, in which the clock is looked at instead of sleeping
 _PR_SET_TIMERSLACK = 29  # prctl(2)
@@ -20,13 +20,12 @@ _PR_SET_TIMERSLACK = 29  # prctl(2)
 
 @dataclass
 class Pacer:
-    """`debt_s`: how late this rank is, through waits that ended late; `late_s`: all of it so far, whether made up for or not."""
+    """`debt_s`: how late this rank is, through waits that ended late; `late_s`: all that waits were late by so far, made up for or not."""
 
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
     debt_s: float = 0.0
     late_s: float = 0.0
-    waited_s: float = field(default=0.0)
 
     @property
     def now_s(self) -> float:
@@ -35,9 +34,7 @@ class Pacer:
 
     def until(self, at_s: float) -> None:
         """Wait until the device's time is `at_s`; no time passes for it where that is over."""
-        before = self.now_s
-        self.come(max(before, at_s))
-        self.waited_s += max(0.0, at_s - before)
+        self.come(max(self.now_s, at_s))
 
     def come(self, at_s: float) -> None:
         """The device's time is `at_s`, which may be behind the clock: then the rank is late by the difference."""
@@ -46,7 +43,7 @@ class Pacer:
             self.sleep(left - SPIN_S)
         while (late := self.clock() - at_s) < 0:
             pass
-        self.late_s += max(0.0, late - self.debt_s)
+        self.late_s += late if left > 0 else 0.0
         self.debt_s = late
 
 

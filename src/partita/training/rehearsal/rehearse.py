@@ -134,7 +134,9 @@ def rehearse(
     rows = value["ranks"]
     limit = file.cluster.by_name
     peaks = tuple(
-        Peak(r["device"], r["peak_bytes"], limit[r["device"]].memory_bytes, {int(k): n for k, n in r["peak_of"].items()})
+        Peak(
+            r["device"], r["peak_bytes"], limit[r["device"]].memory_bytes, {int(k): n for k, n in r["peak_of"].items()}
+        )
         for r in rows
     )
     step_s = statistics.median(value["steps_s"])

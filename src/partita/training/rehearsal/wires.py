@@ -180,9 +180,7 @@ class EmulatedSums:
         told = torch.zeros(2 * n, dtype=torch.float64)
         told[me], told[n + me] = self.pacer.now_s, self.buckets.free_at(s.hops[me][0])
         zeros = torch.zeros(max(n, s.payload_bytes), dtype=torch.uint8)
-        ends = [
-            self.transport.begin_sum(part, group, key=1 + 2 * s.number + k) for k, part in enumerate((told, zeros))
-        ]
+        ends = [self.transport.begin_sum(part, group, key=1 + 2 * s.number + k) for k, part in enumerate((told, zeros))]
 
         def finish() -> None:
             before = self.pacer.now_s

@@ -14,7 +14,6 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-
 from partita.errors import PartitaError
 from partita.nouns.plan import PlanFile
 from partita.spawn import threads_env
@@ -22,6 +21,7 @@ from partita.training.runtime.join import check_ranks, process_group, stay_on_lo
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker import leave, leave_word
 from partita.training.runtime.worker_status import Board
+
 
 def on_cpu(file: PlanFile) -> PlanFile:
     """The plan with devices that are CPU workers to whoever starts them: nothing is computed on the real ones."""

@@ -28,7 +28,6 @@ from partita.training.runtime.interpreter import Bound, Interpreter, StepResult
 from partita.training.runtime.state import State, average, moved
 from partita.training.runtime.transport import Transport
 
-
 MOST_TYPES = 16  #: of parameters in one sum; torch has fewer that can be trained
 
 

@@ -19,6 +19,7 @@ from partita.pipeline.plan.groups.sums import step_s
 
 ALL_ORDERS = 4  #: of a group of so many devices every order is tried
 SLACKS = (0, 1, 3)  #: micro-batches in flight beyond the least, for each hop behind a device
+OTHER = 1.6  #: times as many micro-batches: worth another pipeline
 CALL = 40.0  #: effort (see `bench.Effort`) of calling a kernel
 LOOK, EVENT = 0.003, 0.05  #: of looking at a segment, and of simulating a forward or a backward
 
@@ -35,6 +36,7 @@ class Pipe:
     slack: int
     first_s: float  #: of one micro-batch
     each_s: float  #: of every further one
+    batches: int  #: of how many that was found out
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Crews:
         first = float(lasting(self.line, where, at, 1, slack).max())
         whole = float(lasting(self.line, where, at, batches, slack).max()) if batches > 1 else first
         each = (whole - first) / (batches - 1) if batches > 1 else first
-        return Pipe(tuple(order), cuts, slack, first, each)
+        return Pipe(tuple(order), cuts, slack, first, each, batches)
 
     def _orders(self, group: Group) -> Iterator[tuple[int, ...]]:
         """Every order of few devices; of more: by memory and speed, and along the fastest links from each of a few."""
@@ -164,11 +166,19 @@ class Crews:
             if len(there) < len(grouping):
                 return None
             numbers = shares([p.first_s for p in there], [p.each_s for p in there], self.batches)
-            pipes = [self.pipe(g, max(1, n)) for g, n in zip(grouping, numbers, strict=True)]
+            pipes = [self._made_for(g, p, n) for g, p, n in zip(grouping, there, numbers, strict=True)]
         used = [(p, n) for p, n in zip(pipes, numbers, strict=True) if n]
         if not all(p for p, _ in used):
             return None
         return self.with_shares([p for p, _ in used if p], [n for _, n in used])
+
+    def _made_for(self, group: Group, p: Pipe, batches: int) -> Pipe | None:
+        """The pipeline, or another one where so many micro-batches do not fit or are many more or less than it was made for."""
+        if not batches or 1 / OTHER <= batches / p.batches <= OTHER:
+            where, cuts = np.array(p.order, np.int64), np.array(p.cuts, np.int64)
+            if batches <= p.batches or fits(self.line, where, cuts, batches, p.slack):
+                return p
+        return self.pipe(group, batches)
 
     def lacking(self, grouping: Grouping) -> float:
         """How far a grouping is from one that fits: its groups without a pipeline, and how little room they have."""
@@ -185,7 +195,9 @@ class Crews:
         ends = np.empty(len(order))
         for p, n, a in zip(pipes, numbers, first[:-1], strict=True):
             self.effort.left -= CALL + EVENT * 2 * len(p.order) * n
-            ends[a : a + len(p.order)] = lasting(line, order[a : a + len(p.order)], np.array(p.cuts, np.int64), n, p.slack)
+            ends[a : a + len(p.order)] = lasting(
+                line, order[a : a + len(p.order)], np.array(p.cuts, np.int64), n, p.slack
+            )
         self.effort.left -= CALL
         return Shared(tuple(pipes), tuple(numbers), float(step_s(line, order, cuts, first, ends)))
 
@@ -211,7 +223,9 @@ def shares(first_s: Sequence[float], each_s: Sequence[float], batches: int) -> l
         used = left
     numbers = [0] * len(first_s)
     for g in used:
-        numbers[g] = max(0, min(batches, 1 + int((limit - first_s[g]) * rate[g] * (1 - 1e-12)))) if first_s[g] <= limit else 0
+        numbers[g] = (
+            max(0, min(batches, 1 + int((limit - first_s[g]) * rate[g] * (1 - 1e-12)))) if first_s[g] <= limit else 0
+        )
     queue = [(first_s[g] + numbers[g] * each_s[g], g) for g in groups]
     heapq.heapify(queue)
     for _ in range(batches - sum(numbers)):

@@ -11,6 +11,7 @@ over its own group's micro-batches:
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from partita.nouns.pipeline_plan import MOST_TURN, PipelinePlan, Slot, Stage
@@ -26,11 +27,11 @@ def written(bench: Bench, line: Line, shared: Shared) -> PipelinePlan:
     ends = sorted({c for p in shared.pipes for c in p.cuts})
     turns = _turns(shared.batches)
     stages = []
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in itertools.pairwise(ends):
         devices = tuple(names[_holder(p, low)] for p in shared.pipes)
         tasks = bench.tasks_between(int(line.state[low]), int(line.state[high]))
         stages.append(Stage(tasks, devices, shares=turns if len(set(turns)) > 1 else ()))
-    trains = [bench.costs.backward_tasks[line.state[j]] > bench.costs.backward_tasks[line.state[i]] for i, j in zip(ends, ends[1:], strict=False)]  # fmt: skip
+    trains = [bench.costs.backward_tasks[line.state[j]] > bench.costs.backward_tasks[line.state[i]] for i, j in itertools.pairwise(ends)]  # fmt: skip
     batches = bench.costs.micro_batches
     turn = stages[0].turn
     orders: dict[str, tuple[Slot, ...]] = {}
