@@ -27,6 +27,7 @@ VERBS = {
     "plan": "find a plan, with a bound that says how good it is",
     "explain": "why this plan: the bound, the gap, the bottleneck, what one more device would bring",
     "simulate": "predict a plan's timeline",
+    "rehearse": "the real engine on emulated devices: real messages, timed waits for compute",
     "run": "train for real, by a plan",
     "compare": "two timelines, or predicted against measured",
     "report": "one self-contained HTML file from a run's folder",

@@ -21,7 +21,9 @@ from partita.nouns.profile import Profile
 from partita.page.plan_rows import is_mapping, load_rows, mapped_rows, stage_rows, visits
 from partita.page.text import Kind, facts, percent, seconds, table
 from partita.pipeline.plan.planner import plan_pipeline
-from partita.placement.capture.formats import read_problem
+from partita.placement.capture.dnn_partitioning import unread
+from partita.placement.capture.formats import read_problem, sniff
+from partita.placement.capture.pipedream import read_profile
 from partita.placement.plan.contiguous_plan import plan_contiguous
 
 PROFILE_MARK = b"partita-profile"  #: within the first bytes of a profile, and of no other file
@@ -100,11 +102,16 @@ def _is_profile(path: str) -> bool:
 
 def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
     profile = Profile.read(options.source)
+    return _stages(profile, Cluster.read(options.cluster) if options.cluster else None, options, talk)
+
+
+def _stages(profile: Profile, cluster: Cluster | None, options: argparse.Namespace, talk: Talk) -> PlanFile:
+    """A pipeline, or a mapping, of a job that was measured."""
     if options.objective not in (None, "step"):
         raise BadInput(
             f"a profile is planned for the training step, not for {options.objective}", hint="leave --objective out"
         )
-    cluster = Cluster.read(options.cluster) if options.cluster else profile.cluster
+    cluster = cluster or profile.cluster
     cluster = cluster.first(options.devices) if options.devices is not None else cluster
     if options.bandwidth is not None:
         cluster = at_rate(cluster, options.bandwidth)
@@ -149,9 +156,7 @@ def at_rate(cluster: Cluster, rate: float) -> Cluster:
 def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
     objective = options.objective or "throughput"
     if objective == "step":
-        raise BadInput(
-            "a graph with given costs has no training step to plan for", hint="say --objective throughput or latency"
-        )
+        return _training(options, talk)
     problem = read_problem(options.source, options.devices, 1e9 if options.bandwidth is None else options.bandwidth)
     for remark in problem.remarks:
         talk.say(f"   {options.source}, {remark}")
@@ -168,6 +173,28 @@ def _graph(options: argparse.Namespace, talk: Talk) -> PlanFile:
     return plan_contiguous(
         problem, objective, method=options.method, budget_s=options.budget_s, replicas=not options.no_replicas
     )
+
+
+def _training(options: argparse.Namespace, talk: Talk) -> PlanFile:
+    """A pipeline that trains the layers of a PipeDream profile."""
+    if sniff(options.source) != "pipedream":
+        raise BadInput(
+            "a graph with given costs has no training step to plan for", hint="say --objective throughput or latency"
+        )
+    if options.micro_batches is None:
+        raise BadInput(
+            f"{options.source} does not say how many micro-batches a step has; each is what it timed",
+            hint="say --micro-batches M, e.g. 8",
+        )
+    cluster = Cluster.read(options.cluster) if options.cluster else None
+    devices = len(cluster.devices) if cluster else options.devices
+    rate = 1e9 if options.bandwidth is None else options.bandwidth
+    profile, odd = read_profile(options.source, options.micro_batches, devices, rate)
+    if odd:
+        talk.say(f"   {options.source}, nodes: {unread(odd)}")
+    if cluster and not (cluster.links or math.isfinite(cluster.default_link.rate_bytes_per_s)):
+        cluster = at_rate(cluster, rate)
+    return _stages(profile, cluster, options, talk)
 
 
 def maps(method: str, placement: str | None, objective: str) -> bool:

@@ -80,6 +80,9 @@ class _Lowering:
     compute: dict[Slot, int] = field(default_factory=dict)  #: slot -> its instruction
     messages: list[_Message] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)  #: device -> its last computation
+    stage_ends: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  #: (device, stage) -> its last one of that stage
     reduced: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  #: device -> sums it takes part in
     pieces: dict[tuple[str, int, bool], Piece] = field(default_factory=dict)  #: made once: hashing long ones takes time
 
@@ -135,9 +138,8 @@ class _Lowering:
             piece = self._piece(slot)
             needs = self._arrivals(device, slot)
             if piece.tasks or slot.part == "F":
-                self.compute[slot] = self.ends[device] = self.build.add(
-                    Op.COMPUTE, device, piece, slot.micro_batch, needs
-                )
+                done = self.build.add(Op.COMPUTE, device, piece, slot.micro_batch, needs)
+                self.compute[slot] = self.ends[device] = self.stage_ends[device, slot.stage] = done
             for k, m in forget.get(i, ()):
                 self.build.add(Op.FREE, device, Piece(f"X{k}", "free", k), m)
 
@@ -228,16 +230,20 @@ class _Lowering:
     # ---- the end of a step --------------------------------------------------------------------------------------------
 
     def add_sums(self, clips: bool) -> None:
-        """After the last backward: gradients are summed over replicas and over stages that share a parameter."""
+        """Gradients are summed over replicas and over stages that share a parameter, as soon as the last backward of those
+        stages has run on every member: earlier stages of these devices may still be at their backwards. The last stages
+        come first, as their backwards do."""
         sums = gradient_sums(self.graph, self.plan)
-        for number, s in enumerate(sums):
-            self._add_ring(s.name, "sum", number, s.devices, s.size_bytes)
+        for number, s in sorted(enumerate(sums), key=lambda x: (-max(x[1].stages), x[0])):
+            ends = [self.stage_ends[d, k] for d in s.devices for k in s.stages if (d, k) in self.stage_ends]
+            self._add_ring(s.name, "sum", number, s.devices, s.size_bytes, ends)
         if clips and len(self.plan.devices) > 1:
-            self._add_ring("N", "norm", len(sums), self.plan.devices, NORM_BYTES)
+            needs = [i for d in self.plan.devices for i in ([self.ends[d]] if d in self.ends else []) + self.reduced[d]]
+            self._add_ring("N", "norm", len(sums), self.plan.devices, NORM_BYTES, list(dict.fromkeys(needs)))
 
-    def _add_ring(self, name: str, kind: PieceKind, group: int, devices: Sequence[str], size_bytes: float) -> None:
-        needs = [i for d in devices for i in ([self.ends[d]] if d in self.ends else []) + self.reduced[d]]
-        needs = list(dict.fromkeys(needs)) if kind == "norm" else [self.ends[d] for d in devices if d in self.ends]
+    def _add_ring(
+        self, name: str, kind: PieceKind, group: int, devices: Sequence[str], size_bytes: float, needs: Sequence[int]
+    ) -> None:
         share = ring_share(len(devices)) * size_bytes  # what every member sends
         found = []
         for d, e in zip(devices, (*devices[1:], devices[0]), strict=True):

@@ -16,15 +16,16 @@ import numpy as np
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
-from partita.nouns.pipeline_problem import alone_in
+from partita.nouns.pipeline_problem import PipelineProblem, alone_in
 from partita.nouns.profile import Sample
-from partita.nouns.stage_memory import stage_bytes
+from partita.nouns.stage_memory import stage_bytes, stage_memory
 from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.stage_costs import Bools, StageCosts
+from partita.simulate.evaluator import Evaluator
 from partita.simulate.lower import lower
 from partita.simulate.overheads import begin_s, call_s
 from partita.simulate.readings import Crossings, crossings, forward_readings, messages
-from partita.simulate.schedules import in_flight_of
+from partita.simulate.schedules import held_on, in_flight_of
 from partita.simulate.simulator import durations
 from partita.simulate.template import Key, Template
 
@@ -32,6 +33,13 @@ LOWERING = 10.0  #: effort that lowering an instruction costs
 EVALUATION = 100.0  #: that an evaluation costs, besides
 INSTRUCTION = 0.02  #: for every instruction
 AMOUNT = 1.0  #: and for every amount
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """A plan that is no chain, written out by its method."""
+
+    plan: PipelinePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,7 @@ class Candidate:
     chain: Chain
     in_flight: int
     schedule: Schedule = "1f1b"
+    written: Written | None = None  #: then the rest says nothing
 
 
 @dataclass
@@ -70,9 +79,12 @@ class Bench:
 
     def plan(self, candidate: Candidate) -> PipelinePlan:
         """The candidate written out."""
+        if candidate.written:
+            return candidate.written.plan
         names = [d.name for d in self.cluster.devices]
         stages = tuple(
-            Stage(self._tasks(s.start, s.end), tuple(names[d] for d in s.devices), s.recompute) for s in candidate.chain
+            Stage(self.tasks_between(s.start, s.end), tuple(names[d] for d in s.devices), s.recompute)
+            for s in candidate.chain
         )
         return PipelinePlan(
             self.sample.graph.fingerprint,
@@ -82,7 +94,7 @@ class Bench:
             candidate.schedule,
         )
 
-    def _tasks(self, start: int, end: int) -> tuple[str, ...]:
+    def tasks_between(self, start: int, end: int) -> tuple[str, ...]:
         """Ids of the forward tasks of a segment, in topological order."""
         unit = self.costs.inside[end] & ~self.costs.inside[start]
         graph = self.sample.graph
@@ -96,7 +108,8 @@ class Bench:
         """Predicted seconds; inf where the candidate does not fit into memory or cannot run."""
         found = self.known.get(candidate)
         if found is None:
-            found = self._simulated(candidate) if self.fits(candidate) else math.inf
+            simulated = self._plan_s if candidate.written else self._simulated
+            found = simulated(candidate) if self.fits(candidate) else math.inf
             self.known[candidate] = found
         return found
 
@@ -115,6 +128,22 @@ class Bench:
         self.effort.left -= EVALUATION + INSTRUCTION * len(template.at) + AMOUNT * len(amounts)
         amounts[: 3 * sum(len(s.devices) for s in candidate.chain), 0] += self._beside(candidate.chain)
         return template.makespan_s(amounts)
+
+    def _plan_s(self, candidate: Candidate) -> float:
+        """A written plan by the evaluator, which keeps programs by their shapes, too."""
+        plan = self.plan(candidate)
+        self.effort.left -= EVALUATION + LOWERING * sum(len(slots) for slots in plan.orders.values())
+        return self._evaluator.estimate(plan).seconds
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        sample = self.sample
+        return Evaluator(
+            PipelineProblem(
+                sample.graph, self.cluster, sample.costs, "", self.costs.micro_batches * sample.micro_batch_size,
+                sample.micro_batch_size, clips=self.clips, probe=sample.probe,
+            )
+        )  # fmt: skip
 
     def _beside(self, chain: Chain) -> FloatArray:
         """[3 devices] what forwards, backwards and updates take beside their tasks."""
@@ -192,6 +221,8 @@ class Bench:
 
     def fits(self, candidate: Candidate) -> bool:
         """Every device of every stage runs its tasks and holds what it must."""
+        if candidate.written:
+            return self._plan_fits(candidate.written.plan)
         for s in candidate.chain:
             cannot = self.costs.cannot[s.end] - self.costs.cannot[s.start]
             if any(cannot[self.class_of[d]] for d in s.devices):
@@ -209,3 +240,13 @@ class Bench:
             if need > min(room[d] for d in s.devices):
                 return False
         return True
+
+    def _plan_fits(self, plan: PipelinePlan) -> bool:
+        """The same for a written plan, whose devices may serve several stages."""
+        graph, per_byte = self.sample.graph, self.costs.per_parameter_byte
+        optimizer = per_byte - 2.0 if self.costs.training else 0.0
+        needs = dict.fromkeys(plan.devices, 0.0)
+        memory = [stage_memory(graph, s.tasks, optimizer) for s in plan.stages]
+        for (d, k), held in held_on(plan).items():
+            needs[d] += memory[k].need_bytes(held, plan.stages[k].recompute)
+        return all(need <= self.cluster.by_name[d].memory_bytes for d, need in needs.items())

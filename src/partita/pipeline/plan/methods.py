@@ -12,6 +12,7 @@ from types import MappingProxyType
 from partita.errors import BadInput
 from partita.pipeline.plan import antichain_dp, blocks, even, single
 from partita.pipeline.plan.bench import Candidate
+from partita.pipeline.plan.groups import method as groups
 from partita.pipeline.plan.pipeline_task import PipelineTask
 
 Method = Callable[[PipelineTask], Iterable[Candidate]]
@@ -22,6 +23,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "even": even.propose,
         "blocks": blocks.propose,
         "antichain-dp": antichain_dp.propose,
+        "groups": groups.propose,
     }
 )
 

@@ -22,7 +22,7 @@ from partita.pipeline.plan import methods
 from partita.pipeline.plan.bench import Candidate
 from partita.pipeline.plan.infeasible import does_not_fit, leanest
 from partita.pipeline.plan.pipeline_task import PipelineTask
-from partita.pipeline.plan.proof import lower_bound
+from partita.pipeline.plan.proof import lower_bound, work_bound
 from partita.pipeline.plan.stage_costs import check_phases
 from partita.pipeline.plan.stage_costs import micro_batches as micro_batches_of
 from partita.simulate.predicted import predicted
@@ -65,7 +65,7 @@ def plan_pipeline(
         bench.sample.probe,
     )  # fmt: skip
     value = predicted(problem, plan).duration_s
-    bound, how = lower_bound(task)
+    bound, how = work_bound(task) if best.written else lower_bound(task)
     compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
     spent = time.perf_counter() - began
     verdict = Verdict(value, checked_bound(value, bound), how, winner, spent, "step", compared)

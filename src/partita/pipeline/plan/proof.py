@@ -16,6 +16,7 @@ from partita.pipeline.plan.lower_bound import BoundProblem, Market, least_step, 
 from partita.pipeline.plan.pipeline_task import MOST_STATES, PipelineTask
 from partita.pipeline.plan.stage_costs import StageCosts, class_times, stage_costs, wires
 
+WORK = "the work at the speed of all devices, and one micro-batch through all tasks; of any grouping"
 SEGMENT_CLASSES = 4e6  #: pairs of a segment and a class of devices looked at for each step that is tried
 
 
@@ -61,6 +62,33 @@ def lower_bound(task: PipelineTask) -> tuple[float, str]:
     if math.isinf(least):
         return least, how
     return min(least, *(_without_company(task, bench) for bench in task.benches)), how
+
+
+def work_bound(task: PipelineTask) -> tuple[float, str]:
+    """A bound that holds for every plan there is, also where a device serves several stages and groups of devices cut
+    differently: all the work at the speed of all devices, and one micro-batch through the model, each task where it is fastest."""
+    least = math.inf
+    for bench in task.benches:
+        sample = bench.sample
+        times = class_times(sample.costs, task.all_types)
+        seconds = task.type_seconds(sample)
+        counts = np.array([len(t.names) for t in task.all_types])
+        moves = np.array([bench.costs.micro_batches if t.phase != "update" else 0 for t in sample.graph.tasks])
+        found = [_path_s(sample, times.min(axis=1))]
+        for price in (1.0 / np.maximum(seconds, 1e-300), np.ones(len(seconds))):
+            found.append(float(moves @ (times * price).min(axis=1) / (price @ counts)))
+        least = min(least, max(found))
+    return min(least, *(_without_company(task, bench) for bench in task.benches)), WORK
+
+
+def _path_s(sample: Sample, seconds: FloatArray) -> float:
+    """The longest way through the tasks."""
+    graph = sample.graph
+    done = np.zeros(len(graph))
+    for i in graph.order.tolist():
+        before = graph.predecessors.row(i)
+        done[i] = seconds[i] + (done[before].max() if len(before) else 0.0)
+    return float(done.max())
 
 
 def _without_company(task: PipelineTask, bench: Bench) -> float:

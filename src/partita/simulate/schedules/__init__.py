@@ -57,14 +57,22 @@ def held_of(plan: PipelinePlan) -> tuple[int, ...]:
         flown = in_flight_of(plan.schedule, replicas, plan.micro_batches, plan.in_flight)
         return tuple(-(-held // m) for held, m in zip(flown, replicas, strict=True))
     most = [0] * len(plan.stages)
-    for order in device_orders(plan).values():
+    for (_, k), held in held_on(plan).items():
+        most[k] = max(most[k], held)
+    return tuple(most)
+
+
+def held_on(plan: PipelinePlan) -> dict[tuple[str, int], int]:
+    """(device, stage) -> of how many micro-batches of the stage the device keeps activations at once, at most. O(slots)."""
+    most: dict[tuple[str, int], int] = {}
+    for device, order in device_orders(plan).items():
         last = {(s.stage, s.micro_batch): i for i, s in enumerate(order)}
         held = Counter[int]()
         for i, (part, k, m) in enumerate(order):
             held[k] += part == "F"
-            most[k] = max(most[k], held[k])
+            most[device, k] = max(most.get((device, k), 0), held[k])
             held[k] -= last[k, m] == i
-    return tuple(most)
+    return most
 
 
 def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:

@@ -220,7 +220,7 @@ def _sum_time(size: int, transport: Transport, repeats: int = 9) -> float:
     import torch.distributed as dist
 
     from partita.memory import keep_freed_memory
-    from partita.training.runtime.gradients import reduce_gradients
+    from partita.training.runtime.gradients import begin_reduction
 
     keep_freed_memory()
     parameters = [torch.zeros(size // 4 // GRADIENTS, device=transport.device) for _ in range(GRADIENTS)]
@@ -228,7 +228,7 @@ def _sum_time(size: int, transport: Transport, repeats: int = 9) -> float:
     for _ in range(repeats + 2):
         dist.barrier()
         began = time.perf_counter()
-        reduce_gradients(parameters, transport.sum)
+        begin_reduction(parameters, lambda flat, number: transport.begin_sum(flat, key=1 + number))()
         _settle(transport.device)
         took.append(time.perf_counter() - began)
     return statistics.median(took[2:])

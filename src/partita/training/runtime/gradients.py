@@ -20,37 +20,60 @@ from torch import Tensor
 from partita.training.capture.captured import TensorMeta
 from partita.training.runtime.mailbox import Mailboxes
 
-_TAG = -1  #: messages of sums: between two ranks they come in the order in which both ask for sums
+_TAG = -1  #: messages of sums, and those below it: between two ranks they come in the order in which both ask for sums
+
+Finish = Callable[[], None]
+Begin = Callable[[Tensor, int], Finish]
 
 
-def reduce_gradients(parameters: Sequence[Tensor], sum_up: Callable[[Tensor], None]) -> None:
-    """Sum the gradients of some parameters over ranks, as one message a type; `sum_up` sums a tensor, in place.
+def begin_reduction(parameters: Sequence[Tensor], begin: Begin) -> Finish:
+    """Begin to sum the gradients of some parameters over ranks, as one message a type. What is returned waits for the sums
+    and puts them where the gradients were; `begin(tensor, number)` begins to sum a tensor, in place, and likewise returns
+    what waits for its end.
 
     A parameter of which no member has a gradient gets none: an optimizer would decay it.
     """
     by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
     for p in parameters:
         by_type[p.dtype].append(p)
-    for own in by_type.values():
+    begun: list[tuple[list[Tensor], list[Tensor], Tensor, Finish]] = []
+    for number, own in enumerate(by_type.values()):
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
         has = torch.tensor([p.grad is not None for p in own], dtype=own[0].dtype, device=own[0].device)
         flat = torch.cat([*(g.reshape(-1) for g in grads), has])
-        sum_up(flat)
-        *parts, has = torch.split(flat, [*(g.numel() for g in grads), len(own)])
-        for p, g, part, there in zip(own, grads, parts, has.tolist(), strict=True):
-            p.grad = g.copy_(part.view_as(g)) if there else None
+        begun.append((own, grads, flat, begin(flat, number)))
+
+    def finish() -> None:
+        for own, grads, flat, end in begun:
+            end()
+            *parts, has = torch.split(flat, [*(g.numel() for g in grads), len(own)])
+            for p, g, part, there in zip(own, grads, parts, has.tolist(), strict=True):
+                p.grad = g.copy_(part.view_as(g)) if there else None
+
+    return finish
 
 
 def sum_in_memory(mailboxes: Mailboxes, tensor: Tensor, ranks: Sequence[int]) -> None:
     """Sum a contiguous tensor over ranks of this machine, in place; each of them calls it. Raises PeerGone."""
+    begin_sum_in_memory(mailboxes, tensor, ranks)()
+
+
+def begin_sum_in_memory(mailboxes: Mailboxes, tensor: Tensor, ranks: Sequence[int], key: int = 0) -> Finish:
+    """The same in two parts: now everybody is sent what is his to add up; what is returned adds up, and waits for the
+    others. Sums that are under way together have different keys."""
     me, others = mailboxes.rank, [r for r in ranks if r != mailboxes.rank]
     parts = dict(zip(ranks, torch.tensor_split(tensor.view(-1), len(ranks)), strict=True))
     meta = {r: [TensorMeta(tuple(p.shape), (1,), p.dtype, False)] for r, p in parts.items()}
+    out, back = _TAG - 2 * key, _TAG - 2 * key - 1
     for r in others:
-        mailboxes.send(r, _TAG, [parts[r]], meta[r])
-    for r in others:
-        mailboxes.take(r, _TAG, meta[me], lambda got: parts[me].add_(got[0]))
-    for r in others:
-        mailboxes.send(r, _TAG, [parts[me]], meta[me])
-    for r in others:
-        mailboxes.take(r, _TAG, meta[r], lambda got, r=r: parts[r].copy_(got[0]))  # type: ignore[misc]
+        mailboxes.send(r, out, [parts[r]], meta[r])
+
+    def finish() -> None:
+        for r in others:
+            mailboxes.take(r, out, meta[me], lambda got: parts[me].add_(got[0]))
+        for r in others:
+            mailboxes.send(r, back, [parts[me]], meta[me])
+        for r in others:
+            mailboxes.take(r, back, meta[r], lambda got, r=r: parts[r].copy_(got[0]))  # type: ignore[misc]
+
+    return finish

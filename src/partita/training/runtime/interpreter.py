@@ -22,10 +22,10 @@ from partita.errors import WorkerFailed
 from partita.nouns.graph import FloatArray
 from partita.nouns.program import Op, Piece, PieceKind, Program
 from partita.simulate.boundaries import Boundary
-from partita.training.capture.model import Captured, TensorMeta
+from partita.training.capture.captured import TensorMeta
 from partita.training.job import Batch, batch_size, leaves_of_micro_batches
 from partita.training.runtime.mailbox import PeerGone
-from partita.training.runtime.stage import Stage, on_device
+from partita.training.runtime.stage import on_device
 from partita.training.runtime.stopwatch import Stopwatch, stopwatch_for
 from partita.training.runtime.transport import InMailbox, Pending, Transport
 
@@ -42,12 +42,42 @@ class StepResult:
     core_share: float = math.nan  #: of its core that this rank had while it computed; nan where that is not known
 
 
+class Named(Protocol):
+    """What an interpreter wants to know of a model: a `Captured`, or what stands for one in a rehearsal."""
+
+    @property
+    def values(self) -> Sequence[str]:
+        """[tensors of the graph] their names."""
+
+    @property
+    def meta(self) -> Mapping[str, TensorMeta]:
+        """Name -> layout."""
+
+
+class Runs(Protocol):
+    """A stage that runs, or waits as long: see `Stage`."""
+
+    @property
+    def gives(self) -> Sequence[str]: ...
+    @property
+    def has_loss(self) -> bool: ...
+    def forward(
+        self, micro_batch: int, batch_leaves: Sequence[Any], received: Mapping[str, Tensor], seed: int
+    ) -> tuple[Tensor, ...]: ...
+    def backward(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]: ...
+    def backward_inputs(
+        self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float
+    ) -> dict[str, Tensor]: ...
+    def backward_weights(self, micro_batch: int) -> None: ...
+    def free(self, micro_batch: int) -> None: ...
+
+
 @dataclass(frozen=True)
 class Bound:
     """The stages that a rank serves, bound to its tensors, for one micro-batch size."""
 
-    captured: Captured
-    stages: Mapping[int, Stage]
+    captured: Named
+    stages: Mapping[int, Runs]
 
 
 @dataclass(frozen=True)
@@ -63,7 +93,9 @@ class Place:
 class Optimising(Protocol):
     """What ends a step: sums of gradients over ranks, and the update."""
 
-    def reduce(self, group: int) -> None: ...
+    def reduce(self, group: int) -> Callable[[], None]:
+        """Begin a sum; what is returned waits for its end. In between this rank goes on computing."""
+
     def reduce_norm(self) -> None: ...
     def update(self) -> None: ...
 
@@ -92,6 +124,7 @@ class Step:
     owed: dict[Key, Values] = field(default_factory=dict)  #: gradients of what had arrived, until the last is sent back
     unsent: Counter[Key] = field(default_factory=Counter)  #: messages of them that are still to be sent
     losses: list[tuple[Tensor, float]] = field(default_factory=list)
+    sums: list[tuple[int, Callable[[], None]]] = field(default_factory=list)  #: begun: (place in the script, its end)
     sending: deque[tuple[Any, Tensor]] = field(default_factory=deque)
     posted: dict[int, tuple[Sequence[str], Pending | InMailbox]] = field(
         default_factory=dict
@@ -120,9 +153,10 @@ class Interpreter:
         self._optimising, self._ahead = optimising, ahead
         self._script = _script(program, place.device)
         self.numbers = np.array([line.number for line in self._script], np.int64)  #: [own instructions]
+        self._places = {line.number: k for k, line in enumerate(self._script)}
         computes = [program.op[line.number] == Op.COMPUTE for line in self._script]
         self.watch: Stopwatch = stopwatch_for(place.torch_device, computes)
-        self._tags = _tags(program)
+        self._tags = message_tags(program)
         self._receives = _receives(program, self._script)
         self._leaving: dict[int, list[Boundary]] = defaultdict(list)  # stage -> what others read of it
         self._coming: dict[int, list[Boundary]] = defaultdict(list)  # stage -> what it reads of others
@@ -145,6 +179,7 @@ class Interpreter:
                 begin(k)
                 line.handler(self, s, line)
                 finish(k)
+            self._end_sums(s)
             for work, _ in s.sending:
                 work.wait()
         except RuntimeError as error:
@@ -210,9 +245,9 @@ class Interpreter:
         k, m = key = (line.piece.stage, line.micro_batch)
         stage = s.bounds[m].stages[k]
         outputs = stage.forward(m, s.leaves[m], s.arrived.pop(key, {}), s.seed(k, m))
-        if stage.code.has_loss:
+        if stage.has_loss:
             s.losses.append((outputs[-1].detach(), s.weights[m]))
-        s.made[key] = made = dict(zip(stage.code.gives, outputs, strict=True))
+        s.made[key] = made = dict(zip(stage.gives, outputs, strict=True))
         captured = s.bounds[m].captured
         for b in self._leaving[k]:
             if (b.target, m) in self._runs:
@@ -222,17 +257,17 @@ class Interpreter:
                     s.arrived[b.target, m][name] = handed
 
     def backward(self, s: Step, line: Line) -> None:
-        self._backward(s, line, Stage.backward)
+        self._backward(s, line, s.bounds[line.micro_batch].stages[line.piece.stage].backward)
 
     def backward_inputs(self, s: Step, line: Line) -> None:
-        self._backward(s, line, Stage.backward_inputs)
+        self._backward(s, line, s.bounds[line.micro_batch].stages[line.piece.stage].backward_inputs)
 
     def _backward(self, s: Step, line: Line, run: Callable[..., Values]) -> None:
         k, m = key = (line.piece.stage, line.micro_batch)
         stage = s.bounds[m].stages[k]
-        gives = stage.code.gives[:-1] if stage.code.has_loss else stage.code.gives
+        gives = stage.gives[:-1] if stage.has_loss else stage.gives
         returned = s.returned.pop(key, {})
-        owed = run(stage, m, [returned.get(v) for v in gives], s.weights[m])
+        owed = run(m, [returned.get(v) for v in gives], s.weights[m])
         if s.unsent[key]:
             s.owed[key] = owed
         s.made.pop(key, None)
@@ -267,13 +302,24 @@ class Interpreter:
         return torch.zeros(meta.shape, dtype=meta.dtype, device=self._place.torch_device)
 
     def reduce(self, s: Step, line: Line) -> None:
-        self._optimising.reduce(line.piece.group)
+        s.sums.append((self._places[line.number], self._optimising.reduce(line.piece.group)))
 
     def reduce_norm(self, s: Step, line: Line) -> None:
+        self._end_sums(s, line)
         self._optimising.reduce_norm()
 
     def update(self, s: Step, line: Line) -> None:
+        self._end_sums(s, line)
         self._optimising.update()
+
+    def _end_sums(self, s: Step, line: Line | None = None) -> None:
+        """Wait for the sums that were begun, in their order; each ends here on the stopwatch, and `line` begins."""
+        for place, end in s.sums:
+            end()
+            self.watch.finish(place)
+        if s.sums and line:
+            self.watch.begin(self._places[line.number])
+        s.sums.clear()
 
     def free(self, s: Step, line: Line) -> None:
         key = (line.piece.stage, line.micro_batch)
@@ -335,26 +381,28 @@ def _add(held: Values, more: Values) -> None:
 
 
 def _script(program: Program, device: str) -> list[Line]:
-    """What a device does, in the order in which it does it: its queue, sends after what they need, sums before the update."""
+    """What a device does, in the order in which it does it: its queue, sends after what they need, and sums of gradients
+    begun after what they need, in ascending number, so that all members begin them in one order."""
     if device not in program.queues[: program.devices]:
         return []
     own = program.by_queue[program.queues.index(device)].tolist()
     waiting: dict[int, list[int]] = defaultdict(list)
-    sums: list[int] = []
+    last = [i for i in own if program.op[i] == Op.COMPUTE][-1:]
+    place = {i: k for k, i in enumerate(own)}
+    begun = -1
     for i in np.flatnonzero((program.op == Op.SEND) | (program.op == Op.REDUCE)).tolist():
-        if program.pieces[program.piece[i]].route[0] != device:
+        piece = program.pieces[program.piece[i]]
+        if piece.route[0] != device:
             continue
+        needs = program.needs.row(i).tolist()
         if program.op[i] == Op.SEND:
-            waiting[int(program.needs.row(i)[0])].append(i)
-        else:
-            sums.append(i)
-    script: list[int] = []
-    for i in own:
-        if program.op[i] == Op.UPDATE:
-            script += sums
-            sums = []
-        script += [i, *waiting[i]]
-    return [_line(program, i) for i in [*script, *sums]]
+            waiting[int(needs[0])].append(i)
+            continue
+        mine = [k for k in needs if k in place] if piece.kind == "sum" else last
+        begun = max([begun, *(place[k] for k in mine)])
+        waiting[own[begun] if begun >= 0 else -1].append(i)
+    script = waiting[-1] + [j for i in own for j in (i, *waiting[i])]
+    return [_line(program, i) for i in script]
 
 
 def _line(program: Program, i: int) -> Line:
@@ -375,7 +423,7 @@ def _send_of(program: Program, receive: int) -> int:
     return next(int(j) for j in program.needs.row(receive) if program.op[j] == Op.SEND)
 
 
-def _tags(program: Program) -> dict[int, int]:
+def message_tags(program: Program) -> dict[int, int]:
     """Send, and the receive that waits for it -> the tag of its first tensor: tensors are numbered through the program,
     so that no two of a step have one tag, and both sides know them."""
     sends = np.flatnonzero(program.op == Op.SEND).tolist()

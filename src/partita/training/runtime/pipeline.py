@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,12 @@ from partita.nouns.program import Program
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, drawing, micro_batches
 from partita.training.runtime.deployment import Deployment, Groups
-from partita.training.runtime.gradients import reduce_gradients
+from partita.training.runtime.gradients import begin_reduction
 from partita.training.runtime.interpreter import Bound, Interpreter, StepResult
 from partita.training.runtime.state import State, average, moved
 from partita.training.runtime.transport import Transport
+
+MOST_TYPES = 16  #: of parameters in one sum; torch has fewer that can be trained
 
 
 @dataclass(frozen=True)
@@ -174,11 +176,15 @@ class Pipeline:
 
     # ---- what the interpreter calls -------------------------------------------------------------------------------------
 
-    def reduce(self, group: int) -> None:
-        """Sum the gradients of a group's parameters over its ranks."""
+    def reduce(self, group: int) -> Callable[[], None]:
+        """Begin to sum the gradients of a group's parameters over its ranks; what is returned waits for the sums."""
         s = self.deployment.sums[group]
         tensors = [self.state.tensors[n] for n in s.parameters if n in self.state.tensors]
-        reduce_gradients([t for t in tensors if t.requires_grad], partial(self._transport.sum, group=s.group))
+
+        def begin(flat: Tensor, number: int) -> Callable[[], None]:
+            return self._transport.begin_sum(flat, s.group, key=1 + MOST_TYPES * group + number)
+
+        return begin_reduction([t for t in tensors if t.requires_grad], begin)
 
     def reduce_norm(self) -> None:
         """Sum the square of the norm of all gradients over all devices of the plan."""

@@ -138,6 +138,14 @@ class Stage:
                 value = tensors[binding.name]
             self._fixed.append(value)
 
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return self.code.gives
+
+    @property
+    def has_loss(self) -> bool:
+        return self.code.has_loss
+
     def forward(
         self, micro_batch: int, batch_leaves: Sequence[Any], received: Mapping[str, Tensor], seed: int
     ) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ ranks share a GPU, over gloo through pinned memory. The CUDA paths are untried: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partita.training.capture.model import TensorMeta
-from partita.training.runtime.gradients import sum_in_memory
+from partita.training.runtime.gradients import begin_sum_in_memory, sum_in_memory
 from partita.training.runtime.mailbox import Mailboxes
 
 
@@ -120,6 +120,15 @@ class Transport:
         else:
             dist.all_reduce(tensor, group=group)
 
+    def begin_sum(self, tensor: Tensor, group: Any = None, *, key: int = 0) -> Callable[[], None]:
+        """Begin to sum a contiguous tensor in place; what is returned waits for its end. Several sums may be under way: all
+        ranks of a group begin them in the same order, and `key` tells them apart."""
+        ranks = dist.get_process_group_ranks(group or self._world)
+        if tensor.device.type == "cpu" and self._mailboxes.join(ranks):
+            return begin_sum_in_memory(self._mailboxes, tensor, ranks, key)
+        work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+        return lambda: _ended(work)
+
     def _sent(self, tensor: Tensor, meta: TensorMeta, source: int, target: int, tag: int) -> tuple[Any, Tensor]:
         tensor = laid_out(tensor, meta)
         if self.staged:
@@ -127,3 +136,7 @@ class Transport:
         if self._groups:
             return dist.isend(memory_of(tensor), target, group=self._groups[source, target]), tensor
         return self._world.send([memory_of(tensor)], target, tag), tensor
+
+
+def _ended(work: Any) -> None:
+    work.wait()

@@ -45,10 +45,10 @@ def main(steers: Steers | None = None) -> int:
     try:
         run_rank(spec, rank, ranks, steers=steers)
     except PartitaError as error:
-        _leave_word(spec, rank, error)
+        leave_word(spec, rank, error)
         return error.exit_code
     except Exception as error:
-        _leave_word(spec, rank, error)
+        leave_word(spec, rank, error)
         with contextlib.suppress(OSError):  # a full disk
             traceback.print_exc()
         return 1
@@ -149,7 +149,7 @@ def _settle(file: PlanFile, spec: Spec, rank: int, ranks: int) -> None:
 # ---- last words ---------------------------------------------------------------------------------------------------------
 
 
-def _leave_word(spec: Spec, rank: int, error: BaseException) -> None:
+def leave_word(spec: Spec, rank: int, error: BaseException) -> None:
     """What went wrong, for the launcher."""
     from partita.training.runtime.interpreter import is_lost_peer
 
