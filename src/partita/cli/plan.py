@@ -6,7 +6,7 @@ import argparse
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from partita.cli.talk import Talk
 from partita.errors import BadInput
@@ -14,7 +14,7 @@ from partita.mapping.plan.jobs import plan_job
 from partita.mapping.plan.planner import METHODS as MAPPINGS
 from partita.mapping.plan.planner import plan_mapping
 from partita.nouns.cluster import Cluster
-from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_plan import Asked, PipelinePlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
@@ -51,7 +51,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--micro-batches", type=int, metavar="M", help="so many micro-batches; default: the fastest")
     parser.add_argument("--in-flight", type=int, metavar="K", help="micro-batches in flight; default: the fastest")
-    parser.add_argument("--schedule", choices=("1f1b", "gpipe"), help="default: 1f1b")
+    parser.add_argument(
+        "--schedule", choices=("auto", *get_args(Asked)), default="auto", help="default: auto, the fastest"
+    )
     parser.add_argument("--stages", type=int, metavar="K", help="exactly so many stages; default: the fastest")
     parser.add_argument("--no-replicas", action="store_true", help="one device a stage")
     parser.add_argument("--budget-s", type=float, default=10.0, metavar="S", help="seconds to search; default: 10")
@@ -118,7 +120,7 @@ def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
         method=options.method,
         micro_batches=options.micro_batches,
         in_flight=options.in_flight,
-        schedule=options.schedule,
+        schedule=None if options.schedule == "auto" else options.schedule,
         budget_s=options.budget_s,
         seed=options.seed,
         stages=options.stages,
@@ -131,7 +133,7 @@ def _expect_no_pipeline(options: argparse.Namespace) -> None:
     if options.placement == "contiguous":
         raise BadInput(f"method {options.method!r} places operators freely", hint="leave --placement out")
     names = ("micro_batches", "in_flight", "schedule", "stages")
-    said = ["--" + n.replace("_", "-") for n in names if getattr(options, n) is not None]
+    said = ["--" + n.replace("_", "-") for n in names if getattr(options, n) not in (None, "auto")]
     if said:
         raise BadInput(
             f"a mapping runs the whole batch at once: {', '.join(said)} are for pipelines", hint=f"leave {said[0]} out"

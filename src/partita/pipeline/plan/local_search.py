@@ -49,11 +49,15 @@ def _flights(task: PipelineTask, c: Candidate, lots: random.Random) -> Iterator[
 
 def _cuts(task: PipelineTask, c: Candidate, lots: random.Random) -> Iterator[Candidate]:
     """One cut moved to a state nearby."""
-    costs, chain = task.bench(c).costs, c.chain
+    yield from (replace(c, chain=chain) for chain in cuts_moved(task.bench(c).costs, c.chain))
+
+
+def cuts_moved(costs: StageCosts, chain: Chain) -> Iterator[Chain]:
+    """The chain with one cut moved to a state nearby."""
     work = (costs.forward_s + costs.backward_s)[:, 0]
     for k in range(1, len(chain)):
         for state in _between(costs, work, chain[k - 1].start, chain[k].start, chain[k].end):
-            yield replace(c, chain=_cut_at(chain, k, state))
+            yield _cut_at(chain, k, state)
 
 
 def _between(costs: StageCosts, work: FloatArray, low: int, at: int, high: int) -> list[int]:

@@ -46,9 +46,19 @@ class Classes:
 
 
 def lower_bound(task: PipelineTask) -> tuple[float, str]:
-    """A bound of every plan's step and how it was obtained; inf where it is proven that no plan fits.
+    """A bound of every plan's step and how it was obtained.
 
-    It holds for 1F1B and GPipe with one stage a device, whatever the cuts, devices, replicas and shares."""
+    Where 1F1B or GPipe is asked for, it holds for these with one stage a device, whatever the cuts, devices, replicas and
+    shares; else for every schedule, whatever a device serves and in whatever order."""
+    if task.wish.schedule not in ("1f1b", "gpipe"):
+        least = min(_any_order_s(task, bench) for bench in task.benches)
+        how = "any schedule: the work at the speed of all devices, after the first forward"
+        return min(least, *(_without_company(task, bench) for bench in task.benches)), how
+    return one_stage_a_device(task)
+
+
+def one_stage_a_device(task: PipelineTask) -> tuple[float, str]:
+    """The same for 1F1B and GPipe with one stage a device; inf where it is proven that no such plan fits."""
     how = "all chains of downsets: fill, drain and the price of devices"
     if not task.downsets.complete:
         how = "the work at the speed of all devices; too many downsets to enumerate"
@@ -61,6 +71,38 @@ def lower_bound(task: PipelineTask) -> tuple[float, str]:
     if math.isinf(least):
         return least, how
     return min(least, *(_without_company(task, bench) for bench in task.benches)), how
+
+
+def _any_order_s(task: PipelineTask, bench: Bench) -> float:
+    """Seconds that no plan with this micro-batch size is below, whoever serves what in whatever order.
+
+    Give each device a price y. No task costs less than its least y_c t_c, and a device is busy at most T, so that T times all
+    prices is at least the price of the work. Where one unit alone begins the graph, and no stage has replicas, one device runs
+    it; every other one waits until it has run for the first time, and a message has come: at least one price less is paid for so
+    long. O(tasks x types)."""
+    sample, seconds = bench.sample, task.type_seconds(bench.sample)
+    times = class_times(sample.costs, task.all_types)
+    once = np.array([t.phase == "update" for t in sample.graph.tasks])
+    counts = np.where(once, 1.0, bench.costs.micro_batches)[:, None]
+    wait = _first_wait_s(task, bench)
+    found = []
+    speed = seconds.min() / np.maximum(seconds, 1e-300) if seconds.min() > 0 else np.ones(len(seconds))
+    for price in (speed, np.ones(len(speed))):
+        every = np.repeat(price, [len(t.names) for t in task.all_types])
+        work = float((counts * times * price).min(axis=1).sum())
+        found.append((work + wait * float(every.sum() - every.max())) / float(every.sum()))
+    return max(found)
+
+
+def _first_wait_s(task: PipelineTask, bench: Bench) -> float:
+    """What a device waits at least that does not run the graph's first unit; 0 where several units could be first."""
+    units = bench.costs.units
+    first = np.flatnonzero(np.diff(units.before.start) == 0)
+    replicas = task.wish.allow_replicas and bench.costs.micro_batches > 1
+    if len(first) != 1 or replicas or len(units) == 1:
+        return 0.0
+    best = wires(task.whole_cluster)[1]
+    return float(task.unit_seconds(bench.sample)[first[0], 0]) + best.latency_s + best.message_s
 
 
 def _without_company(task: PipelineTask, bench: Bench) -> float:
