@@ -19,6 +19,7 @@ from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.page.plan_rows import is_mapping, load_rows, mapped_rows, stage_rows, visits
+from partita.page.schedule_words import schedule_words, why_this_schedule
 from partita.page.text import Kind, facts, percent, seconds, table
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.placement.capture.formats import read_problem
@@ -268,7 +269,8 @@ def _step_facts(d: dict[str, Any]) -> str:
             *bound_facts(d),
             ("mapping", f"{len(d['placement'])} operators in {len(d['stages'])} segments, the whole batch at once")
             if "placement" in d else
-            ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {d['schedule']}"),
+            ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {schedule_words(d['schedule'])}"),
+            *([("schedule", why)] if (why := why_this_schedule(d["schedule"], d["value_s"], d.get("compared_s", {}))) else []),
             ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
         ]
     )  # fmt: skip
@@ -327,7 +329,7 @@ def _listed(names: list[str], most: int = 4) -> str:
 
 def _comparison(d: dict[str, Any]) -> str:
     """What the plan was compared with."""
-    compared = d.get("compared_s", {})
+    compared = {n: v for n, v in d.get("compared_s", {}).items() if n not in get_args(Asked)}
     if d["method"].partition(" (")[0] not in compared:
         return ""
     what = "step" if d["objective"] == "step" else "one sample"

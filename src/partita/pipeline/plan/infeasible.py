@@ -54,7 +54,11 @@ def does_not_fit(task: PipelineTask) -> Infeasible:
             relaxation="add a device of a kind that runs it",
         )
     k = int(np.argmax(lean.shares))
-    proven = "and no split needs less" if math.isinf(one_stage_a_device(task)[0]) else "and no split was found that needs less"
+    proven = (
+        "and no split needs less"
+        if math.isinf(one_stage_a_device(task)[0])
+        else "and no split was found that needs less"
+    )
     more = _devices_that_do(task)
     return Infeasible(
         f"Stage {k} of {len(lean.shares)} needs {_size(lean.need_bytes[k])}; its device has "

@@ -12,8 +12,9 @@ the slots (`schedules.searched`), and what is found is simulated at the end like
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -33,9 +34,15 @@ STARTS = 3  #: chains of the methods that schedules are tried on
 SHARES = (1.0, 0.4, 0.12)  #: of a first chunk, relative to the last ones
 MOST_SLOTS = 6000  #: of a program whose orders are searched
 MOST_DEVICES = 16  #: that serve several chunks each
-WALKS = 3000  #: moves of the last search
-SHOP, SLOT = 400.0, 0.1  #: effort (see `bench.Effort`) of making a shop, and of walking over a slot
-BUDGET_SHARE = 0.5  #: of the budget, for all this
+MOST_LINES = 4  #: whose cuts are moved, of those that are best at the beginning
+STEPS = (1, 2, 4, 8)  #: states by which a cut is moved
+ANNEALED = 2  #: chains whose orders are searched for longer
+WALKS = 3000  #: moves of that search
+SHOP, SLOT = 900.0, 0.1  #: effort (see `bench.Effort`) of making a shop, and of walking over a slot
+WALKED = 30  #: times that a program is walked over, for each chain looked at
+BUDGET_SHARE = 0.3  #: of the budget, for all this
+
+Value = Callable[[Shop], float]
 
 Orders = Mapping[str, tuple[Slot, ...]]
 
@@ -85,29 +92,34 @@ class _Search:
         self._parted = {b.number: Parted.of(task, b) for b in task.benches} if self.starts else {}
 
     def _small(self, c: Candidate) -> bool:
-        slots = 3 * sum(len(s.devices) for s in c.chain) * self.task.bench(c).costs.micro_batches
-        return slots <= MOST_SLOTS
+        batches = self.task.bench(c).costs.micro_batches
+        return batches > 1 and 3 * len(c.chain) * batches <= MOST_SLOTS
 
     def named(self, schedule: Schedule) -> Iterator[Arranged]:
         for start in self.starts:
             bench = self.task.bench(start)
-            for line in self._lines(start, bench, schedule):
-                for flown in self._flights(start, bench, schedule):
-                    fixed = _fixed(line, schedule, flown, bench)
-                    chain, seconds = self._cut(bench, line, lambda shop, f=fixed: rewalked(shop, f).seconds)  # type: ignore[misc]
-                    if math.isfinite(seconds):
-                        yield Arranged(schedule, Candidate(start.sample, chain, flown, schedule), {}, seconds)
+            for flown in self._flights(start, bench, schedule):
+                lines = list(self._lines(start, bench, schedule))
+                values = [partial(_fixed_s, begun=_fixed(line, schedule, flown, bench)) for line in lines]
+                for chain, seconds in self._cut_best(bench, lines, values, 1):
+                    yield Arranged(schedule, Candidate(start.sample, chain, flown, schedule), {}, seconds)
 
     def searched(self) -> Iterator[Arranged]:
         for start in self.starts:
             bench = self.task.bench(start)
-            found = []
-            for line in self._lines(start, bench, None):
-                begun = [_fixed(line, s, start.in_flight, bench) for s in _schedules_of(line)]
-                found.append(self._cut(bench, line, lambda shop, b=begun: _quick(shop, b)))  # type: ignore[misc]
-            for chain, seconds in sorted(found, key=lambda f: f[1])[:2]:
-                if math.isfinite(seconds) and self.left > 0:
-                    yield from self._annealed(start, bench, chain)
+            lines = list(self._lines(start, bench, None))
+            begun = [[_fixed(line, s, start.in_flight, bench) for s in _schedules_of(line)] for line in lines]
+            values = [partial(_quick_s, begun=b) for b in begun]
+            for chain, _ in self._cut_best(bench, lines, values, MOST_LINES)[:ANNEALED]:
+                yield from self._annealed(start, bench, chain)
+
+    def _cut_best(
+        self, bench: Bench, lines: Sequence[Chain], values: Sequence[Value], most: int
+    ) -> list[tuple[Chain, float]]:
+        """The best lines with their cuts moved, and their seconds, best first; those that fit."""
+        begun = sorted(((self._seconds(bench, c, v), k) for k, (c, v) in enumerate(zip(lines, values, strict=True))))
+        found = [self._cut(bench, lines[k], values[k]) for s, k in begun[:most] if math.isfinite(s)]
+        return sorted(found, key=lambda f: f[1])
 
     def _annealed(self, start: Candidate, bench: Bench, chain: Chain) -> Iterator[Arranged]:
         begun = [_fixed(chain, s, start.in_flight, bench) for s in _schedules_of(chain)]
@@ -116,8 +128,9 @@ class _Search:
         self.left -= WALKS * SLOT * 3 * shop.device.size
         best = searched(shop, names, begun, walks=WALKS, seed=self.task.wish.seed)
         if best is not None:
-            flown = min(bench.costs.micro_batches, max(1, len(names)))
-            yield Arranged("searched", Candidate(start.sample, chain, flown, "given"), best.orders, best.seconds)
+            yield Arranged(
+                "searched", Candidate(start.sample, chain, _flown(best.orders), "given"), best.orders, best.seconds
+            )
 
     def _flights(self, start: Candidate, bench: Bench, schedule: Schedule) -> list[int]:
         if schedule not in ("zb-h1", "zb-h2"):
@@ -145,29 +158,30 @@ class _Search:
                 if schedule in (None, "interleaved"):
                     yield from _evenly(bench, [*order, *order], [share] * len(order) + [1.0] * len(order))
 
-    def _cut(self, bench: Bench, chain: Chain, value: Callable[[Shop], float]) -> tuple[Chain, float]:
+    def _cut(self, bench: Bench, chain: Chain, value: Value) -> tuple[Chain, float]:
         """The chain with its cuts moved as long as that makes it faster, and its seconds."""
-        parted = self._parted[bench.number]
-
-        def seconds(tried: Chain) -> float:
-            if not _runs(bench, tried):
-                return math.inf
-            shop = shop_of(bench, parted, tried)
-            self.left -= SHOP + 20 * SLOT * 3 * shop.device.size
-            return value(shop)
-
-        best, least = chain, seconds(chain)
+        best, least = chain, self._seconds(bench, chain, value)
         better = True
         while better and self.left > 0:
-            better = False
-            for tried in cuts_moved(bench.costs, best):
-                took = seconds(tried)
-                if took < least * (1 - 1e-9):
-                    best, least, better = tried, took, True
-                    break
-                if self.left <= 0:
-                    break
+            tried = [(self._seconds(bench, c, value), k, c) for k, c in enumerate(cuts_moved(bench.costs, best, STEPS))]
+            took, _, moved = min(tried, default=(math.inf, 0, best))
+            better = took < least * (1 - 1e-9)
+            if better:
+                best, least = moved, took
         return best, least
+
+    def _seconds(self, bench: Bench, chain: Chain, value: Value) -> float:
+        if not _runs(bench, chain):
+            return math.inf
+        shop = shop_of(bench, self._parted[bench.number], chain)
+        self.left -= SHOP + WALKED * SLOT * 3 * shop.device.size
+        return value(shop)
+
+
+def _flown(orders: Orders) -> int:
+    """Micro-batches in flight on the first stage."""
+    begun = [1 if s.part == "F" else -1 for order in orders.values() for s in order if s.stage == 0 and s.part in "FB"]
+    return max(1, int(np.cumsum(begun).max()))
 
 
 def _schedules_of(chain: Chain) -> list[Schedule]:
@@ -184,9 +198,13 @@ def _schedules_of(chain: Chain) -> list[Schedule]:
     return ["1f1b"]
 
 
-def _quick(shop: Shop, begun: list[Found]) -> float:
-    """The best of list scheduling and of known orders, backwards in one wherever that costs nothing."""
-    return min(f.seconds for f in [*listings(shop), *(joined(shop, b) for b in begun)])
+def _quick_s(shop: Shop, begun: list[Found]) -> float:
+    """The best of list scheduling and of known orders, then backwards in one wherever that costs nothing."""
+    return joined(shop, min([*listings(shop), *(rewalked(shop, b) for b in begun)], key=lambda f: f.seconds)).seconds
+
+
+def _fixed_s(shop: Shop, begun: Found) -> float:
+    return rewalked(shop, begun).seconds
 
 
 def _fixed(chain: Chain, schedule: Schedule, in_flight: int, bench: Bench) -> Found:

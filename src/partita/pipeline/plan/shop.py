@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from partita.nouns.cluster import Cluster, Link
+from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.pipeline.plan.bench import Bench
 from partita.pipeline.plan.chain_dp import Chain
@@ -63,7 +64,7 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
     ways = [(i, j) for i, j in moves if i < j]
     trains = np.diff(costs.backward_tasks[np.stack([starts, ends])], axis=0)[0] > 0
     names = [bench.cluster.devices[d].name for d in numbers]
-    links = _Links.of(bench.cluster, names)
+    links = _links(bench.cluster, tuple(names))
     batches = costs.micro_batches
     keep, room = _memory(bench, chain, numbers)
     return Shop(
@@ -134,20 +135,22 @@ class _Links:
     handle_s: FloatArray
     queue: IntArray
 
-    @staticmethod
-    def of(cluster: Cluster, names: list[str]) -> _Links:
-        n = len(names)
-        found, queue, known = np.zeros((4, n, n)), np.zeros((n, n), np.int64), dict[str, int]()
-        for d, a in enumerate(names):
-            for e, b in enumerate(names):
-                if d != e:
-                    link: Link = cluster.link(a, b)
-                    found[:, d, e] = 1.0 / link.rate_bytes_per_s, link.latency_s, link.send_s, link.message_s
-                    queue[d, e] = known.setdefault(link.queue, len(known))
-        return _Links(found[0], found[1], found[2], found[3], queue)
-
     def carry_s(self, there: list[tuple[float, float]], back: list[tuple[float, float]]) -> FloatArray:
         """[2, messages, devices, devices] seconds of (seconds given, bytes) there and back."""
         amounts = np.array([there, back]).reshape(2, len(there), 2)
         given, size = amounts[..., 0, None, None], amounts[..., 1, None, None]
         return np.asarray(given + size * self.per_byte_s)
+
+
+@lru_cache(maxsize=64)
+def _links(cluster: Cluster, names: tuple[str, ...]) -> _Links:
+    """Of the devices of these names."""
+    n = len(names)
+    found, queue, known = np.zeros((4, n, n)), np.zeros((n, n), np.int64), dict[str, int]()
+    for d, a in enumerate(names):
+        for e, b in enumerate(names):
+            if d != e:
+                link = cluster.link(a, b)
+                found[:, d, e] = 1.0 / link.rate_bytes_per_s, link.latency_s, link.send_s, link.message_s
+                queue[d, e] = known.setdefault(link.queue, len(known))
+    return _Links(found[0], found[1], found[2], found[3], queue)

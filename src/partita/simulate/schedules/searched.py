@@ -36,7 +36,7 @@ from partita.solve.compiled import compiled
 Bools = npt.NDArray[np.bool_]
 PARTS: tuple[Part, ...] = ("F", "B", "W")
 FORWARD, JOINED, INPUT, WEIGHT = range(4)  #: rows of `Shop.seconds`
-PATIENCE = (0.5, 0.9, 1.1)  #: of a weights' part, how long a wait must be for it
+PATIENCE = (0.6, 1.1)  #: of a weights' part, how long a wait must be for it
 WARM, COLD = 0.02, 1e-4  #: share of the step by which a longer one may be accepted, at the beginning and at the end
 
 
@@ -86,7 +86,7 @@ def searched(
     `starts` are orders to begin with (see `numbered`), besides what list scheduling makes; `walks` moves are tried. The same seed
     gives the same orders. O((walks + stages x micro-batches) x slots).
     """
-    best = min([*listings(shop), *(joined(shop, s) for s in starts)], key=lambda t: t.seconds)
+    best = min([joined(shop, s) for s in (*listings(shop), *starts)], key=lambda t: t.seconds)
     if not np.isfinite(best.seconds):
         return None
     if walks:
@@ -97,7 +97,7 @@ def searched(
 
 def listings(shop: Shop) -> list[Found]:
     """What list scheduling makes, with more and with less patience and memory."""
-    return [joined(shop, listed(shop, admit, patience)) for admit in _admissions(shop) for patience in PATIENCE]
+    return [listed(shop, admit, patience) for admit in _admissions(shop) for patience in PATIENCE]
 
 
 def _admissions(shop: Shop) -> list[IntArray]:
