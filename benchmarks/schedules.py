@@ -68,7 +68,7 @@ def plans(profile: Profile, micro_batches: int) -> dict[str, PlanFile]:
     wishes: dict[str, dict[str, Any]] = {
         "1f1b": {"schedule": "1f1b", "stages": 2},
         "textbook": {"schedule": "1f1b", "stages": 2, "in_flight": 2},
-        "chosen": {},
+        "chosen": {"schedule": "auto"},
         **{name: {"schedule": name} for name in ("interleaved", "zb-h1", "zb-v")},
     }
     found = {}

@@ -52,9 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--micro-batches", type=int, metavar="M", help="so many micro-batches; default: the fastest")
     parser.add_argument("--in-flight", type=int, metavar="K", help="micro-batches in flight; default: the fastest")
-    parser.add_argument(
-        "--schedule", choices=("auto", *get_args(Asked)), default="auto", help="default: auto, the fastest"
-    )
+    parser.add_argument("--schedule", choices=get_args(Asked), default="auto", help="default: auto, the fastest")
     parser.add_argument("--stages", type=int, metavar="K", help="exactly so many stages; default: the fastest")
     parser.add_argument("--no-replicas", action="store_true", help="one device a stage")
     parser.add_argument("--budget-s", type=float, default=10.0, metavar="S", help="seconds to search; default: 10")
@@ -121,7 +119,7 @@ def _pipeline(options: argparse.Namespace, talk: Talk) -> PlanFile:
         method=options.method,
         micro_batches=options.micro_batches,
         in_flight=options.in_flight,
-        schedule=None if options.schedule == "auto" else options.schedule,
+        schedule=options.schedule,
         budget_s=options.budget_s,
         seed=options.seed,
         stages=options.stages,

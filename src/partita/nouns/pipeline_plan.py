@@ -13,9 +13,8 @@ from partita.nouns.graph import TaskGraph
 from partita.records import lean, record
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "given"]
-Asked = Literal[
-    "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "searched"
-]  #: of a planner; searched ones are given
+#: Of a planner: a searched order is given in the plan; "auto" is the fastest of all.
+Asked = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "searched", "auto"]
 Part = Literal["F", "B", "W"]  #: forward, backward, and the part of a backward that makes the weights' gradients
 MOST_TURN = 1000  #: micro-batches that a turn of unequal shares may take
 

@@ -25,7 +25,7 @@ class Wish:
 
     micro_batches: int | None = None
     in_flight: int | None = None
-    schedule: Asked | None = None
+    schedule: Asked | None = None  #: None: 1F1B
     stages: int | None = None
     allow_replicas: bool = True
     allow_recompute: bool = True

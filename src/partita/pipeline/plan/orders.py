@@ -12,7 +12,7 @@ the slots (`schedules.searched`), and what is found is simulated at the end like
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from partita.nouns.pipeline_plan import Asked, PipelinePlan, Schedule, Slot, Stage
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot, Stage
 from partita.pipeline.plan.bench import Bench, Candidate
 from partita.pipeline.plan.chain_dp import Chain, Segment
 from partita.pipeline.plan.local_search import cuts_moved
@@ -66,11 +66,17 @@ def arranged(task: PipelineTask) -> Iterator[Arranged]:
 
     Nothing where those have but one device, or where programs are too large for the budget."""
     search = _Search(task)
-    names: tuple[Asked, ...] = (*NAMED, "searched") if task.wish.schedule is None else (task.wish.schedule,)
-    for name in names:
-        found = list(search.searched() if name == "searched" else search.named(name))
-        if found:
-            yield min(found, key=lambda a: a.seconds)
+    asked = task.wish.schedule
+    for schedule in NAMED:
+        if asked in (schedule, "auto"):
+            yield from _fastest(search.named(schedule))
+    if asked in ("searched", "auto"):
+        yield from _fastest(search.searched())
+
+
+def _fastest(found: Iterable[Arranged]) -> list[Arranged]:
+    """One, or none."""
+    return sorted(found, key=lambda a: a.seconds)[:1]
 
 
 def best_chains(task: PipelineTask) -> list[Candidate]:

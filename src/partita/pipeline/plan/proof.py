@@ -48,9 +48,9 @@ class Classes:
 def lower_bound(task: PipelineTask) -> tuple[float, str]:
     """A bound of every plan's step and how it was obtained.
 
-    Where 1F1B or GPipe is asked for, it holds for these with one stage a device, whatever the cuts, devices, replicas and
+    Where 1F1B or GPipe is asked for, or nothing, it holds for these with one stage a device, whatever the cuts, devices, replicas and
     shares; else for every schedule, whatever a device serves and in whatever order."""
-    if task.wish.schedule not in ("1f1b", "gpipe"):
+    if task.wish.schedule not in (None, "1f1b", "gpipe"):
         least = min(_any_order_s(task, bench) for bench in task.benches)
         how = "any schedule: the work at the speed of all devices, after the first forward"
         return min(least, *(_without_company(task, bench) for bench in task.benches)), how
