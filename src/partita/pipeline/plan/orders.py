@@ -34,7 +34,8 @@ STARTS = 3  #: chains of the methods that schedules are tried on
 SHARES = (1.0, 0.4, 0.12)  #: of a first chunk, relative to the last ones
 MOST_SLOTS = 6000  #: of a program whose orders are searched
 MOST_DEVICES = 16  #: that serve several chunks each
-MOST_LINES = 4  #: whose cuts are moved, of those that are best at the beginning
+NAMED_LINES = 2  #: whose cuts are moved for a named schedule, of those that are best at the beginning ...
+MOST_LINES = 4  #: ... and for a searched one
 STEPS = (1, 2, 4, 8)  #: states by which a cut is moved
 ANNEALED = 2  #: chains whose orders are searched for longer
 WALKS = 3000  #: moves of that search
@@ -66,12 +67,14 @@ def arranged(task: PipelineTask) -> Iterator[Arranged]:
 
     Nothing where those have but one device, or where programs are too large for the budget."""
     search = _Search(task)
-    asked = task.wish.schedule
+    asked, known = task.wish.schedule, list[Arranged]()
     for schedule in NAMED:
-        if asked in (schedule, "auto"):
-            yield from _fastest(search.named(schedule))
+        if asked in (schedule, "searched", "auto"):
+            known += _fastest(search.named(schedule))
+    if asked != "searched":
+        yield from known
     if asked in ("searched", "auto"):
-        yield from _fastest(search.searched())
+        yield from _fastest(search.searched([a.candidate for a in known]))
 
 
 def _fastest(found: Iterable[Arranged]) -> list[Arranged]:
@@ -107,13 +110,14 @@ class _Search:
             for flown in self._flights(start, bench, schedule):
                 lines = list(self._lines(start, bench, schedule))
                 values = [partial(_fixed_s, begun=_fixed(line, schedule, flown, bench)) for line in lines]
-                for chain, seconds in self._cut_best(bench, lines, values, 1):
+                for chain, seconds in self._cut_best(bench, lines, values, NAMED_LINES)[:1]:
                     yield Arranged(schedule, Candidate(start.sample, chain, flown, schedule), {}, seconds)
 
-    def searched(self) -> Iterator[Arranged]:
+    def searched(self, known: Sequence[Candidate]) -> Iterator[Arranged]:
+        """`known`: candidates of named schedules, whose chains and orders are begun with too."""
         for start in self.starts:
             bench = self.task.bench(start)
-            lines = list(self._lines(start, bench, None))
+            lines = [c.chain for c in known if c.sample == start.sample] + list(self._lines(start, bench, None))
             begun = [[_fixed(line, s, start.in_flight, bench) for s in _schedules_of(line)] for line in lines]
             values = [partial(_quick_s, begun=b) for b in begun]
             for chain, _ in self._cut_best(bench, lines, values, MOST_LINES)[:ANNEALED]:
