@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_drawings import chunks, drawings
+from schedule_drawings import drawn as drawn_by_device
 from small_worlds import given_costs, stage_plan, training_chain
 
 from partita.errors import PlanError
@@ -22,20 +24,19 @@ from partita.simulate.schedules import (
     gpipe,
     held_of,
     in_flight_of,
+    interleaved,
     one_forward_one_backward,
     slots,
     unit_ends,
+    zb_h1,
+    zb_h2,
+    zb_v,
 )
 from partita.simulate.simulator import durations, simulate
 
 schedules = st.sampled_from(["1f1b", "gpipe"])
+by_stage = st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-h2"])
 pipelines = st.tuples(schedules, st.lists(st.integers(1, 3), min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 16))  # fmt: skip
-
-
-def drawings(doc: str | None) -> list[str]:
-    """The timelines drawn in a docstring: consecutive lines that begin with "stage"."""
-    assert doc is not None
-    return [b.strip("\n") for b in re.findall(r"(?:^ {4}stage \d.*\n)+", doc, re.MULTILINE)]
 
 
 def drawn(
@@ -70,6 +71,70 @@ def test_1f1b_runs_as_it_is_drawn() -> None:
         drawn("1f1b", [1, 1], [1, 1], 4, 4, 1),
         drawn("1f1b", [2, 1], [2, 1], 6, 3, 0),
     ]
+
+
+def test_the_schedules_of_parts_and_chunks_run_as_they_are_drawn() -> None:
+    for module, plans in (
+        (zb_h1, [chunks([0, 1, 2], 4, "zb-h1", 3), chunks([0, 1, 2], 4, "1f1b", 3)]),
+        (zb_h2, [chunks([0, 1, 2], 6, "zb-h2", 3)]),
+        (zb_v, [chunks([0, 1, 1, 0], 4, "zb-v")]),
+        (interleaved, [chunks([0, 1, 0, 1], 4, "interleaved")]),
+    ):
+        whole = ["B" if p.schedule in ("1f1b", "interleaved") else "D" for p in plans]
+        assert drawings(module.__doc__) == [drawn_by_device(p, w) for p, w in zip(plans, whole, strict=True)]
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 20))
+def test_chunks_run_to_their_end_with_any_number_of_micro_batches(devices: int, each: int, micro_batches: int) -> None:
+    round_and_round = chunks([*range(devices)] * each, micro_batches, "interleaved")
+    there_and_back = chunks([*range(devices), *reversed(range(devices))], micro_batches, "zb-v")
+    for plan, parts in ((round_and_round, 2), (there_and_back, 3)):
+        assert plan.check(training_chain(len(plan.stages)), Cluster.uniform(devices)) == []
+        orders = device_orders(plan)
+        assert len(unit_ends(orders)) == parts * len(plan.stages) * micro_batches
+        for d, order in orders.items():
+            assert len(set(order)) == len(order)
+            assert {s.stage for s in order} == set(plan.stages_of(d))
+
+
+@given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 8))
+def test_zero_bubble_holds_what_its_windows_say(devices: int, micro_batches: int, in_flight: int) -> None:
+    """ZB-H1 no more than the first stage of 1F1B; ZB-H2 2 K - 1; both counted until the weights' part."""
+    for schedule in ("zb-h1", "zb-h2"):
+        plan = chunks([*range(devices)], micro_batches, schedule, in_flight)  # type: ignore[arg-type]
+        given = replace(plan, schedule="given", orders=device_orders(plan))
+        assert held_of(given) == held_of(plan)
+        most = in_flight_of("1f1b", [1] * devices, micro_batches, in_flight)[0]
+        wide = in_flight_of("1f1b", [1] * devices, micro_batches, max(in_flight, 2 * devices - 1))[0]
+        assert max(held_of(plan)) == (most if schedule == "zb-h1" else wide)
+
+
+@given(st.integers(1, 5), st.integers(1, 20))
+def test_zb_v_holds_no_more_than_the_first_stage_of_1f1b(devices: int, micro_batches: int) -> None:
+    """Counted in chunks, each half of a stage."""
+    plan = chunks([*range(devices), *reversed(range(devices))], micro_batches, "zb-v")
+    for order in device_orders(plan).values():
+        held = most = 0
+        for s in order:
+            held += {"F": 1, "B": 0, "W": -1}[s.part]
+            most = max(most, held)
+        assert most <= 2 * devices
+
+
+def test_chunks_elsewhere_are_refused() -> None:
+    cluster = Cluster.uniform(2)
+    for where, schedule, word in (
+        ([0, 1, 0, 1], "zb-v", "there and back"),
+        ([0, 1, 1, 0], "interleaved", "round and round"),
+    ):
+        plan = chunks(where, 2, schedule)  # type: ignore[arg-type]
+        assert any(word in fault for fault in plan.check(training_chain(4), cluster))
+
+
+def test_more_is_kept_and_less_is_waited_from_1f1b_to_zb_h2() -> None:
+    took = [drawn_by_device(chunks([0, 1, 2], 8, s, 3)).index("\n") for s in ("1f1b", "zb-h1", "zb-h2")]  # type: ignore[arg-type]
+    assert took == sorted(took, reverse=True)
+    assert took[0] > took[1] >= took[2]
 
 
 @given(pipelines)
@@ -167,7 +232,7 @@ def test_orders_that_wait_for_each_other_are_told() -> None:
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), min_size=1, max_size=6),
     st.integers(1, 9),
     st.integers(1, 8),
-    st.sampled_from(["1f1b", "gpipe"]),
+    by_stage,
     st.data(),
 )
 def test_any_devices_for_any_stages_and_any_shares_run_through(
@@ -185,13 +250,17 @@ def test_any_devices_for_any_stages_and_any_shares_run_through(
     timeline = simulate(program, durations(program, graph, given_costs(graph), cluster))
     assert timeline.check() == []
     work = [i for i in program if i.op == Op.COMPUTE]
-    assert len(work) == 2 * len(where) * micro_batches
+    assert (
+        len({(i.piece.kind == "forward", i.piece.stage, i.micro_batch) for i in work}) == 2 * len(where) * micro_batches
+    )
     for i in work:
         assert i.queue == stages[i.piece.stage].device_of(i.micro_batch)
 
 
 def test_an_unknown_schedule_is_told() -> None:
-    with pytest.raises(PlanError, match=r"unknown schedule '2f2b'\. hint: known: 1f1b, gpipe"):
+    with pytest.raises(
+        PlanError, match=r"schedule '2f2b' does not say what a stage does\. hint: known: 1f1b, gpipe, zb-h1, zb-h2"
+    ):
         slots("2f2b", [1], 1, 1)  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
+from partita.page.schedule_words import why_this_schedule
 from partita.page.text import draw, facts, percent, seconds, table
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import durations_of
@@ -150,6 +151,11 @@ def text(document: dict[str, Any]) -> str:
             (what, f"{seconds(d['value_s'])}, predicted, by {d['method']}"),
             *bound_facts(d),
             ("bottleneck", f"{d['bottleneck']}: {d['bottleneck_is']}"),
+            *(
+                [("schedule", why)]
+                if (why := why_this_schedule(d.get("schedule", ""), d["value_s"], d.get("compared_s", {})))
+                else []
+            ),
             *([("critical path", _shares(d["critical_path"]))] if d["critical_path"] else []),
             ("binding", d["binding"]),
         ]

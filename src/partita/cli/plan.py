@@ -6,7 +6,7 @@ import argparse
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from partita.cli.talk import Talk
 from partita.errors import BadInput
@@ -14,11 +14,12 @@ from partita.mapping.plan.jobs import plan_job
 from partita.mapping.plan.planner import METHODS as MAPPINGS
 from partita.mapping.plan.planner import plan_mapping
 from partita.nouns.cluster import Cluster
-from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_plan import Asked, PipelinePlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.page.plan_rows import is_mapping, load_rows, mapped_rows, stage_rows, visits
+from partita.page.schedule_words import schedule_words, why_this_schedule
 from partita.page.text import Kind, facts, percent, seconds, table
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.placement.capture.dnn_partitioning import unread
@@ -53,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--micro-batches", type=int, metavar="M", help="so many micro-batches; default: the fastest")
     parser.add_argument("--in-flight", type=int, metavar="K", help="micro-batches in flight; default: the fastest")
-    parser.add_argument("--schedule", choices=("1f1b", "gpipe"), help="default: 1f1b")
+    parser.add_argument("--schedule", choices=get_args(Asked), default="auto", help="default: auto, the fastest")
     parser.add_argument("--stages", type=int, metavar="K", help="exactly so many stages; default: the fastest")
     parser.add_argument("--no-replicas", action="store_true", help="one device a stage")
     parser.add_argument("--budget-s", type=float, default=10.0, metavar="S", help="seconds to search; default: 10")
@@ -138,7 +139,7 @@ def _expect_no_pipeline(options: argparse.Namespace) -> None:
     if options.placement == "contiguous":
         raise BadInput(f"method {options.method!r} places operators freely", hint="leave --placement out")
     names = ("micro_batches", "in_flight", "schedule", "stages")
-    said = ["--" + n.replace("_", "-") for n in names if getattr(options, n) is not None]
+    said = ["--" + n.replace("_", "-") for n in names if getattr(options, n) not in (None, "auto")]
     if said:
         raise BadInput(
             f"a mapping runs the whole batch at once: {', '.join(said)} are for pipelines", hint=f"leave {said[0]} out"
@@ -293,7 +294,8 @@ def _step_facts(d: dict[str, Any]) -> str:
             *bound_facts(d),
             ("mapping", f"{len(d['placement'])} operators in {len(d['stages'])} segments, the whole batch at once")
             if "placement" in d else
-            ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {d['schedule']}"),
+            ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {schedule_words(d['schedule'])}"),
+            *([("schedule", why)] if (why := why_this_schedule(d["schedule"], d["value_s"], d.get("compared_s", {}))) else []),
             ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
         ]
     )  # fmt: skip
@@ -352,7 +354,7 @@ def _listed(names: list[str], most: int = 4) -> str:
 
 def _comparison(d: dict[str, Any]) -> str:
     """What the plan was compared with."""
-    compared = d.get("compared_s", {})
+    compared = {n: v for n, v in d.get("compared_s", {}).items() if n not in get_args(Asked)}
     if d["method"].partition(" (")[0] not in compared:
         return ""
     what = "step" if d["objective"] == "step" else "one sample"

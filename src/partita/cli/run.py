@@ -207,7 +207,9 @@ def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> 
         from partita.mapping.run.search import first_mapping
 
         return first_mapping(profile)
-    return plan_pipeline(profile, allow_replicas=options.engine != "torch", allow_recompute=options.engine != "torch")
+    if options.engine == "torch":
+        return plan_pipeline(profile, allow_replicas=False, allow_recompute=False)
+    return plan_pipeline(profile, schedule="auto")
 
 
 def _whole_batch(job: str, settings: dict[str, str]) -> tuple[int, ...]:

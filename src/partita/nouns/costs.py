@@ -48,6 +48,7 @@ class CostTable:
     weight_share: FloatArray | None = (
         None  #: [tasks, kinds] of a backward's seconds, what makes the gradients of weights
     )
+    parting_s: FloatArray | None = None  #: [tasks, kinds] that a backward in two parts takes beyond one, at the first
 
     @staticmethod
     def given(kinds: Sequence[str], seconds: npt.ArrayLike, transfer_s: npt.ArrayLike) -> CostTable:
@@ -90,12 +91,18 @@ class CostTable:
             self.source,
             self.transfer_s,
             self.weight_share,
+            None if self.parting_s is None else self.parting_s * factor,
         )
 
     @property
     def shares_of_weights(self) -> FloatArray:
         """[tasks, kinds] `weight_share`; a half where it is not known: two products of matrices of one size."""
         return np.full(self.seconds.shape, 0.5) if self.weight_share is None else self.weight_share
+
+    @property
+    def partings_s(self) -> FloatArray:
+        """[tasks, kinds] `parting_s`; nothing where it is not known."""
+        return np.zeros(self.seconds.shape) if self.parting_s is None else self.parting_s
 
     def check(self, graph: TaskGraph) -> list[str]:
         """Every fault at once; empty when the table is sound and fits the graph."""
@@ -112,6 +119,9 @@ class CostTable:
         share = self.shares_of_weights
         if share.shape != self.seconds.shape or not bool(np.all((share >= 0) & (share <= 1))):
             return [f"its shares of weights have shape {share.shape}, from {share.min()} to {share.max()}"]
+        parting = self.partings_s
+        if parting.shape != self.seconds.shape or not bool(np.all((parting >= 0) & (parting <= MOST_SECONDS))):
+            return [f"its seconds of parting have shape {parting.shape}, from {parting.min()} to {parting.max()}"]
         ids = [t.id for t in graph.tasks]
         faults = [
             f"kind {k!r} has {self.kinds.count(k)} columns" for k in sorted({*self.kinds}) if self.kinds.count(k) > 1
@@ -156,6 +166,7 @@ class CostTable:
             "source": self.source.tolist(),
             "transfer_s": [x if math.isfinite(x) else None for x in self.transfer_s.tolist()],
             **({} if self.weight_share is None else {"weight_share": self.weight_share.tolist()}),
+            **({} if self.parting_s is None else {"parting_s": self.parting_s.tolist()}),
         }
 
     @staticmethod
@@ -172,7 +183,8 @@ class CostTable:
             source = np.array(value["source"], np.uint8).reshape(len(graph), -1)
             transfer = np.array([math.nan if x is None else float(x) for x in value["transfer_s"]], np.float64)
             share = grid(value["weight_share"]) if "weight_share" in value else None
+            parting = grid(value["parting_s"]) if "parting_s" in value else None
             seconds, low, high = (grid(value[k]) for k in ("seconds", "low", "high"))
-            table = CostTable(kinds, seconds, low, high, source, transfer, share)
+            table = CostTable(kinds, seconds, low, high, source, transfer, share, parting)
         refuse(CostError, table.check(graph), what)
         return table

@@ -12,7 +12,9 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
 from partita.records import lean, record
 
-Schedule = Literal["1f1b", "gpipe", "given"]
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "given"]
+#: Of a planner: a searched order is given in the plan; "auto" is the fastest of all.
+Asked = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "searched", "auto"]
 Part = Literal["F", "B", "W"]  #: forward, backward, and the part of a backward that makes the weights' gradients
 MOST_TURN = 1000  #: micro-batches that a turn of unequal shares may take
 
@@ -127,7 +129,21 @@ class PipelinePlan:
             faults.append(f"unknown schedule {self.schedule!r}")
         if (self.schedule == "given") != bool(self.orders):
             faults.append("orders are given for the schedule 'given', and only for that")
-        return faults or self._graph_faults(graph) or self._order_faults(graph)
+        return faults or self._chunk_faults() or self._graph_faults(graph) or self._order_faults(graph)
+
+    def _chunk_faults(self) -> list[str]:
+        """Of the schedules of chunks: stages that are not where such a schedule has them."""
+        if self.schedule not in ("interleaved", "zb-v"):
+            return []
+        n, stages = len(self.devices), len(self.stages)
+        if self.schedule == "zb-v":
+            places, fits = [min(k, 2 * n - 1 - k) for k in range(stages)], stages == 2 * n
+        else:
+            places, fits = [k % n for k in range(stages)], stages % n == 0
+        if fits and [s.devices for s in self.stages] == [(self.devices[d],) for d in places]:
+            return []
+        shape = "there and back, two a device" if self.schedule == "zb-v" else "round and round, as many on each"
+        return [f"schedule {self.schedule} wants its stages on the devices {shape}, without replicas"]
 
     def _graph_faults(self, graph: TaskGraph) -> list[str]:
         """Forward edges that run to an earlier stage, colocation groups that are torn apart."""

@@ -13,7 +13,7 @@ from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
-from partita.nouns.pipeline_plan import PipelinePlan, Schedule
+from partita.nouns.pipeline_plan import Asked, PipelinePlan
 from partita.nouns.probe import Probe
 from partita.nouns.profile import Profile, Sample
 from partita.records import record
@@ -25,7 +25,7 @@ class Wish:
 
     micro_batches: int | None = None
     in_flight: int | None = None
-    schedule: Schedule | None = None
+    schedule: Asked | None = None  #: None: 1F1B
     stages: int | None = None
     allow_replicas: bool = True
     allow_recompute: bool = True

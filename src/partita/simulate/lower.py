@@ -113,8 +113,15 @@ class _Lowering:
 
     @cached_property
     def split(self) -> frozenset[tuple[int, int]]:
-        """(stage, micro-batch) whose backward runs in two parts."""
-        return frozenset((s.stage, s.micro_batch) for slots in self.orders.values() for s in slots if s.part == "W")
+        """(stage, micro-batch) whose backward runs in two parts. Where no one waits for the gradients of a stage's inputs, both
+        are done in one, at the first."""
+        sends = {b.target for b in self.crossing if b.gradients}
+        return frozenset(
+            (s.stage, s.micro_batch)
+            for slots in self.orders.values()
+            for s in slots
+            if s.part == "W" and s.stage in sends
+        )
 
     def expect_size(self) -> None:
         """Count before anything is made. Raises PlanError beyond MOST_INSTRUCTIONS."""
@@ -133,6 +140,8 @@ class _Lowering:
         """Receives and computations of one device, in its order, and what it may forget."""
         forget = self._last_uses(device, slots)
         for i, slot in enumerate(slots):
+            if slot.part == "W" and (slot.stage, slot.micro_batch) not in self.split:
+                continue
             if slot.part != "F":
                 self._expect_done(device, slot, Slot("F" if slot.part == "B" else "B", slot.stage, slot.micro_batch))
             piece = self._piece(slot)

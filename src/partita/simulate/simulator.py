@@ -97,6 +97,7 @@ def _compute_s(
     part = _parts(program, graph, costs, owner, tasks)
     runs = np.isfinite(costs.seconds[tasks])
     takes = np.multiply(costs.seconds[tasks], part, out=np.full(part.shape, np.inf), where=runs)
+    takes += _parting_s(program, graph, costs, owner, tasks)
     total = np.stack([np.bincount(owner, column, len(program.pieces)) for column in takes.T], axis=1)
     piece, queue = program.piece[computes], program.queue[computes]
     seconds = cast(FloatArray, total[piece, kind[queue]] / speed[queue])
@@ -118,6 +119,13 @@ def _parts(program: Program, graph: TaskGraph, costs: CostTable, owner: IntArray
     which = np.where(backward[tasks], kind[owner], 2)
     share = costs.shares_of_weights[tasks]
     return np.stack([share, 1.0 - share, np.ones_like(share)])[which, np.arange(len(tasks))]
+
+
+def _parting_s(program: Program, graph: TaskGraph, costs: CostTable, owner: IntArray, tasks: IntArray) -> FloatArray:
+    """[tasks of pieces, kinds] that parting a backward takes, at its first part."""
+    first = np.array([p.kind == "input" for p in program.pieces], np.bool_)[owner]
+    backward = np.array([t.phase == "backward" for t in graph.tasks], np.bool_)[tasks]
+    return costs.partings_s[tasks] * (first & backward)[:, None]
 
 
 def _transfer_facts(program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster) -> FloatArray:

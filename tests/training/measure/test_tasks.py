@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def made_up(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> TaskTimes:
     """Times whose forward and backward are the same numbers."""
-    return TaskTimes(tasks, tasks, marks, marks, whole, whole, whole, whole, tasks / 2, whole, 0.0, 1.0)
+    return TaskTimes(tasks, tasks, marks, marks, whole, whole, whole, whole, tasks / 2, whole, whole, 0.0, 1.0)
 
 
 amounts = st.floats(1e-6, 1e-1)

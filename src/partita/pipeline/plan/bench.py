@@ -181,7 +181,7 @@ class Bench:
         again = redo.astype(np.bool_) & (costs.backward_tasks[end] > costs.backward_tasks[start])
         transfer_s, size_bytes = self.sample.costs.transfer_s, self.sample.graph.size_bytes
         moves: dict[Key, tuple[float, float]] = {
-            ("send", *way): amount for way, amount in messages(self._crossings(chain), transfer_s, size_bytes).items()
+            ("send", *way): amount for way, amount in messages(self.crossings(chain), transfer_s, size_bytes).items()
         }
         moves |= {(name, -1, -1): (0.0, size) for name, size in self._sums(chain).items()}
         values = np.zeros((3 * len(at) + len(moves) + 1, 2))
@@ -190,7 +190,7 @@ class Bench:
         values[3 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
         return tuple(moves), values
 
-    def _crossings(self, chain: Chain) -> Crossings:
+    def crossings(self, chain: Chain) -> Crossings:
         stage = (~self.costs.inside[[s.end for s in chain]]).sum(axis=0)  # a unit is behind so many cuts
         tensor, source, target, back = self._readings
         return crossings(tensor, stage[source], stage[target], back)

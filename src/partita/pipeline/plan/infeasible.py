@@ -16,7 +16,7 @@ from partita.pipeline.plan.antichain_dp import Line, every_line, some_lines
 from partita.pipeline.plan.bench import Bench, Candidate
 from partita.pipeline.plan.chain_dp import Chain, ChainProblem, on_devices, solve
 from partita.pipeline.plan.pipeline_task import PipelineTask
-from partita.pipeline.plan.proof import lower_bound
+from partita.pipeline.plan.proof import one_stage_a_device
 
 MOST_DEVICES = 64  #: looked at when asking how many would do
 MOST_SCALE = 1e18  #: of every memory; where that does not do, memory is not what is missing
@@ -54,7 +54,11 @@ def does_not_fit(task: PipelineTask) -> Infeasible:
             relaxation="add a device of a kind that runs it",
         )
     k = int(np.argmax(lean.shares))
-    proven = "and no split needs less" if math.isinf(lower_bound(task)[0]) else "and no split was found that needs less"
+    proven = (
+        "and no split needs less"
+        if math.isinf(one_stage_a_device(task)[0])
+        else "and no split was found that needs less"
+    )
     more = _devices_that_do(task)
     return Infeasible(
         f"Stage {k} of {len(lean.shares)} needs {_size(lean.need_bytes[k])}; its device has "

@@ -4,7 +4,7 @@ at a time as long as that helps and effort is left. The same seed gives the same
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,20 +49,24 @@ def _flights(task: PipelineTask, c: Candidate, lots: random.Random) -> Iterator[
 
 def _cuts(task: PipelineTask, c: Candidate, lots: random.Random) -> Iterator[Candidate]:
     """One cut moved to a state nearby."""
-    costs, chain = task.bench(c).costs, c.chain
+    yield from (replace(c, chain=chain) for chain in cuts_moved(task.bench(c).costs, c.chain))
+
+
+def cuts_moved(costs: StageCosts, chain: Chain, steps: Sequence[int] = range(1, NEIGHBOURS + 1)) -> Iterator[Chain]:
+    """The chain with one cut moved to a state nearby: so many states away in work, on either side."""
     work = (costs.forward_s + costs.backward_s)[:, 0]
     for k in range(1, len(chain)):
-        for state in _between(costs, work, chain[k - 1].start, chain[k].start, chain[k].end):
-            yield replace(c, chain=_cut_at(chain, k, state))
+        for state in _between(costs, work, chain[k - 1].start, chain[k].start, chain[k].end, steps):
+            yield _cut_at(chain, k, state)
 
 
-def _between(costs: StageCosts, work: FloatArray, low: int, at: int, high: int) -> list[int]:
+def _between(costs: StageCosts, work: FloatArray, low: int, at: int, high: int, steps: Sequence[int]) -> list[int]:
     """States between two others, those nearest in work to the present cut first."""
     inside = np.flatnonzero(costs.states.contains[low] & costs.states.contains[:, high])
     inside = inside[inside != at]
     sides = [inside[work[inside] <= work[at]], inside[work[inside] > work[at]]]
-    near = [s[np.argsort(np.abs(work[s] - work[at]), kind="stable")][:NEIGHBOURS] for s in sides]
-    return [int(i) for side in near for i in side]
+    near = [s[np.argsort(np.abs(work[s] - work[at]), kind="stable")] for s in sides]
+    return [int(side[n - 1]) for side in near for n in steps if n <= len(side)]
 
 
 def _cut_at(chain: Chain, k: int, state: int) -> Chain:

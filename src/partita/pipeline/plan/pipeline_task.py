@@ -183,7 +183,8 @@ class PipelineTask:
 
     @property
     def schedule(self) -> Schedule:
-        return self.wish.schedule or "1f1b"
+        """Of the methods' candidates; other schedules are tried on the best of these (`orders`)."""
+        return "gpipe" if self.wish.schedule == "gpipe" else "1f1b"
 
     @cached_property
     def tight(self) -> bool:

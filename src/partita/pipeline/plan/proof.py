@@ -16,7 +16,7 @@ from partita.pipeline.plan.lower_bound import BoundProblem, Market, least_step, 
 from partita.pipeline.plan.pipeline_task import MOST_STATES, PipelineTask
 from partita.pipeline.plan.stage_costs import StageCosts, class_times, stage_costs, wires
 
-WORK = "the work at the speed of all devices, and one micro-batch through all tasks; of any grouping"
+ANY = "any plan: the work at the speed of all devices after the first forward, and one micro-batch through all tasks"
 SEGMENT_CLASSES = 4e6  #: pairs of a segment and a class of devices looked at for each step that is tried
 
 
@@ -47,9 +47,23 @@ class Classes:
 
 
 def lower_bound(task: PipelineTask) -> tuple[float, str]:
-    """A bound of every plan's step and how it was obtained; inf where it is proven that no plan fits.
+    """A bound of every plan's step and how it was obtained.
 
-    It holds for 1F1B and GPipe with one stage a device, whatever the cuts, devices, replicas and shares."""
+    Where 1F1B or GPipe is asked for, or nothing, it holds for these with one stage a device, whatever the cuts, devices, replicas and
+    shares; else for every schedule, whatever a device serves and in whatever order."""
+    if task.wish.schedule not in (None, "1f1b", "gpipe"):
+        return any_plan(task)
+    return one_stage_a_device(task)
+
+
+def any_plan(task: PipelineTask) -> tuple[float, str]:
+    """The same for every plan there is: whoever serves what in whatever order, however groups of devices cut."""
+    least = min(max(_any_order_s(task, bench), _path_s(task, bench.sample)) for bench in task.benches)
+    return min(least, *(_without_company(task, bench) for bench in task.benches)), ANY
+
+
+def one_stage_a_device(task: PipelineTask) -> tuple[float, str]:
+    """The same for 1F1B and GPipe with one stage a device; inf where it is proven that no such plan fits."""
     how = "all chains of downsets: fill, drain and the price of devices"
     if not task.downsets.complete:
         how = "the work at the speed of all devices; too many downsets to enumerate"
@@ -64,31 +78,46 @@ def lower_bound(task: PipelineTask) -> tuple[float, str]:
     return min(least, *(_without_company(task, bench) for bench in task.benches)), how
 
 
-def work_bound(task: PipelineTask) -> tuple[float, str]:
-    """A bound that holds for every plan there is, also where a device serves several stages and groups of devices cut
-    differently: all the work at the speed of all devices, and one micro-batch through the model, each task where it is fastest."""
-    least = math.inf
-    for bench in task.benches:
-        sample = bench.sample
-        times = class_times(sample.costs, task.all_types)
-        seconds = task.type_seconds(sample)
-        counts = np.array([len(t.names) for t in task.all_types])
-        moves = np.array([bench.costs.micro_batches if t.phase != "update" else 0 for t in sample.graph.tasks])
-        found = [_path_s(sample, times.min(axis=1))]
-        for price in (1.0 / np.maximum(seconds, 1e-300), np.ones(len(seconds))):
-            found.append(float(moves @ (times * price).min(axis=1) / (price @ counts)))
-        least = min(least, max(found))
-    return min(least, *(_without_company(task, bench) for bench in task.benches)), WORK
-
-
-def _path_s(sample: Sample, seconds: FloatArray) -> float:
-    """The longest way through the tasks."""
-    graph = sample.graph
+def _path_s(task: PipelineTask, sample: Sample) -> float:
+    """The longest way of one micro-batch through the tasks, each where it is fastest."""
+    graph, seconds = sample.graph, class_times(sample.costs, task.all_types).min(axis=1)
     done = np.zeros(len(graph))
     for i in graph.order.tolist():
         before = graph.predecessors.row(i)
         done[i] = seconds[i] + (done[before].max() if len(before) else 0.0)
     return float(done.max())
+
+
+def _any_order_s(task: PipelineTask, bench: Bench) -> float:
+    """Seconds that no plan with this micro-batch size is below, whoever serves what in whatever order.
+
+    Give each device a price y. No task costs less than its least y_c t_c, and a device is busy at most T, so that T times all
+    prices is at least the price of the work. Where one unit alone begins the graph, and no stage has replicas, one device runs
+    it; every other one waits until it has run for the first time, and a message has come: at least one price less is paid for so
+    long. O(tasks x types)."""
+    sample, seconds = bench.sample, task.type_seconds(bench.sample)
+    times = class_times(sample.costs, task.all_types)
+    once = np.array([t.phase == "update" for t in sample.graph.tasks])
+    counts = np.where(once, 1.0, bench.costs.micro_batches)[:, None]
+    wait = _first_wait_s(task, bench)
+    found = []
+    speed = seconds.min() / np.maximum(seconds, 1e-300) if seconds.min() > 0 else np.ones(len(seconds))
+    for price in (speed, np.ones(len(speed))):
+        every = np.repeat(price, [len(t.names) for t in task.all_types])
+        work = float((counts * times * price).min(axis=1).sum())
+        found.append((work + wait * float(every.sum() - every.max())) / float(every.sum()))
+    return max(found)
+
+
+def _first_wait_s(task: PipelineTask, bench: Bench) -> float:
+    """What a device waits at least that does not run the graph's first unit; 0 where several units could be first."""
+    units = bench.costs.units
+    first = np.flatnonzero(np.diff(units.before.start) == 0)
+    replicas = task.wish.allow_replicas and bench.costs.micro_batches > 1
+    if len(first) != 1 or replicas or len(units) == 1:
+        return 0.0
+    best = wires(task.whole_cluster)[1]
+    return float(task.unit_seconds(bench.sample)[first[0], 0]) + best.latency_s + best.message_s
 
 
 def _without_company(task: PipelineTask, bench: Bench) -> float:

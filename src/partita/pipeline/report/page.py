@@ -13,6 +13,7 @@ from partita.page.agreement import ERROR, Agreement, agreement, events, is_compu
 from partita.page.markup import tag, words
 from partita.page.plan_rows import is_mapping
 from partita.page.run_speed import sentences
+from partita.page.schedule_words import schedule_words
 from partita.page.sheet import columns, document, footer, header, many, section
 from partita.page.text import count, percent, rate, seconds, size
 from partita.page.timelines import ZOOM
@@ -99,7 +100,7 @@ def _plan_line(story: Story) -> str:
             f"{many(len(plan.stage_of), 'operator')} mapped to {many(len(plan.devices), 'device')} in "
             f"{many(len(plan.stages), 'segment')}, the whole batch at once, by {story.plan.verdict.method}."
         )
-    name = {"1f1b": "1F1B", "gpipe": "GPipe", "given": "in a given order"}[plan.schedule]
+    name = schedule_words(plan.schedule)
     return (
         f"{many(len(plan.stages), 'stage')} on {many(len(plan.devices), 'device')}, "
         f"{many(plan.micro_batches, 'micro-batch', 'micro-batches')}, at most {plan.in_flight} in flight, {name}."

@@ -9,15 +9,19 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 
 from partita.errors import PlanError
-from partita.nouns.pipeline_plan import Part, PipelinePlan, Schedule, Slot
-from partita.simulate.schedules import gpipe, one_forward_one_backward
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot
+from partita.simulate.schedules import gpipe, interleaved, one_forward_one_backward, zb_h1, zb_h2, zb_v
 from partita.simulate.schedules.gpipe import Step
+
+BY_STAGE = ("1f1b", "gpipe", "zb-h1", "zb-h2")  #: schedules that say what a stage does ...
+BY_DEVICE = ("interleaved", "zb-v")  #: ... and those that say what a device does with its chunks
 
 
 def slots(
     schedule: Schedule, replicas: Sequence[int], micro_batches: int, in_flight: int, whole: Sequence[int] = ()
 ) -> list[list[Step]]:
-    """[stages] the forwards and backwards of each stage in order; of m replicas, r runs micro-batches r, r + m, ...
+    """[stages] the slots of each stage in order, of schedules that say it stage by stage; of m replicas, r runs micro-batches
+    r, r + m, ...
 
     With unequal shares, `replicas` holds the lengths of the turns and `whole` is 1 (see `one_forward_one_backward`).
 
@@ -30,29 +34,45 @@ def slots(
     held = in_flight_of(schedule, replicas, micro_batches, in_flight, whole)
     if schedule == "gpipe":
         return [gpipe.order(micro_batches) for _ in replicas]
-    return [one_forward_one_backward.order(w, micro_batches) for w in held]
+    if schedule == "1f1b":
+        return [one_forward_one_backward.order(w, micro_batches) for w in held]
+    windows = _windows(schedule, replicas, micro_batches, in_flight, whole)
+    rows = zip(windows, zb_h1.put_off(windows), strict=True)
+    return [zb_h1.order(w, late, micro_batches) for w, late in rows]
 
 
 def in_flight_of(
     schedule: Schedule, replicas: Sequence[int], micro_batches: int, in_flight: int, whole: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """[stages] the largest number of micro-batches whose forward has run and backward has not, over all replicas.
+    """[stages] the largest number of micro-batches whose forward has run and whose backward is not done, over all replicas.
 
     One replica of m holds at most ceil(number / m) of them. Raises PlanError for an unknown schedule.
     """
     if schedule == "gpipe":
         return (micro_batches,) * len(replicas)
+    windows = _windows(schedule, replicas, micro_batches, in_flight, whole)
     if schedule == "1f1b":
-        return one_forward_one_backward.windows(replicas, micro_batches, in_flight, whole)
-    raise PlanError(f"unknown schedule {schedule!r}", hint="known: 1f1b, gpipe")
+        return windows
+    return tuple(min(micro_batches, w + late) for w, late in zip(windows, zb_h1.put_off(windows), strict=True))
+
+
+def _windows(
+    schedule: Schedule, replicas: Sequence[int], micro_batches: int, in_flight: int, whole: Sequence[int]
+) -> tuple[int, ...]:
+    """[stages] forwards before the first backward."""
+    if schedule not in ("1f1b", "zb-h1", "zb-h2"):
+        raise PlanError(f"schedule {schedule!r} does not say what a stage does", hint=f"known: {', '.join(BY_STAGE)}")
+    flown = zb_h2.in_flight(sum(replicas), in_flight) if schedule == "zb-h2" else in_flight
+    return one_forward_one_backward.windows(replicas, micro_batches, flown, whole)
 
 
 def held_of(plan: PipelinePlan) -> tuple[int, ...]:
-    """[stages] of how many micro-batches one device of the stage keeps activations at once, at most.
+    """[stages] of how many micro-batches one device of the stage keeps activations at once, at most: from the forward to the
+    end of the backward, its weights' part included.
 
     O(stages) for a schedule and equal shares, else O(slots).
     """
-    if not plan.orders and not any(s.shares for s in plan.stages):
+    if plan.schedule in BY_STAGE and not any(s.shares for s in plan.stages):
         replicas = [s.replicas for s in plan.stages]
         flown = in_flight_of(plan.schedule, replicas, plan.micro_batches, plan.in_flight)
         return tuple(-(-held // m) for held, m in zip(flown, replicas, strict=True))
@@ -78,7 +98,7 @@ def held_on(plan: PipelinePlan) -> dict[tuple[str, int], int]:
 def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
     """Device -> its work in order: the plan's own orders where it has any, else those of its schedule.
 
-    A device that serves several stages merges their orders as it would run them if a forward took one unit of time, a
+    Of the schedules that say what a stage does, a device that serves several stages merges their orders as it would run them if a forward took one unit of time, a
     backward two and a message none: what can begin first, and of that what is furthest towards the update. Stages 0 and 3
     on one device, 1 and 2 on the other (a V), two micro-batches:
 
@@ -89,6 +109,8 @@ def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
     """
     if plan.orders:
         return dict(plan.orders)
+    if plan.schedule in BY_DEVICE:
+        return _by_device(plan)
     turns = [s.turn for s in plan.stages]
     whole = [1 if s.shares else s.replicas for s in plan.stages]
     rows = slots(plan.schedule, [len(t) for t in turns], plan.micro_batches, plan.in_flight, whole)
@@ -99,6 +121,21 @@ def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
     if all(len(own) == 1 for own in lines.values()):
         return {d: tuple(own[0]) for d, own in lines.items()}
     return _merged(lines)
+
+
+def _by_device(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
+    """The orders of a schedule that says what a device with several chunks does."""
+    devices, batches = plan.devices, plan.micro_batches
+    orders = {}
+    for d, name in enumerate(devices):
+        own = plan.stages_of(name)
+        rows = (
+            zb_v.order(d, len(devices), batches)
+            if plan.schedule == "zb-v"
+            else interleaved.order(d, len(devices), len(own), batches)
+        )
+        orders[name] = tuple(Slot(part, own[chunk], m) for part, chunk, m in rows)
+    return orders
 
 
 def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...]]:
@@ -113,14 +150,14 @@ def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...
         for d, own in lines.items():
             for line in own:
                 if line and (after := _after(ends, known, stages, line[0])) is not None:
-                    key = (max(free[d], after), line[0].part == "F", line[0].micro_batch, -line[0].stage)
+                    key = (max(free[d], after), "BFW".index(line[0].part), line[0].micro_batch, -line[0].stage)
                     if best is None or key < best[0]:
                         best = (key, d, line)
         if best is None:
             break
         (start, *_), d, line = best
         slot = line.popleft()
-        free[d] = ends[slot] = start + _UNITS[slot.part]
+        free[d] = ends[slot] = start + _units(known, slot)
         orders[d].append(slot)
     if any(line for own in lines.values() for line in own):
         raise PlanError("the stages wait for each other", hint="use a schedule that this package knows")
@@ -148,14 +185,16 @@ def unit_ends(orders: Mapping[str, Sequence[Slot]]) -> dict[Slot, int]:
         for d, line in lines.items():
             while line and (after := _after(ends, known, stages, line[0])) is not None:
                 slot = line.popleft()
-                free[d] = ends[slot] = max(free[d], after) + _UNITS[slot.part]
+                free[d] = ends[slot] = max(free[d], after) + _units(known, slot)
                 moved = True
     if any(lines.values()):
         raise PlanError("the stages wait for each other", hint="use a schedule that this package knows")
     return ends
 
 
-_UNITS: dict[Part, int] = {"F": 1, "B": 2, "W": 1}
+def _units(known: Collection[Slot], slot: Slot) -> int:
+    """One, and two for a backward in one."""
+    return 2 if slot.part == "B" and Slot("W", slot.stage, slot.micro_batch) not in known else 1
 
 
 def _after(ends: Mapping[Slot, int], known: Collection[Slot], stages: int, slot: Slot) -> int | None:

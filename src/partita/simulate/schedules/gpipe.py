@@ -13,9 +13,9 @@ all three agree bit for bit; and since the last stage has all its forwards when 
 
 from __future__ import annotations
 
-from typing import Literal
+from partita.nouns.pipeline_plan import Part
 
-Step = tuple[Literal["F", "B"], int]  #: forward or backward of a micro-batch
+Step = tuple[Part, int]  #: a part of a stage on a micro-batch
 
 
 def order(micro_batches: int) -> list[Step]:

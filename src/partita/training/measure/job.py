@@ -32,6 +32,7 @@ from partita.training.measure.tasks import (
     TaskTimes,
     at_one_speed,
     estimates,
+    parting_s,
     quick_task_s,
     time_tasks,
     weight_shares,
@@ -204,7 +205,8 @@ def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> Co
     """Every task's estimate; the optimizer's step is shared out by the bytes of the parameters."""
     forward, backward = estimates(times)
     waits = weight_shares(times)
-    share = np.zeros((len(graph), 1))
+    price = parting_s(times)
+    share, parting = np.zeros((len(graph), 1)), np.zeros((len(graph), 1))
     number = {t.id: i for i, t in enumerate(t for t in graph.tasks if t.phase == "forward")}
     held = {t.id: t.parameter_bytes for t in graph.tasks}
     updated = sum(held[t.of] for t in graph.tasks if t.phase == "update" and t.of) or 1.0
@@ -215,10 +217,11 @@ def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> Co
         elif t.phase == "backward":
             rows.append([backward[number[t.of or ""]]])
             share[i] = waits[number[t.of or ""]]
+            parting[i] = price[number[t.of or ""]]
         else:
             part = update_s * held[t.of or ""] / updated
             rows.append([Estimate(part, part, part, "measured")])
-    return replace(CostTable.of((kind,), rows, len(graph.producer)), weight_share=share)
+    return replace(CostTable.of((kind,), rows, len(graph.producer)), weight_share=share, parting_s=parting)
 
 
 def _linked(devices: tuple[Device, ...]) -> Cluster:

@@ -35,7 +35,7 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 
 #: Of TaskTimes.
 BETWEEN = 4  #: parts of a pass over all tasks, and calls of `between`
-SECONDS = ("forward", "backward", "whole_forward", "whole_backward", "one_in_flight", "weights", "update")
+SECONDS = ("forward", "backward", "whole_forward", "whole_backward", "one_in_flight", "weights", "parting", "update")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class TaskTimes:
     one_in_flight: FloatArray  #: [passes] forward and backward of one micro-batch, no other one in flight
     company: FloatArray  #: [passes] with another one in flight and the other devices at work, over what it takes with neither
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
+    parting: FloatArray  #: [passes] that the two parts of a split backward take beyond one that is not
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
@@ -80,7 +81,7 @@ def time_tasks(
     runner.whole_pass()
     runner.weight_pass()
     passes: list[tuple[FloatArray, FloatArray]] = []
-    weights: list[FloatArray] = []
+    weights: list[tuple[FloatArray, float]] = []
     wholes: list[tuple[float, float, float]] = []
     lone: list[float] = []
     company: list[float] = []
@@ -99,6 +100,7 @@ def time_tasks(
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
     forward, backward, update = np.array(wholes).T
     by_task = [np.array(times) for times in zip(*passes, strict=True)]
+    parts, parting = zip(*weights, strict=True)
     return TaskTimes(
         by_task[0],
         by_task[1],
@@ -108,7 +110,8 @@ def time_tasks(
         backward,
         np.array(lone),
         np.array(company),
-        np.array(weights),
+        np.array(parts),
+        np.array(parting),
         update,
         runner.optimizer_bytes_per_parameter_byte,
         min(core_share, 1.0),
@@ -153,6 +156,13 @@ def weight_shares(times: TaskTimes) -> FloatArray:
     whole = np.median(times.backward, axis=0)
     part = np.median(times.weights, axis=0)
     return np.clip(np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0), 0.0, 1.0)
+
+
+def parting_s(times: TaskTimes) -> FloatArray:
+    """[tasks] seconds that splitting each backward takes: what it takes of the whole, in proportion to what can wait."""
+    part = np.median(times.weights, axis=0)
+    price = max(0.0, float(np.median(times.parting)))
+    return price * part / part.sum() if part.sum() > 0 else np.zeros_like(part)
 
 
 def _set_right(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> list[Estimate]:
@@ -237,9 +247,26 @@ class _Runner:
 
         return forward, self._backward(self._forward(noted), stamps)
 
-    def weight_pass(self) -> FloatArray:
-        """[tasks] seconds of the second part of a backward split behind the first value that has a gradient."""
+    def weight_pass(self) -> tuple[FloatArray, float]:
+        """([tasks] seconds of the second part of a backward split behind the first value that has a gradient, seconds that both
+        parts take beyond the same backward in one)."""
         seconds = np.zeros_like(self.calls)
+        loss, first = self._cut_forward()
+        if loss is first[0] or loss.grad_fn is None:
+            return seconds, 0.0
+        in_one, _ = self._timed(loss.backward)
+        loss, first = self._cut_forward()
+        took, rest = self._timed(input_part, [loss], [torch.ones_like(loss)], first)
+        for entry in rest.nodes:
+            spent, _ = self._timed(WeightPart((entry,)).run)
+            took += spent
+            tasks = [self._reader[id(w)] for w in entry[2] if id(w) in self._reader]
+            if tasks:
+                seconds[tasks[0]] += spent
+        return seconds, took - in_one
+
+    def _cut_forward(self) -> tuple[Tensor, list[Tensor]]:
+        """(the loss, the first value with a gradient, as if another stage had sent it)."""
         first: list[Tensor] = []
 
         def cut(task: int, spent: float, value: Any) -> Any:
@@ -248,15 +275,7 @@ class _Runner:
                 return first[0]
             return value
 
-        loss = self._forward(cut)
-        if loss is first[0] or loss.grad_fn is None:
-            return seconds
-        for entry in input_part([loss], [torch.ones_like(loss)], first).nodes:
-            spent, _ = self._timed(WeightPart((entry,)).run)
-            tasks = [self._reader[id(w)] for w in entry[2] if id(w) in self._reader]
-            if tasks:
-                seconds[tasks[0]] += spent
-        return seconds
+        return self._forward(cut), first
 
     def _forward(self, noted: Callable[[int, float, Any], Any]) -> Tensor:
         """The loss, call by call; `noted` (task, seconds, value) says what goes on as the value."""

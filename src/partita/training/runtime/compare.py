@@ -37,7 +37,7 @@ def compare(session: Session) -> None:
     cpu: dict[str, list[float]] = {n: [] for n in engines}
     gradients: dict[str, float] = {}
     traces: list[Trace] = []
-    recorders = {n: session.recorder(n) for n in engines if n != "torch"}
+    recorders = {n: session.recorder(n) for n in engines if not n.startswith("torch")}
     for turn in ahead(turns(session.job, Progress(), steps=spec.steps, epochs=spec.epochs)):
         if turn.first:
             check_same_everywhere(turn.batch, turn.done.epoch)

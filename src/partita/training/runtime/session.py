@@ -64,16 +64,16 @@ class Session:
         for name in spec.engine.split(","):
             if name == "pipeline":
                 engines[name] = Pipeline(job, assignment, transport, board.instruction_cell(rank))
-            elif name == "torch":
+            elif name in ("torch", "torch-zb"):
                 from partita.training.runtime.torch_engine import (
                     TorchPipelining,  # a second to import: only where it is wanted
                 )
 
-                engines[name] = TorchPipelining(job, assignment, device)
+                engines[name] = TorchPipelining(job, assignment, device, zero_bubble=name == "torch-zb")
             elif name == "single":
                 engines[name] = SingleProcess(job, assignment.micro_batch_size, device) if rank == 0 else None
             else:
-                raise PlanError(f"unknown engine {name!r}", hint="known: pipeline, torch, single")
+                raise PlanError(f"unknown engine {name!r}", hint="known: pipeline, torch, torch-zb, single")
         gc.collect()
         gc.freeze()  # what is built now stays: a collection in the middle of a step need not walk through it
         clock = Clock(rank, ranks)

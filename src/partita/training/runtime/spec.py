@@ -16,7 +16,7 @@ class Spec:
     plan: str  #: path of the plan file
     out: str  #: folder of the run
     task: str = "train"  #: "train", or "compare": every engine in turn on the same batches
-    engine: str = "pipeline"  #: "pipeline" or "torch"; of "compare": several, separated by commas
+    engine: str = "pipeline"  #: "pipeline", "torch" or "torch-zb"; of "compare": several, separated by commas
     steps: int | None = None
     epochs: int = 1
     checkpoint_every: int = 0  #: steps; 0: at the end only

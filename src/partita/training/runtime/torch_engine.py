@@ -1,5 +1,8 @@
 """The same plan on torch.distributed.pipelining: the peer in benchmarks (`--engine torch`).
 
+A plan's schedule names one of that engine's: 1f1b, gpipe, interleaved (Interleaved1F1B), zb-h1 and zb-h2 (InterleavedZeroBubble with
+one stage a worker), zb-v (ZBVZeroBubble). As "torch-zb" it runs chunks that go round and round by its InterleavedZeroBubble.
+
 Its stages can only send to the next one, so values that skip stages are handed through; weights shared by stages get
 wrong gradients there without an error, and replicas of a stage are not known to it: both are refused here.
 """
@@ -7,11 +10,19 @@ wrong gradients there without an error, and replicas of a stage are not known to
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 from partita.errors import PlanError
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -22,6 +33,16 @@ from partita.training.runtime.interpreter import StepResult
 from partita.training.runtime.pipeline import Assignment
 from partita.training.runtime.stage import StageCode, batch_leaves, stage_code
 
+_LONE = MappingProxyType({"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe})  #: of one stage a worker
+_CHUNKED = MappingProxyType(
+    {
+        "interleaved": ScheduleInterleaved1F1B,
+        "zb-h1": ScheduleInterleavedZeroBubble,
+        "zb-h2": ScheduleInterleavedZeroBubble,
+        "zb-v": ScheduleZBVZeroBubble,
+    }
+)  #: of a list of stages
+
 
 class TorchPipelining:
     """One rank of torch's own pipeline engine under one of our plans."""
@@ -30,34 +51,30 @@ class TorchPipelining:
 
     @property
     def reports_loss(self) -> bool:
-        return self._stage_number == self._stages - 1
+        return self._makes_loss
 
-    def __init__(self, job: TrainingJob, assignment: Assignment, device: torch.device) -> None:
-        """Raises PlanError where the plan is beyond what that engine can do."""
+    def __init__(
+        self, job: TrainingJob, assignment: Assignment, device: torch.device, *, zero_bubble: bool = False
+    ) -> None:
+        """`zero_bubble`: by its InterleavedZeroBubble, a plan of chunks that go round. Raises PlanError where the plan is beyond
+        what that engine can do."""
         plan, self._job, self._device = assignment.plan, job, device
         model = job.build()
         part = next(micro_batches(job.example(), assignment.micro_batch_size))
         captured = capture(model, job.loss, part)
         _refuse_beyond(captured, plan, job)
         self._micro_batch_size = assignment.micro_batch_size
+        _expect_places(assignment)
         served = plan.stages_of(assignment.device)
-        if len(served) != 1:
-            raise PlanError(
-                f"{assignment.device} serves {len(served)} stages of the plan; torch's engine wants one a worker",
-                hint="start as many workers as the plan has stages, or run with --engine pipeline",
-            )
-        number = served[0]
-        self._stage_number, self._stages = number, len(plan.stages)
-        incoming, outgoing = _handed_over(captured, plan, number)
-        made_here = {v for t in plan.stages[number].tasks for v in captured.task_nodes[t]}
-        code = stage_code(captured, plan.stages[number].tasks, tuple(v for v in outgoing if v in made_here))
-        module = _Module(code, captured, model, incoming, outgoing, device)
-        self.parameters = [(n, module.own[n]) for n in code.parameters]
+        modules = {k: _module(captured, plan, k, model, device) for k in served}
+        self._makes_loss = len(plan.stages) - 1 in served
+        own = {n: m.own[n] for m in modules.values() for n in m.own}
+        self.parameters = list(own.items())
         self.optimizer = job.optimizer(self.parameters) if self.parameters else None
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler and self.optimizer else None
-        stage = PipelineStage(module, number, self._stages, device)
-        make = Schedule1F1B if plan.schedule == "1f1b" else ScheduleGPipe
-        self._schedule = make(stage, plan.micro_batches, loss_fn=lambda output, _: output)
+        stages = [PipelineStage(m, k, len(plan.stages), device) for k, m in modules.items()]
+        name = "zb-h1" if zero_bubble and plan.schedule == "interleaved" else plan.schedule
+        self._schedule = _schedule(name, stages, plan.micro_batches)
         self._whole = plan.micro_batches * assignment.micro_batch_size
 
     def step(self, batch: Batch, step: int) -> StepResult:
@@ -72,9 +89,8 @@ class TorchPipelining:
             self.optimizer.zero_grad(set_to_none=True)
         leaves: dict[str, Any] = {f"leaf{i}": t for i, t in enumerate(batch_leaves(batch, self._device))}
         losses: list[Tensor] = []
-        last = self._stage_number == self._stages - 1
         dummy = torch.zeros(self._whole)
-        extra: dict[str, Any] = {"target": dummy, "losses": losses} if last else {}
+        extra: dict[str, Any] = {"target": dummy, "losses": losses} if self._makes_loss else {}
         self._schedule.step(return_outputs=False, **leaves, **extra)
         if self.optimizer:
             self.optimizer.step()
@@ -86,6 +102,43 @@ class TorchPipelining:
     def gradients(self) -> dict[str, Tensor]:
         """The last step's gradients of this rank's parameters, by name."""
         return {n: p.grad for n, p in self.parameters if p.grad is not None}
+
+
+def _schedule(name: str, stages: list[Any], micro_batches: int) -> Any:
+    """That engine's schedule. Raises PlanError for a number of micro-batches that it does not know."""
+
+    def loss(output: Tensor, _: Tensor) -> Tensor:
+        return output
+
+    try:
+        if name in _LONE:
+            return _LONE[name](stages[0], micro_batches, loss_fn=loss)
+        return _CHUNKED[name](stages, micro_batches, loss_fn=loss)
+    except ValueError as error:
+        raise PlanError(f"torch's engine: {error}", hint="use Partita's own engine") from error
+
+
+def _module(captured: Captured, plan: PipelinePlan, stage: int, model: nn.Module, device: torch.device) -> _Module:
+    """A stage's code as that engine wants it."""
+    incoming, outgoing = _handed_over(captured, plan, stage)
+    made_here = {v for t in plan.stages[stage].tasks for v in captured.task_nodes[t]}
+    code = stage_code(captured, plan.stages[stage].tasks, tuple(v for v in outgoing if v in made_here))
+    return _Module(code, captured, model, incoming, outgoing, device)
+
+
+def _expect_places(assignment: Assignment) -> None:
+    """Raise PlanError where stages are not on the workers that this engine takes for granted: round and round, or there and
+    back."""
+    plan, world = assignment.plan, assignment.world
+    n, number = len(world), {name: r for r, name in enumerate(world)}
+    places = [number[s.devices[0]] for s in plan.stages]
+    wanted = [min(k, 2 * n - 1 - k) if plan.schedule == "zb-v" else k % n for k in range(len(places))]
+    whole = len(places) == n if plan.schedule in _LONE else len(places) % n == 0
+    if places != wanted or not whole:
+        raise PlanError(
+            f"the plan has its stages on workers {places}; torch's engine wants {wanted}, as many on each",
+            hint="start as many workers as the plan has devices, or run with --engine pipeline",
+        )
 
 
 class _Module(nn.Module):
@@ -178,9 +231,7 @@ def _refuse_beyond(captured: Captured, plan: PipelinePlan, job: TrainingJob) -> 
         )
     if any(s.replicas > 1 or s.recompute for s in plan.stages):
         raise PlanError("torch's engine runs no replicated and no recomputing stages", hint="use Partita's own engine")
-    if plan.schedule == "given" or len(plan.devices) < len(plan.stages):
-        raise PlanError(
-            "torch's engine runs one stage a device here, in its own order", hint="use Partita's own engine"
-        )
+    if plan.schedule not in {**_LONE, **_CHUNKED}:
+        raise PlanError("torch's engine runs its own orders only", hint="use Partita's own engine")
     if job.clip_norm is not None or job.autocast is not None:
         raise PlanError("torch's engine clips no gradients and casts nothing here", hint="use Partita's own engine")

@@ -1,0 +1,48 @@
+"""The jobs of schedules.py: the ResNet of examples/cifar_resnet.py, and a transformer whose weights no two stages share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from harness import loaded
+from prediction_jobs import bert as bert_of_tokens
+from torch import Tensor, nn
+
+from partita.cli.demo_job import digits
+from partita.training.job import Batch, TrainingJob
+
+BATCH = 64
+_cifar = loaded(Path(__file__).parents[1] / "examples" / "cifar_resnet.py")
+
+
+def resnet(data: str = "") -> TrainingJob:
+    """On CIFAR-10's train.parquet in a folder; without one on scikit-learn's digits, enlarged to 32 x 32."""
+    if data:
+        found: TrainingJob = _cifar.job(data, batch=str(BATCH), images_used="2048")
+        return found
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        x, y = _enlarged()
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
+        for start in range(0, len(x) - BATCH + 1, BATCH):
+            chosen = order[start : start + BATCH]
+            yield x[chosen], y[chosen]
+
+    return TrainingJob(
+        model=lambda: _cifar.ResNet(32, 3),
+        loss=nn.functional.cross_entropy,
+        batches=batches,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    )
+
+
+def _enlarged() -> tuple[Tensor, Tensor]:
+    """(images [1797, 3, 32, 32], labels [1797])."""
+    x, y = digits()
+    return nn.functional.interpolate(x, size=(32, 32)).expand(-1, 3, -1, -1).contiguous(), y
+
+
+def bert() -> TrainingJob:
+    return bert_of_tokens()
