@@ -21,6 +21,7 @@ from partita.simulate.predicted import predicted
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile
     from partita.simulate.run_speed import RunSpeed
+    from partita.training.runtime.elastic import Elastic
     from partita.training.runtime.worker_status import Row
 
 
@@ -46,6 +47,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every", type=int, default=0, metavar="STEPS", help="besides the one at the end (default: none)"
     )
     parser.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in this folder")
+    parser.add_argument(
+        "--on-failure",
+        choices=("stop", "replan", "replace"),
+        default="stop",
+        help="a worker dies: end; go on with the other devices; or with a new process for the same one (default: stop)",
+    )
+    parser.add_argument(
+        "--redundancy",
+        choices=("memory", "checkpoint"),
+        help="what the run then goes on from: copies of all states in memory, or its last checkpoint (default: memory)",
+    )
+    parser.add_argument(
+        "--copy-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between two copies in memory (default: 1, so that nothing is lost but the step under way)",
+    )
     parser.add_argument(
         "--replan",
         action="store_true",
@@ -79,8 +97,14 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
                 f"--{'replan' if options.replan else 'search'} inside torchrun: every rank would have to plan alike",
                 hint="plan again before, with `partita measure` and `partita plan`",
             )
+        if options.on_failure != "stop":
+            raise BadInput(
+                f"--on-failure {options.on_failure} inside torchrun, which starts workers itself",
+                hint="say torchrun --max-restarts N: ranks that it restarts go on from the last checkpoint",
+            )
         return _run_one_rank(options, settings, talk)
     from partita.nouns.metrics import read_metrics
+    from partita.nouns.plan import PlanFile
     from partita.page.text import seconds
     from partita.pipeline.run import loop
     from partita.training.runtime.worker import stopped
@@ -104,11 +128,36 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     if options.search:
         return _searched(options, file, settings, talk, how)
     watch = _watch(talk, options.steps or 0)
-    ended = loop.train(file, options.job, settings, options.out, engine=options.engine, watch=watch, **how)
+    ended = loop.train(
+        file,
+        options.job,
+        settings,
+        options.out,
+        engine=options.engine,
+        watch=watch,
+        elastic=_elastic(options, talk),
+        **how,
+    )
+    file = PlanFile.read(Path(options.out) / "plan.json")  # it may have changed on the way
     document = _outcome(Path(options.out), file, ended.wall_s, options.engine)
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
+
+
+def _elastic(options: argparse.Namespace, talk: Talk) -> Elastic | None:
+    """What is to be done when a worker dies; None: the run ends."""
+    if options.on_failure == "stop":
+        return None
+    from partita.pipeline.run.replan import planned_without
+    from partita.training.runtime.elastic import Elastic
+
+    return Elastic(
+        planned_without if options.on_failure == "replan" else None,
+        options.redundancy or "memory",
+        options.copy_every or 1,
+        lambda lost: talk.say(f"   {lost.sentence}"),
+    )
 
 
 def _searched(
@@ -184,6 +233,21 @@ def _check(options: argparse.Namespace) -> None:
         )
     if options.search_budget_s is not None and not 0 < options.search_budget_s < math.inf:
         raise BadInput(f"--search-budget-s {options.search_budget_s}", hint="give a positive number of seconds")
+    elastic = options.redundancy is not None or options.copy_every is not None
+    if elastic and options.on_failure == "stop":
+        raise BadInput(
+            "--redundancy and --copy-every are for runs that go on", hint="say --on-failure replan or replace"
+        )
+    if options.copy_every is not None and (options.copy_every < 1 or options.redundancy == "checkpoint"):
+        raise BadInput(
+            f"--copy-every {options.copy_every}{' --redundancy checkpoint' * (options.redundancy == 'checkpoint')}",
+            hint="give at least 1, of copies in memory; how often checkpoints are written says --checkpoint-every",
+        )
+    if options.on_failure != "stop" and (options.engine == "torch" or options.search):
+        raise BadInput(
+            f"--on-failure {options.on_failure} goes with Partita's own engine, and not with a search",
+            hint="leave --engine and --search away",
+        )
     if options.engine == "torch" and options.resume:
         raise BadInput("--engine torch cannot resume", hint="leave --engine away")
 

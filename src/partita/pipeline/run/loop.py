@@ -24,6 +24,7 @@ from partita.page.machine import machine_facts
 from partita.pipeline.report.story import Engine, Story
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
+from partita.training.runtime.elastic import FAILURES, Elastic, keep_going
 from partita.training.runtime.folder import held
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.prepare import prepared, training_spec
@@ -118,16 +119,22 @@ def train(
     threads: int = 1,
     timeout_s: float = 300.0,
     watch: Watch | None = None,
+    elastic: Elastic | None = None,
 ) -> Ended:
-    """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with."""
+    """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with.
+
+    With `elastic` the run goes on when workers die.
+    """
     with _held(out):
         folder = prepared(out, file)
-        for name in ("readings.json", *([] if resume else ["metrics.jsonl"])):
+        for name in ("readings.json", FAILURES, *([] if resume else ["metrics.jsonl"])):
             (folder / name).unlink(missing_ok=True)
         spec = training_spec(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
             resume=resume, threads=threads, timeout_s=timeout_s,
         )  # fmt: skip
+        if elastic:
+            return keep_going(spec, file, elastic, watch, prepare=lambda new: prepared(out, new))
         return launch(spec, file, program_of(file.problem, file.plan), watch)
 
 

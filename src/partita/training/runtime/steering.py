@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from partita.nouns.pipeline_plan import PipelinePlan
-from partita.training.runtime.session import Session
+
+if TYPE_CHECKING:
+    from partita.training.runtime.session import Session
 
 
 class Steering(Protocol):
@@ -21,4 +25,24 @@ class Steering(Protocol):
         ...
 
 
-Steers = Callable[[Session], Steering]
+Steers = Callable[["Session"], Steering]
+
+
+class ByLauncher:
+    """The launcher decides: it leaves a plan beside the board and says after which step it holds."""
+
+    def __init__(self, session: Session) -> None:
+        self._board, self._room = session.board, Path(session.spec.board).parent
+
+    def after(self, step: int, step_s: float) -> PipelinePlan | None:
+        if step != self._board.switch_after:
+            return None
+        return PipelinePlan.from_json(json.loads(plan_at(self._room, step).read_text()))
+
+    def end(self, step: int) -> None:
+        """Nothing is left to be done."""
+
+
+def plan_at(room: Path, step: int) -> Path:
+    """Where the launcher leaves the plan that holds after a step."""
+    return room / f"plan-after-{step}.json"

@@ -82,9 +82,11 @@ def run_rank(
             compare(session)
             last = spec.steps or 0
         else:
+            from partita.training.runtime.steering import ByLauncher
             from partita.training.runtime.train import train
 
-            last = train(session, steers(session) if steers else None).step
+            steering = steers(session) if steers else ByLauncher(session) if spec.watched else None
+            last = train(session, steering).step
         board.enter(rank, "done")
         return last
 
