@@ -20,6 +20,7 @@ from partita.simulate.predicted import predicted
 
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile
+    from partita.pipeline.run.adapt import Change
     from partita.simulate.run_speed import RunSpeed
     from partita.training.runtime.elastic import Elastic
     from partita.training.runtime.worker_status import Row
@@ -74,7 +75,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--search-budget-s", type=float, metavar="S", help="seconds of the run to search (default: 60)")
     parser.add_argument(
-        "--adapt", action="store_true", help="after the search watch the devices, and map again when one has changed"
+        "--adapt",
+        action="store_true",
+        help="watch the devices (with --search: once it has ended), and plan again when one is not as fast as it was",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of the search's lots (default: 0)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each worker (default: 1)")
@@ -96,6 +99,10 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
             raise BadInput(
                 f"--{'replan' if options.replan else 'search'} inside torchrun: every rank would have to plan alike",
                 hint="plan again before, with `partita measure` and `partita plan`",
+            )
+        if options.adapt:
+            raise BadInput(
+                "--adapt inside torchrun: the launcher that would watch is not Partita's", hint="use partita run alone"
             )
         if options.on_failure != "stop":
             raise BadInput(
@@ -158,6 +165,11 @@ def _elastic(options: argparse.Namespace, talk: Talk) -> Elastic | None:
         options.copy_every or 1,
         lambda lost: talk.say(f"   {lost.sentence}"),
     )
+
+
+def _adapt(options: argparse.Namespace, talk: Talk) -> Callable[[Change], None] | None:
+    """Says what has become of the devices' speeds; None where nobody is to look."""
+    return (lambda change: talk.say(f"   {change.sentence}")) if options.adapt else None
 
 
 def _searched(
@@ -224,9 +236,11 @@ def _check(options: argparse.Namespace) -> None:
             f"--checkpoint-every {options.checkpoint_every} --timeout-s {options.timeout_s}",
             hint="the one must be at least 0, the other above 0",
         )
-    searches = options.search_budget_s is not None or options.seed is not None or options.adapt
+    searches = options.search_budget_s is not None or options.seed is not None
     if searches and not options.search:
-        raise BadInput("--search-budget-s, --seed and --adapt are for a search", hint="say --search hybrid")
+        raise BadInput("--search-budget-s and --seed are for a search", hint="say --search hybrid")
+    if options.adapt and options.engine == "torch":
+        raise BadInput("--adapt goes with Partita's own engine", hint="leave --engine away")
     if options.search and (options.engine == "torch" or options.replan):
         raise BadInput(
             "--search goes with Partita's own engine, and plans for itself", hint="leave --engine and --replan away"

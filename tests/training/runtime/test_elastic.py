@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +63,8 @@ def test_it_goes_on_as_if_nothing_had_happened(
     assert lost["source"] == "memory"
     assert lost["devices"] == ["cpu0"]
     assert lost["devices_left"] == devices
-    assert lost["step"] - 2 <= lost["on_from_step"] <= lost["step"]  # one rank may have begun a step that another has not
+    assert (
+        lost["step"] - 2 <= lost["on_from_step"] <= lost["step"]
+    )  # one rank may have begun a step that another has not
     assert list(PlanFile.read(run.out / "plan.json").plan.devices) == devices  # type: ignore[union-attr]
     assert "was killed by SIGKILL" in run.stderr

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from partita.nouns.profile import Profile
 from partita.nouns.timeline import Timeline
 from partita.page.machine import machine_facts
 from partita.pipeline.report.story import Engine, Story
+from partita.pipeline.run.adapt import DRIFT, FIRST_PLAN, Adapts, Change
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
 from partita.training.runtime.elastic import FAILURES, Elastic, keep_going
@@ -120,21 +121,36 @@ def train(
     timeout_s: float = 300.0,
     watch: Watch | None = None,
     elastic: Elastic | None = None,
+    adapt: Callable[[Change], None] | None = None,
 ) -> Ended:
     """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with.
 
-    With `elastic` the run goes on when workers die.
+    With `elastic` the run goes on when workers die; with `adapt`, which hears of it, the plan changes when a device has
+    become slower or faster.
     """
     with _held(out):
         folder = prepared(out, file)
-        for name in ("readings.json", FAILURES, *([] if resume else ["metrics.jsonl"])):
+        for name in ("readings.json", FAILURES, DRIFT, FIRST_PLAN, *([] if resume else ["metrics.jsonl"])):
             (folder / name).unlink(missing_ok=True)
         spec = training_spec(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
             resume=resume, threads=threads, timeout_s=timeout_s,
         )  # fmt: skip
-        if elastic:
-            return keep_going(spec, file, elastic, watch, prepare=lambda new: prepared(out, new))
+        if adapt:
+            spec = replace(spec, watched=True)
+        with contextlib.ExitStack() as stack:
+
+            def mind(file: PlanFile) -> Adapts:
+                assert adapt
+                ranks = len(file.cluster.devices)
+                return stack.enter_context(contextlib.closing(Adapts(file, folder, adapt, steps, ranks)))
+
+            if elastic:
+                return keep_going(
+                    spec, file, elastic, watch, mind=mind if adapt else None, all_devices=adapt is not None
+                )
+            if adapt:
+                return launch(spec, file, None, watch, ranks=len(file.cluster.devices), mind=mind(file))
         return launch(spec, file, program_of(file.problem, file.plan), watch)
 
 

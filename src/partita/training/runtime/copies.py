@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,13 +23,12 @@ from partita.errors import BadInput, CheckpointError
 from partita.training.runtime.batches import Progress
 from partita.training.runtime.checkpoint import Checkpoint
 from partita.training.runtime.copy_files import HEAD, HEAD_BYTES, Handles, head_of, step_of
-from partita.training.runtime.mailbox import PeerGone
 from partita.training.runtime.optimizer_state import OptimizerState, flat_tensors, from_json, merged, to_json
+from partita.training.runtime.patience import await_others
 from partita.training.runtime.worker_status import Board
 
 _ALIGNED = 64
 _SPARE_TEXT = 4096  #: bytes of room for text to grow into
-_LOOK_S = 5e-5  #: between two looks at how far the others are
 
 Index = tuple[tuple[str, str, tuple[int, ...]], ...]  #: name, type and shape of each tensor
 
@@ -138,13 +136,9 @@ class Copies:
 
     def _wait_for_others(self) -> None:
         """Until all have a copy of the step that this rank copied last."""
-        if self._last is None or self._board.copied() >= self._last:
-            return
-        deadline = time.monotonic() + self._patience_s
-        while self._board.copied() < self._last:
-            if time.monotonic() > deadline:
-                raise PeerGone(f"timed out: a rank has made no copy of step {self._last} for {self._patience_s:.0f} s")
-            time.sleep(_LOOK_S)
+        last = self._last
+        if last is not None:
+            await_others(lambda: self._board.copied() >= last, f"has made no copy of step {last}", self._patience_s)
 
 
 # ---- going on from them -------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from partita.nouns.plan import PlanFile
 from partita.training.runtime.copy_files import CopyFiles
 from partita.training.runtime.join import world
 from partita.training.runtime.launch import Broken, Ended, Minds, Watch, attempt, terminate_like_interrupt
+from partita.training.runtime.prepare import prepared
 from partita.training.runtime.saved import latest, step_of, written_since
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board
@@ -130,13 +131,11 @@ def keep_going(
     how: Elastic,
     watch: Watch | None = None,
     *,
-    ranks: int = 0,
-    prepare: Callable[[PlanFile], object] = lambda file: None,
     mind: Callable[[PlanFile], Minds] | None = None,
-    plan_now: Callable[[], PlanFile | None] = lambda: None,
+    all_devices: bool = False,
 ) -> Ended:
-    """Run workers to the end, whatever happens to them. `prepare` is called with every plan that a generation begins with,
-    `mind` makes who watches it, `plan_now` tells the plan that was deployed last.
+    """Run workers to the end, whatever happens to them; the folder's plan is the one they go by. `mind` makes who watches a
+    generation; with `all_devices` devices that the plan does not use have workers, too.
 
     Raises what no other generation would help against: an error of a rank's own, no device left, IN_VAIN deaths without a
     step between them.
@@ -144,7 +143,7 @@ def keep_going(
     began, began_s, vain, furthest = time.monotonic(), time.time(), 0, 0
     with contextlib.closing(_Base.of(spec)) as base, terminate_like_interrupt():
         while True:
-            devices = world_of(file, ranks)
+            devices = world_of(file, len(file.cluster.devices) if all_devices else 0)
             told = replace(spec, copy_every=how.copy_every, goes_on=furthest > 0)
             minds = mind(file) if mind else None
             found = _generation(told, file, base, how.redundancy, watch, len(devices), minds, began_s)
@@ -153,11 +152,11 @@ def keep_going(
             vain = 0 if found.step > furthest else vain + 1
             furthest = max(furthest, found.step)
             _expect_recoverable(found, vain)
-            file = plan_now() or file
+            file = PlanFile.read(spec.plan)  # it may have been changed meanwhile
             gone = tuple(devices[r] for r in found.failure.gone)
             if how.plan_without and gone:
-                file, ranks = _planned(how.plan_without, file, gone, found.failure.error), 0
-            prepare(file)
+                file = _planned(how.plan_without, file, gone, found.failure.error)
+                prepared(spec.out, file)
             _note(spec, how, found, gone, base, file)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,21 +25,6 @@ class Steering(Protocol):
 
 
 Steers = Callable[["Session"], Steering]
-
-
-class ByLauncher:
-    """The launcher decides: it leaves a plan beside the board and says after which step it holds."""
-
-    def __init__(self, session: Session) -> None:
-        self._board, self._room = session.board, Path(session.spec.board).parent
-
-    def after(self, step: int, step_s: float) -> PipelinePlan | None:
-        if step != self._board.switch_after:
-            return None
-        return PipelinePlan.from_json(json.loads(plan_at(self._room, step).read_text()))
-
-    def end(self, step: int) -> None:
-        """Nothing is left to be done."""
 
 
 def plan_at(room: Path, step: int) -> Path:

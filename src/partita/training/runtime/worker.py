@@ -82,7 +82,7 @@ def run_rank(
             compare(session)
             last = spec.steps or 0
         else:
-            from partita.training.runtime.steering import ByLauncher
+            from partita.training.runtime.by_launcher import ByLauncher
             from partita.training.runtime.train import train
 
             steering = steers(session) if steers else ByLauncher(session) if spec.watched else None

@@ -158,6 +158,11 @@ class Board:
         return int(self._words[:, _STEP].max()) + 1
 
     @property
+    def behind(self) -> int:
+        """The step that the last of all ranks has begun."""
+        return int(self._words[:, _STEP].min())
+
+    @property
     def switch_after(self) -> int:
         """The step after which all ranks go on under another plan."""
         return int(self._words[0, _SWITCH])
