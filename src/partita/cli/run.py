@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.live import Dashboard, Scalars
 from partita.cli.settings import add_settings, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError, PlanError
@@ -20,7 +21,6 @@ from partita.simulate.predicted import predicted
 
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile
-    from partita.pipeline.run.adapt import Change
     from partita.simulate.run_speed import RunSpeed
     from partita.training.runtime.elastic import Elastic
     from partita.training.runtime.worker_status import Row
@@ -79,6 +79,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="watch the devices (with --search: once it has ended), and plan again when one is not as fast as it was",
     )
+    parser.add_argument(
+        "--live", action="store_true", help="a dashboard instead of the progress line, where stderr is a terminal"
+    )
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="scalars for TensorBoard in the run's folder, where it is installed"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of the search's lots (default: 0)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each worker (default: 1)")
     parser.add_argument(
@@ -100,9 +106,11 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
                 f"--{'replan' if options.replan else 'search'} inside torchrun: every rank would have to plan alike",
                 hint="plan again before, with `partita measure` and `partita plan`",
             )
-        if options.adapt:
+        watches = [n for n in ("adapt", "live", "tensorboard") if getattr(options, n)]
+        if watches:
             raise BadInput(
-                "--adapt inside torchrun: the launcher that would watch is not Partita's", hint="use partita run alone"
+                f"--{watches[0]} inside torchrun: the launcher that would watch is not Partita's",
+                hint="use partita run alone",
             )
         if options.on_failure != "stop":
             raise BadInput(
@@ -134,17 +142,16 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     }  # fmt: skip
     if options.search:
         return _searched(options, file, settings, talk, how)
-    watch = _watch(talk, options.steps or 0)
-    ended = loop.train(
-        file,
-        options.job,
-        settings,
-        options.out,
-        engine=options.engine,
-        watch=watch,
-        elastic=_elastic(options, talk),
-        **how,
-    )
+    with contextlib.ExitStack() as stack:
+        board = Dashboard(talk, options.job, options.steps) if options.live and talk.terminal else None
+        scalars = Scalars(Path(options.out) / "tensorboard") if options.tensorboard else None
+        shows = [stack.enter_context(contextlib.closing(s)) for s in (board, scalars) if s]
+        say = board.event if board else lambda line: talk.say(f"   {line}")
+        ended = loop.train(
+            file, options.job, settings, options.out, engine=options.engine,
+            watch=board.watch if board else _watch(talk, options.steps or 0), elastic=_elastic(options, say),
+            adapt=(lambda change: say(change.sentence)) if options.adapt else None, shows=shows, **how,
+        )  # fmt: skip
     file = PlanFile.read(Path(options.out) / "plan.json")  # it may have changed on the way
     document = _outcome(Path(options.out), file, ended.wall_s, options.engine)
     if ended.interrupted:
@@ -152,7 +159,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     return document
 
 
-def _elastic(options: argparse.Namespace, talk: Talk) -> Elastic | None:
+def _elastic(options: argparse.Namespace, say: Callable[[str], None]) -> Elastic | None:
     """What is to be done when a worker dies; None: the run ends."""
     if options.on_failure == "stop":
         return None
@@ -163,13 +170,8 @@ def _elastic(options: argparse.Namespace, talk: Talk) -> Elastic | None:
         planned_without if options.on_failure == "replan" else None,
         options.redundancy or "memory",
         options.copy_every or 1,
-        lambda lost: talk.say(f"   {lost.sentence}"),
+        lambda lost: say(lost.sentence),
     )
-
-
-def _adapt(options: argparse.Namespace, talk: Talk) -> Callable[[Change], None] | None:
-    """Says what has become of the devices' speeds; None where nobody is to look."""
-    return (lambda change: talk.say(f"   {change.sentence}")) if options.adapt else None
 
 
 def _searched(
@@ -241,6 +243,8 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput("--search-budget-s and --seed are for a search", hint="say --search hybrid")
     if options.adapt and options.engine == "torch":
         raise BadInput("--adapt goes with Partita's own engine", hint="leave --engine away")
+    if (options.live or options.tensorboard) and options.search:
+        raise BadInput("--live and --tensorboard do not go with --search", hint="leave them away")
     if options.search and (options.engine == "torch" or options.replan):
         raise BadInput(
             "--search goes with Partita's own engine, and plans for itself", hint="leave --engine and --replan away"
@@ -321,6 +325,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     from partita.nouns.plan import PlanFile
     from partita.training.runtime.folder import held
     from partita.training.runtime.prepare import prepared, training_spec
+    from partita.training.runtime.restarted import forget, restarted_from
     from partita.training.runtime.worker import run_rank_alone
 
     if not options.plan:
@@ -335,15 +340,19 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
         stack.enter_context(held(options.out))
     file = PlanFile.read(options.plan)
     folder = prepared(options.out, file) if rank == 0 else Path(options.out)
+    resume = options.resume or restarted_from(folder, rank)
+    if resume and not options.resume and rank == 0:
+        talk.say(f"   started again: going on from {resume}")
     spec = training_spec(
         folder, options.job, settings, engine=options.engine, steps=options.steps, epochs=options.epochs,
-        checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads, timeout_s=options.timeout_s,
+        checkpoint_every=options.checkpoint_every, resume=resume, threads=options.threads, timeout_s=options.timeout_s,
     )  # fmt: skip
     try:
         run_rank_alone(replace(spec, plan=options.plan), rank, ranks)
     except PartitaError as error:
         talk.error(str(error))
         os._exit(error.exit_code)  # a broken process group may block in its destructor
+    forget(folder, rank)
     return _outcome(folder, file, 0.0, options.engine) if rank == 0 else {"rank": rank}
 
 

@@ -25,10 +25,8 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.simulate.adapting import Adapting, Said, Seen, adapting
 from partita.simulate.predicted import predicted
-from partita.training.runtime.elastic import world_of
 from partita.training.runtime.prepare import prepared
-from partita.training.runtime.step_log import StepLog
-from partita.training.runtime.worker_status import Board
+from partita.training.runtime.step_log import StepSeen
 
 DRIFT, FIRST_PLAN = "drift.jsonl", "first-plan.json"
 SWITCH_S = 1.0  #: that a change of plan may cost: what is won until the end must be more
@@ -59,14 +57,13 @@ class Change:
 
 @dataclass
 class Adapts:
-    """Watches one generation of workers; see `training.runtime.launch.Minds`."""
+    """Decides for one generation of workers."""
 
     file: PlanFile  #: what is deployed
     out: Path
     note: Callable[[Change], None]
     steps: int | None = None  #: of the whole run, where that is known
-    ranks: int = 0
-    _log: StepLog = field(init=False)
+    deployed: Callable[[PlanFile], None] = lambda file: None  #: hears of every new plan
     _adapts: Adapting = field(init=False)
     _pool: ThreadPoolExecutor = field(init=False)
     _coming: Future[Said] | None = field(default=None, init=False)
@@ -78,7 +75,6 @@ class Adapts:
     def __post_init__(self) -> None:
         problem, plan = self._problem, self.file.plan
         assert isinstance(plan, PipelinePlan)
-        self._log = StepLog(world_of(self.file, self.ranks))
         self._adapts = adapting(problem, plan, self._best)
         next(self._adapts)
         self._pool = ThreadPoolExecutor(1, "planning", _be_nice)
@@ -90,16 +86,13 @@ class Adapts:
             raise PlanError("only a plan of a measured job can be adapted", hint="plan from a profile")
         return self.file.problem
 
-    def look(self, board: Board) -> PipelinePlan | None:
-        """The plan to go on with, where that is another one now."""
-        found = None
-        for seen in self._log.new(board):
-            self._now = seen.step
-            self._take_force()
-            if self._coming is None and seen.step >= self._from and seen.samples == self._problem.batch_size:
-                self._coming = self._pool.submit(self._adapts.send, Seen(seen.step_s, seen.compute_s))
-            found = self._decision() or found
-        return found or self._decision()
+    def after(self, seen: StepSeen) -> PipelinePlan | None:
+        """Called with every step: the plan to go on with, where that is another one now."""
+        self._now = seen.step
+        self._take_force()
+        if self._coming is None and seen.step >= self._from and seen.samples == self._problem.batch_size:
+            self._coming = self._pool.submit(self._adapts.send, Seen(seen.step_s, seen.compute_s))
+        return self.decision()
 
     def told(self, step: int) -> None:
         """The new plan holds after this step."""
@@ -110,7 +103,12 @@ class Adapts:
 
     # ---- deciding ---------------------------------------------------------------------------------------------------
 
-    def _decision(self) -> PipelinePlan | None:
+    @property
+    def thinking(self) -> bool:
+        """A decision is still being made."""
+        return self._coming is not None
+
+    def decision(self) -> PipelinePlan | None:
         """What was decided, if it is by now."""
         if self._coming is None:
             return None
@@ -136,6 +134,7 @@ class Adapts:
             self.file.write(first)
         self.file, self._wanted = self._wanted, None
         prepared(self.out, self.file)
+        self.deployed(self.file)
 
     def _best(self, problem: PipelineProblem) -> tuple[PipelinePlan, float]:
         """The best plan for the devices as they are; the one deployed where another would not pay until the end."""
