@@ -56,7 +56,8 @@ class _Slot:
         assert self.memory is not None
         assert self.views is not None
         with torch.no_grad():
-            torch._foreach_copy_(self.views, list(tensors.values()))
+            if self.views:
+                torch._foreach_copy_(self.views, list(tensors.values()))
         self.memory[self.text_at : self.text_at + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._write_head(step + 1, len(text))
 
