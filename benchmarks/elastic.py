@@ -40,6 +40,7 @@ from partita.training.measure.job import measure_job
 
 JOBS = Path(__file__).parent / "prediction_jobs.py"
 READY = ("--on-failure", "replace", "--adapt")
+SIZES = (2,)  #: of micro-batches
 CLOSE = 1e-5  #: of a loss, relative
 WARM = 6  #: steps of a run that are not counted
 LAST = 20  #: steps at the end of a slowed run whose median is its result
@@ -56,8 +57,10 @@ def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json
     with tempfile.TemporaryDirectory() as folder:
         room = Path(folder)
         talk.step(f"measuring and planning {options.model}")
-        file = plan_pipeline(measure_job(source, devices=2, progress=talk.progress), stages=2, allow_replicas=False)
+        profile = measure_job(source, devices=2, sizes=SIZES, progress=talk.progress)
+        file = plan_pipeline(profile, stages=2, allow_replicas=False)
         plan = file.write(room / "plan.json")
+        plan_pipeline(profile).write(room / "free.json")
         document: Json = {"model": options.model, "predicted_step_s": file.verdict.value_s, "verdicts": {}}
         for name in [options.only] if options.only else list(parts):
             talk.step(name)
@@ -211,8 +214,8 @@ def slowed(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job)
     core = sorted(os.sched_getaffinity(0))[-1]
     steps = 3 * options.steps
     with competitor(core, options.share):
-        profile = measure_job(job.source, devices=2, progress=talk.progress)
-        best = plan_pipeline(profile, stages=None).write(job.room / "optimum.json")
+        profile = measure_job(job.source, devices=2, sizes=SIZES, progress=talk.progress)
+        best = plan_pipeline(profile).write(job.room / "optimum.json")
     rows = []
     for k in range(options.rounds):
         talk.progress("slowed", k, options.rounds)
@@ -235,9 +238,10 @@ def slowed(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job)
 
 
 def _slowed(job: _Job, steps: int, core: int, share: float, best: Path) -> Json:
-    quiet = job.start(steps, "--adapt")
+    free = job.room / "free.json"
+    quiet = job.start(steps, "--adapt", plan=free)
     quiet.ended()
-    run = job.start(steps, "--adapt")
+    run = job.start(steps, "--adapt", plan=free)
     run.wait_for(steps // 3)
     with competitor(core, share):
         since = len(run.rows("metrics.jsonl")) + 1

@@ -31,7 +31,7 @@ from partita.training.runtime.step_log import StepSeen
 DRIFT, FIRST_PLAN = "drift.jsonl", "first-plan.json"
 SWITCH_S = 1.0  #: that a change of plan may cost: what is won until the end must be more
 _AT_ONCE_S = 0.02  #: a decision that takes longer is made beside the run
-_NICE = 19  #: who plans meanwhile leaves the cores to the workers
+_NICE = 5  #: who plans leaves most of the cores to the workers: a quarter of one where all are busy
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class Adapts:
         self._adapts = adapting(problem, plan, self._best)
         next(self._adapts)
         self._pool = ThreadPoolExecutor(1, "planning", _be_nice)
+        self._pool.submit(self._best, problem)  # while the workers start: the first plan takes seconds to load its kernels
         self._known[repr(plan)] = self.file
 
     @property
