@@ -78,7 +78,9 @@ class Adapts:
         self._adapts = adapting(problem, plan, self._best)
         next(self._adapts)
         self._pool = ThreadPoolExecutor(1, "planning", _be_nice)
-        self._pool.submit(self._best, problem)  # while the workers start: the first plan takes seconds to load its kernels
+        self._pool.submit(
+            self._best, problem
+        )  # while the workers start: the first plan takes seconds to load its kernels
         self._known[repr(plan)] = self.file
 
     @property

@@ -57,7 +57,7 @@ def failure(
     silent = [r for r, w in enumerate(workers) if w.poll() is None and not words[r]]
     about = _About(board, spec, program_by_samples(file), began_s)
     if killed:
-        error = about.killed(killed[0], workers[killed[0]].poll() or 0, _since(oom_kills))
+        error = about.killed(killed[0], workers[killed[0]], _since(oom_kills))
         return Failure(error, tuple(killed))
     if own:
         return Failure(about.reported(own[0], words[own[0]] or {}), by_itself=True)
@@ -81,10 +81,11 @@ class _About:
     def doing(self, rank: int) -> str:
         return doing(self.board.row(rank), self.program_of)
 
-    def killed(self, rank: int, code: int, oom_kills: int | None) -> WorkerFailed:
+    def killed(self, rank: int, worker: Process, oom_kills: int | None) -> WorkerFailed:
         """It ended without a word. `oom_kills`: processes that the kernel killed for memory meanwhile, where it says so."""
+        code = worker.poll() or 0
         log, what = log_path(self.spec.out, rank), self.doing(rank)
-        message = f"rank {rank} (process {self.board.row(rank).pid}) {ended_how(code)} during {what}"
+        message = f"rank {rank} (process {worker.pid}) {ended_how(code)} during {what}"
         see = f"see {log}" if log.exists() and log.stat().st_size else ""
         return WorkerFailed(message, rank=rank, doing=what, hint=self._hint(_why(code, oom_kills), see))
 

@@ -188,11 +188,15 @@ class _Attends:
                 self._look()
                 time.sleep(0.1)
             except KeyboardInterrupt:
-                if self.asked or self.spec.task != "train" or max(r.step for r in self.board.rows()) == 0:
+                if self.asked or self.spec.task != "train" or not self._has_something_to_save:
                     raise
                 self.asked = True
                 with _frozen(self.workers):
                     self.board.ask_to_stop()
+
+    @property
+    def _has_something_to_save(self) -> bool:
+        return self.spec.base_step > 0 or max(r.step for r in self.board.rows()) > 0
 
     def _look(self) -> None:
         if self.watch:
