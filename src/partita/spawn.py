@@ -25,12 +25,18 @@ _PDEATHSIG = 1  # prctl(2)
 
 
 def spawn(
-    module: str, told: Path, *, env: Mapping[str, str] | None = None, log: Path | None = None, pipes: bool = False
+    module: str,
+    told: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    pipes: bool = False,
+    handles: Sequence[int] = (),
 ) -> Process:
     """Run a module as a process of its own, in a session of its own: Ctrl-C is for the one who asks.
 
     It gets the path `told` as its argument. What it prints goes to `log` (None: nowhere), or, with `pipes`, its stdin and
-    stdout are pipes and only its stderr goes there.
+    stdout are pipes and only its stderr goes there. It inherits the open files `handles`, under the same numbers.
     """
     with open(log or os.devnull, "wb") as out:
         return subprocess.Popen(
@@ -40,6 +46,7 @@ def spawn(
             stdout=subprocess.PIPE if pipes else out,
             stderr=out,
             start_new_session=True,
+            pass_fds=tuple(handles),
         )
 
 

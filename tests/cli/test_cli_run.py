@@ -37,6 +37,18 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 2)
         (["run", GOOD, "--timeout-s", "0"], "--timeout-s 0.0"),
         (["run", GOOD, "--timeout-s", "nan"], "--timeout-s nan"),
         (["run", GOOD, "--checkpoint-every", "-2"], "--checkpoint-every -2"),
+        (["run", GOOD, "--copy-every", "2"], "--redundancy and --copy-every are for runs that go on"),
+        (["run", GOOD, "--on-failure", "replan", "--copy-every", "0"], "--copy-every 0"),
+        (
+            ["run", GOOD, "--on-failure", "replan", "--copy-every", "2", "--redundancy", "checkpoint"],
+            "--copy-every 2 --redundancy checkpoint",
+        ),
+        (
+            ["run", GOOD, "--on-failure", "replace", "--engine", "torch"],
+            "--on-failure replace goes with Partita's own engine",
+        ),
+        (["run", GOOD, "--adapt", "--engine", "torch"], "--adapt goes with Partita's own engine"),
+        (["run", GOOD, "--live", "--search", "hybrid"], "--live and --tensorboard do not go with --search"),
         (["run", GOOD, "--set", "garbage"], "--set 'garbage' is not NAME=VALUE"),
         (["run", GOOD, "--set", "1x=2"], "--set '1x' is not NAME=VALUE"),
         (["run", GOOD, "--plan", "no-such-plan.json"], "no-such-plan.json cannot be read: No such file"),
@@ -113,6 +125,16 @@ def test_damaged_plans(
     assert fact in error
     assert str(tmp_path / "plan.json") in error
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_plan_for_devices_that_are_gone(
+    sound_plan: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = json.loads(json.dumps(sound_plan))
+    plan["problem"]["cluster"]["device"][1]["cores"] = [4000]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    error = refused(["run", GOOD, "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run")], capsys)
+    assert "the plan is for devices that are gone: cpu1 is core 4000, and this machine lets a run use core" in error
 
 
 def test_cut_off_and_garbled_plans(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.live import Dashboard, Scalars
 from partita.cli.settings import add_settings, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError, PlanError
@@ -21,6 +22,7 @@ from partita.simulate.predicted import predicted
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile
     from partita.simulate.run_speed import RunSpeed
+    from partita.training.runtime.elastic import Elastic
     from partita.training.runtime.worker_status import Row
 
 
@@ -47,6 +49,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in this folder")
     parser.add_argument(
+        "--on-failure",
+        choices=("stop", "replan", "replace"),
+        default="stop",
+        help="a worker dies: end; go on with the other devices; or with a new process for the same one (default: stop)",
+    )
+    parser.add_argument(
+        "--redundancy",
+        choices=("memory", "checkpoint"),
+        help="what the run then goes on from: copies of all states in memory, or its last checkpoint (default: memory)",
+    )
+    parser.add_argument(
+        "--copy-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between two copies in memory (default: 1, so that nothing is lost but the step under way)",
+    )
+    parser.add_argument(
         "--replan",
         action="store_true",
         help="probe the devices first, and plan again where they are not as fast as the plan was told",
@@ -56,7 +75,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--search-budget-s", type=float, metavar="S", help="seconds of the run to search (default: 60)")
     parser.add_argument(
-        "--adapt", action="store_true", help="after the search watch the devices, and map again when one has changed"
+        "--adapt",
+        action="store_true",
+        help="watch the devices (with --search: once it has ended), and plan again when one is not as fast as it was",
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="a dashboard instead of the progress line, where stderr is a terminal"
+    )
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="scalars for TensorBoard in the run's folder, where it is installed"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of the search's lots (default: 0)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each worker (default: 1)")
@@ -79,8 +106,20 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
                 f"--{'replan' if options.replan else 'search'} inside torchrun: every rank would have to plan alike",
                 hint="plan again before, with `partita measure` and `partita plan`",
             )
+        watches = [n for n in ("adapt", "live", "tensorboard") if getattr(options, n)]
+        if watches:
+            raise BadInput(
+                f"--{watches[0]} inside torchrun: the launcher that would watch is not Partita's",
+                hint="use partita run alone",
+            )
+        if options.on_failure != "stop":
+            raise BadInput(
+                f"--on-failure {options.on_failure} inside torchrun, which starts workers itself",
+                hint="say torchrun --max-restarts N: ranks that it restarts go on from the last checkpoint",
+            )
         return _run_one_rank(options, settings, talk)
     from partita.nouns.metrics import read_metrics
+    from partita.nouns.plan import PlanFile
     from partita.page.text import seconds
     from partita.pipeline.run import loop
     from partita.training.runtime.worker import stopped
@@ -103,12 +142,36 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     }  # fmt: skip
     if options.search:
         return _searched(options, file, settings, talk, how)
-    watch = _watch(talk, options.steps or 0)
-    ended = loop.train(file, options.job, settings, options.out, engine=options.engine, watch=watch, **how)
+    with contextlib.ExitStack() as stack:
+        board = Dashboard(talk, options.job, options.steps) if options.live and talk.terminal else None
+        scalars = Scalars(Path(options.out) / "tensorboard") if options.tensorboard else None
+        shows = [stack.enter_context(contextlib.closing(s)) for s in (board, scalars) if s]
+        say = board.event if board else lambda line: talk.say(f"   {line}")
+        ended = loop.train(
+            file, options.job, settings, options.out, engine=options.engine,
+            watch=board.watch if board else _watch(talk, options.steps or 0), elastic=_elastic(options, say),
+            adapt=(lambda change: say(change.sentence)) if options.adapt else None, shows=shows, **how,
+        )  # fmt: skip
+    file = PlanFile.read(Path(options.out) / "plan.json")  # it may have changed on the way
     document = _outcome(Path(options.out), file, ended.wall_s, options.engine)
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
+
+
+def _elastic(options: argparse.Namespace, say: Callable[[str], None]) -> Elastic | None:
+    """What is to be done when a worker dies; None: the run ends."""
+    if options.on_failure == "stop":
+        return None
+    from partita.pipeline.run.replan import planned_without
+    from partita.training.runtime.elastic import Elastic
+
+    return Elastic(
+        planned_without if options.on_failure == "replan" else None,
+        options.redundancy or "memory",
+        options.copy_every or 1,
+        lambda lost: say(lost.sentence),
+    )
 
 
 def _searched(
@@ -175,15 +238,34 @@ def _check(options: argparse.Namespace) -> None:
             f"--checkpoint-every {options.checkpoint_every} --timeout-s {options.timeout_s}",
             hint="the one must be at least 0, the other above 0",
         )
-    searches = options.search_budget_s is not None or options.seed is not None or options.adapt
+    searches = options.search_budget_s is not None or options.seed is not None
     if searches and not options.search:
-        raise BadInput("--search-budget-s, --seed and --adapt are for a search", hint="say --search hybrid")
+        raise BadInput("--search-budget-s and --seed are for a search", hint="say --search hybrid")
+    if options.adapt and options.engine == "torch":
+        raise BadInput("--adapt goes with Partita's own engine", hint="leave --engine away")
+    if (options.live or options.tensorboard) and options.search:
+        raise BadInput("--live and --tensorboard do not go with --search", hint="leave them away")
     if options.search and (options.engine == "torch" or options.replan):
         raise BadInput(
             "--search goes with Partita's own engine, and plans for itself", hint="leave --engine and --replan away"
         )
     if options.search_budget_s is not None and not 0 < options.search_budget_s < math.inf:
         raise BadInput(f"--search-budget-s {options.search_budget_s}", hint="give a positive number of seconds")
+    elastic = options.redundancy is not None or options.copy_every is not None
+    if elastic and options.on_failure == "stop":
+        raise BadInput(
+            "--redundancy and --copy-every are for runs that go on", hint="say --on-failure replan or replace"
+        )
+    if options.copy_every is not None and (options.copy_every < 1 or options.redundancy == "checkpoint"):
+        raise BadInput(
+            f"--copy-every {options.copy_every}{' --redundancy checkpoint' * (options.redundancy == 'checkpoint')}",
+            hint="give at least 1, of copies in memory; how often checkpoints are written says --checkpoint-every",
+        )
+    if options.on_failure != "stop" and (options.engine == "torch" or options.search):
+        raise BadInput(
+            f"--on-failure {options.on_failure} goes with Partita's own engine, and not with a search",
+            hint="leave --engine and --search away",
+        )
     if options.engine == "torch" and options.resume:
         raise BadInput("--engine torch cannot resume", hint="leave --engine away")
 
@@ -245,6 +327,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     from partita.nouns.plan import PlanFile
     from partita.training.runtime.folder import held
     from partita.training.runtime.prepare import prepared, training_spec
+    from partita.training.runtime.restarted import forget, restarted_from
     from partita.training.runtime.worker import run_rank_alone
 
     if not options.plan:
@@ -259,15 +342,19 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
         stack.enter_context(held(options.out))
     file = PlanFile.read(options.plan)
     folder = prepared(options.out, file) if rank == 0 else Path(options.out)
+    resume = options.resume or restarted_from(folder, rank)
+    if resume and not options.resume and rank == 0:
+        talk.say(f"   started again: going on from {resume}")
     spec = training_spec(
         folder, options.job, settings, engine=options.engine, steps=options.steps, epochs=options.epochs,
-        checkpoint_every=options.checkpoint_every, resume=options.resume or "", threads=options.threads, timeout_s=options.timeout_s,
+        checkpoint_every=options.checkpoint_every, resume=resume, threads=options.threads, timeout_s=options.timeout_s,
     )  # fmt: skip
     try:
         run_rank_alone(replace(spec, plan=options.plan), rank, ranks)
     except PartitaError as error:
         talk.error(str(error))
         os._exit(error.exit_code)  # a broken process group may block in its destructor
+    forget(folder, rank)
     return _outcome(folder, file, 0.0, options.engine) if rank == 0 else {"rank": rank}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import GraphPlan, GraphProblem
-from partita.nouns.program import Program
+from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.lower import program_of
 from partita.simulate.overheads import overheads
@@ -29,3 +29,11 @@ def durations_of(problem: GraphProblem, plan: GraphPlan, program: Program) -> Du
     cluster = problem.cluster_of(plan)
     known = durations(program, problem.graph, problem.costs, cluster)
     return Durations(known.busy_s + overheads(program, cluster), known.lag_s)
+
+
+def computing_s(problem: PipelineProblem, plan: PipelinePlan) -> dict[str, float]:
+    """Device -> seconds of a step that it computes; those of the plan only."""
+    program = program_of(problem, plan)
+    busy, computes = durations_of(problem, plan, program).busy_s, program.op == Op.COMPUTE
+    queues = enumerate(program.queues[: program.devices])
+    return {d: float(busy[computes & (program.queue == q)].sum()) for q, d in queues}

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from mapping.worlds import problem_of
 
-from partita.mapping.plan.adaptive import Said, Seen, adapting
-from partita.mapping.plan.drift import Drift
+from partita.mapping.plan.adaptive import adapting
 from partita.mapping.plan.jobs import candidates
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.program import Op
+from partita.simulate.adapting import Said, Seen
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import durations_of, predicted
+from partita.solve.change_points import Drift
 
 
 def step_by(problem: PipelineProblem, plan: PipelinePlan, noise: np.random.Generator, spread: float) -> Seen:

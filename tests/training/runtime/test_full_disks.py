@@ -15,6 +15,7 @@ from training.runtime.runs import train
 
 from partita.errors import BadInput
 from partita.training.runtime import failure, launch
+from partita.training.runtime.checkpoint import examine
 from partita.training.runtime.spec import Spec
 
 
@@ -44,6 +45,23 @@ def test_a_disk_that_fills_up_is_named_as_the_reason(small_disk: Path, tmp_path:
     assert run.wait(60) == 1
     assert "No space left on device" in run.error()
     assert "--resume" not in run.error()
+
+
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written(small_disk: Path, tmp_path: Path) -> None:
+    """One sentence; the last whole checkpoint is there, nothing of the other one, and the run can go on from it."""
+    plan_file("failing:good", stages=2).write(tmp_path / "plan.json")
+    options = ("--steps", "1000000", "--set", "seconds=0.02", "--on-failure", "replace", "--checkpoint-every", "10")
+    run = train(small_disk.parent, "failing:good", tmp_path / "plan.json", *options, "-o", str(small_disk / "run"))
+    run.out = small_disk / "run"
+    run.wait_for_step(13)
+    room = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - 3 * room.f_frsize))
+    assert run.wait(60) != 0
+    last = sorted((run.out / "checkpoints").iterdir())
+    assert [p.name for p in last] == [f"step-{n:08d}" for n in range(10, 10 * len(last) + 1, 10)][-2:]
+    assert examine(run.out / "checkpoints")[1].step % 10 == 0
+    assert "cannot be written" in run.error()
+    assert f"the last whole one is {last[-1].name}" in run.error()
 
 
 def test_nowhere_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,9 @@ def by_hand(folder: Path, ranks: Sequence[int], command: list[str], port: int, w
     return [start(folder / f"rank{r}", command, {**env, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in ranks]
 
 
-def by_agent(folder: Path, command: list[str]) -> Run:
+def by_agent(folder: Path, command: list[str], *options: str) -> Run:
     """Two ranks under torchrun."""
-    agent = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    agent = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", *options]
     with open(folder / "stderr", "wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", *agent, "--master-port", str(free_port()), "-m", "partita", *command],
@@ -119,6 +119,50 @@ def test_torchrun_asked_to_end_saves(tmp_path: Path, plan: Path) -> None:
     run.process.terminate()
     assert run.wait(40) != 0
     assert examine(tmp_path / "run" / "checkpoints")[1].step == max(losses(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_restarted_ranks_go_on_from_the_last_checkpoint(tmp_path: Path, plan: Path) -> None:
+    """torchrun --max-restarts: it starts all ranks again when one has died. What an earlier run left is not taken up."""
+    old = tmp_path / "run" / "checkpoints" / "step-99999999"
+    old.mkdir(parents=True)
+    (old / "state.json").write_text("{}")
+    os.utime(old / "state.json", (0, 0))
+    job = f"{JOBS / 'failing.py'}:good"
+    command = [
+        "run", job, "--plan", str(plan), "-o", str(tmp_path / "run"), "--steps", "40", "--set", "seconds=0.05",
+        "--checkpoint-every", "5",
+    ]  # fmt: skip
+    run = by_agent(tmp_path, command, "--max-restarts", "2")
+    run.wait_for_step(13)
+    os.kill(children_of(run.process.pid)[1], signal.SIGKILL)
+    assert run.wait(100) == 0, run.stderr
+    assert "started again: going on from" in run.stderr
+    assert [m["step"] for m in metrics(tmp_path / "run")] == list(range(1, 41))
+    wanted, _ = alone(load_job(source_of("failing:good")), 40, 2)
+    assert losses(tmp_path / "run") == pytest.approx(wanted, rel=1e-5)
+    assert not list((tmp_path / "run").glob(".began*"))
+
+
+def children_of(pid: int) -> list[int]:
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_two_workers_claim_one_rank(tmp_path: Path, plan: Path) -> None:
+    """The second is told who it is already; the first ones go on."""
+    port = free_port()
+    command = words(plan, tmp_path / "run", "--steps", "1000000")
+    ranks = by_hand(tmp_path, (0, 1), command, port)
+    try:
+        ranks[0].wait_until(lambda: len(metrics(tmp_path / "run")) >= 3, "step 3")
+        (second,) = by_hand(tmp_path / "second", (1,), command, port)
+        assert second.wait(60) == 2, second.stderr
+        assert f"two workers claim rank 1 of 2: process {ranks[1].process.pid} on " in second.error()
+        step = len(metrics(tmp_path / "run"))
+        ranks[0].wait_until(lambda: len(metrics(tmp_path / "run")) > step, "another step")
+    finally:
+        for rank in ranks:
+            rank.end()
 
 
 def test_a_port_in_use(tmp_path: Path, plan: Path) -> None:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from partita.errors import PlanError
 from partita.files import dump_json, write_whole
-from partita.mapping.plan.adaptive import Adapting, Said, Seen, adapting
+from partita.mapping.plan.adaptive import adapting
 from partita.mapping.plan.jobs import step_bound
 from partita.mapping.plan.live import Outcome, Search, Trial, live, sampled
 from partita.mapping.plan.planner import compile_kernels
@@ -34,6 +34,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.program import Op
+from partita.simulate.adapting import Adapting, Said, Seen
 from partita.simulate.predicted import predicted
 from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.session import Session

@@ -10,21 +10,26 @@ import contextlib
 import json
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from partita.errors import BadInput, Infeasible
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
 from partita.nouns.profile import Profile
 from partita.nouns.timeline import Timeline
 from partita.page.machine import machine_facts
 from partita.pipeline.report.story import Engine, Story
+from partita.pipeline.run.adapt import DRIFT, FIRST_PLAN, Adapts, Change
+from partita.pipeline.run.watching import Shows, Watching
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
+from partita.training.runtime.elastic import FAILURES, Elastic, keep_going, world_of
 from partita.training.runtime.folder import held
+from partita.training.runtime.join import expect_cores
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.prepare import prepared, training_spec
 from partita.training.runtime.spec import Spec
@@ -118,17 +123,48 @@ def train(
     threads: int = 1,
     timeout_s: float = 300.0,
     watch: Watch | None = None,
+    elastic: Elastic | None = None,
+    adapt: Callable[[Change], None] | None = None,
+    shows: Sequence[Shows] = (),
 ) -> Ended:
-    """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with."""
+    """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with.
+
+    With `elastic` the run goes on when workers die; with `adapt`, which hears of it, the plan changes when a device has
+    become slower or faster; `shows` are told of every step.
+    """
+    if isinstance(file.plan, PipelinePlan):
+        expect_cores(file, file.plan.devices)
     with _held(out):
         folder = prepared(out, file)
-        for name in ("readings.json", *([] if resume else ["metrics.jsonl"])):
+        for name in ("readings.json", FAILURES, DRIFT, FIRST_PLAN, *([] if resume else ["metrics.jsonl"])):
             (folder / name).unlink(missing_ok=True)
         spec = training_spec(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
             resume=resume, threads=threads, timeout_s=timeout_s,
         )  # fmt: skip
-        return launch(spec, file, program_of(file.problem, file.plan), watch)
+        watched = adapt is not None or bool(shows)
+        spec = replace(spec, watched=watched)
+        with contextlib.ExitStack() as stack:
+
+            def mind(file: PlanFile) -> Watching:
+                adapts = None
+                if adapt:
+                    adapts = Adapts(file, folder, adapt, steps, lambda new: _tell(shows, new))
+                    stack.enter_context(contextlib.closing(adapts))
+                _tell(shows, file)
+                return Watching(world_of(file, len(file.cluster.devices) if adapt else 0), shows, adapts)
+
+            if elastic:
+                return keep_going(
+                    spec, file, elastic, watch, mind=mind if watched else None, all_devices=adapt is not None
+                )
+            ranks = len(file.cluster.devices) if adapt else 0
+            return launch(spec, file, None, watch, ranks=ranks, mind=mind(file) if watched else None)
+
+
+def _tell(shows: Sequence[Shows], file: PlanFile) -> None:
+    for show in shows:
+        show.plan(file)
 
 
 @contextlib.contextmanager

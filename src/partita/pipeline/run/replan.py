@@ -1,9 +1,11 @@
-"""A new plan for devices that are not as fast as they were when the plan was made."""
+"""A new plan for devices that are not as fast as they were when the plan was made, or not there any more."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 
+from partita.errors import Infeasible
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.simulate.predicted import predicted
@@ -37,3 +39,22 @@ def replanned(file: PlanFile, devices: tuple[DeviceSpeed, ...]) -> Replan:
     new = plan_pipeline(problem.profile, cluster, **asdict(problem.wish))
     found = Replan(new, old_s, new.verdict.value_s)
     return found if found.worth_it else Replan(old, old_s, new.verdict.value_s)
+
+
+def planned_without(file: PlanFile, gone: Collection[str]) -> PlanFile:
+    """The plan for the devices that are left, with the same wishes; a wished number of stages holds as long as there are
+    as many devices. Raises Infeasible where none is left, or where the model does not fit into those that are.
+    """
+    from partita.pipeline.plan.planner import plan_pipeline
+
+    problem = file.problem
+    assert isinstance(problem, PipelineProblem)
+    cluster = problem.cluster
+    devices = tuple(d for d in cluster.devices if d.name not in gone)
+    if not devices:
+        raise Infeasible("no device is left", constraint="devices", relaxation="replace workers that die")
+    links = tuple(k for k in cluster.links if k.source not in gone and k.target not in gone)
+    wish = problem.wish
+    if wish.stages is not None:
+        wish = replace(wish, stages=min(wish.stages, len(devices)))
+    return plan_pipeline(problem.profile, replace(cluster, devices=devices, links=links), **asdict(wish))

@@ -31,6 +31,7 @@ from partita.files import read_json
 from partita.records import record
 from partita.training.runtime.batches import Progress
 from partita.training.runtime.optimizer_state import OptimizerState, flat_tensors, from_json, merged, to_json, words_of
+from partita.training.runtime.saved import latest
 
 # ---- from all ranks to rank 0 -------------------------------------------------------------------------------------------
 
@@ -142,7 +143,12 @@ def write(
             if old != final and old not in keep:
                 _put_away(old)
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{final} cannot be written: {error}", hint="see that the disk has room") from error
+        shutil.rmtree(beside, ignore_errors=True)
+        kept = sorted(p.name for p in folder.glob("step-*"))
+        raise CheckpointError(
+            f"{final} cannot be written: {error}; {f'the last whole one is {kept[-1]}' if kept else 'there is no other'}",
+            hint="see that the disk has room",
+        ) from error
     return final
 
 
@@ -163,18 +169,6 @@ def _flush(path: Path) -> None:
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------------
-
-
-def latest(folder: Path) -> Path:
-    """The newest checkpoint of a folder, or the folder itself if it is one. Raises CheckpointError where there is none."""
-    if (folder / "state.json").is_file():
-        return folder
-    found = sorted(p for p in folder.glob("step-*") if p.is_dir())
-    if not found:
-        raise CheckpointError(
-            f"{folder} holds no checkpoint", hint="give the folder that training wrote its checkpoints to"
-        )
-    return found[-1]
 
 
 def examine(folder: str | Path) -> tuple[Path, Progress]:

@@ -6,7 +6,6 @@ a rank that was killed   >   an error of a rank's own   >   a rank that fell sil
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
 from partita.simulate.lower import program_of
 from partita.spawn import Process, ended_how, process_state
+from partita.training.runtime.saved import written_since
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board, doing
 
@@ -35,9 +35,18 @@ _HINTS = {
 }
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What ended a run."""
+
+    error: PartitaError
+    gone: tuple[int, ...] = ()  #: ranks that died or fell silent
+    by_itself: bool = False  #: a rank gave up with an error of its own, which would come again
+
+
 def failure(
     workers: Sequence[Process], board: Board, spec: Spec, file: PlanFile, began_s: float, oom_kills: int | None
-) -> PartitaError:
+) -> Failure:
     """The first cause as one error. `began_s`: time.time(), and `oom_kills`: `count_oom_kills()`, when the run began."""
     deadline = time.monotonic() + 1.5  # time for the others to notice and leave word
     while time.monotonic() < deadline and any(w.poll() is None for w in workers):
@@ -48,13 +57,16 @@ def failure(
     silent = [r for r, w in enumerate(workers) if w.poll() is None and not words[r]]
     about = _About(board, spec, program_by_samples(file), began_s)
     if killed:
-        return about.killed(killed[0], workers[killed[0]].poll() or 0, _since(oom_kills))
+        error = about.killed(killed[0], workers[killed[0]], _since(oom_kills))
+        return Failure(error, tuple(killed))
     if own:
-        return about.reported(own[0], words[own[0]] or {})
+        return Failure(about.reported(own[0], words[own[0]] or {}), by_itself=True)
     if silent:
-        return about.silent(silent[0], workers[silent[0]].pid)
+        stopped = [r for r in silent if process_state(workers[r].pid) in "Tt"]
+        gone = stopped or silent[:1]
+        return Failure(about.silent(gone[0], workers[gone[0]].pid), tuple(gone))
     losers = [r for r, w in words.items() if w]
-    return about.reported(losers[0], words[losers[0]] or {})
+    return Failure(about.reported(losers[0], words[losers[0]] or {}))
 
 
 @dataclass(frozen=True)
@@ -69,10 +81,11 @@ class _About:
     def doing(self, rank: int) -> str:
         return doing(self.board.row(rank), self.program_of)
 
-    def killed(self, rank: int, code: int, oom_kills: int | None) -> WorkerFailed:
+    def killed(self, rank: int, worker: Process, oom_kills: int | None) -> WorkerFailed:
         """It ended without a word. `oom_kills`: processes that the kernel killed for memory meanwhile, where it says so."""
+        code = worker.poll() or 0
         log, what = log_path(self.spec.out, rank), self.doing(rank)
-        message = f"rank {rank} (process {self.board.row(rank).pid}) {ended_how(code)} during {what}"
+        message = f"rank {rank} (process {worker.pid}) {ended_how(code)} during {what}"
         see = f"see {log}" if log.exists() and log.stat().st_size else ""
         return WorkerFailed(message, rank=rank, doing=what, hint=self._hint(_why(code, oom_kills), see))
 
@@ -131,9 +144,7 @@ def _since(before: int | None) -> int | None:
 
 def resume_hint(spec: Spec, began_s: float) -> str:
     """How to go on, where there is a checkpoint of this run (whole, or it would not have its name), or it was resumed itself."""
-    states = [p.stat() for p in Path(spec.checkpoints or os.devnull).glob("step-*/state.json")]
-    own = any(s.st_mtime >= began_s - 2.0 for s in states)  # file systems count coarsely
-    folder = spec.checkpoints if own else spec.resume
+    folder = spec.checkpoints if written_since(spec.checkpoints, began_s) else spec.resume
     return f"resume with --resume {folder}" if folder else ""
 
 

@@ -191,6 +191,10 @@ class Interpreter:
         """(start, end) of the last step, in seconds of this rank's clock, in the order of `numbers`."""
         return self.watch.read()
 
+    def computed_s(self) -> float:
+        """What this rank computed in the last step; nan where it had nothing to compute."""
+        return self.watch.computed_s()
+
     def _begin(self, batch: Batch, size: int, step: int, seed: int) -> Step:
         total = batch_size(batch)
         sizes = [min(size, total - start) for start in range(0, total, size)]

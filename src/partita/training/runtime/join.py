@@ -12,11 +12,11 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from partita.errors import BadInput, JobError, WorkerFailed, sentence_of
+from partita.errors import BadInput, JobError, PlanError, WorkerFailed, sentence_of
 from partita.nouns.plan import PlanFile
 from partita.training.runtime.spec import Spec
 
@@ -76,11 +76,24 @@ def _meeting_point(spec: Spec, rank: int, ranks: int) -> Any:
     else:
         store = FileStore(spec.rendezvous.removeprefix("file://"), ranks)
     try:
+        _claim(store, rank, ranks)
         store.set(f"here {rank}", "")
         store.wait([f"here {r}" for r in range(ranks)], timedelta(seconds=patience_s))
     except RuntimeError as error:
         raise _absent(rank, ranks, patience_s, error) from error
     return store
+
+
+def _claim(store: Any, rank: int, ranks: int) -> None:
+    """This process is the rank. Raises BadInput, which names the other one, where another process is it already."""
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    if store.add(f"claims {rank}", 1) == 1:
+        store.set(f"who {rank}", who)
+        return
+    raise BadInput(
+        f"two workers claim rank {rank} of {ranks}: {store.get(f'who {rank}').decode()}, and {who}",
+        hint="give every process a RANK of its own",
+    )
 
 
 def _store(rank: int, ranks: int, patience: timedelta) -> Any:
@@ -156,6 +169,32 @@ def check_ranks(file: PlanFile, ranks: int) -> None:
     wanted, most = len(file.plan.devices), len(file.cluster.devices)
     if not wanted <= ranks <= most:
         raise JobError(f"the plan uses {wanted} devices, {ranks} workers were started", hint=f"start {wanted} workers")
+
+
+def expect_cores(file: PlanFile, devices: Iterable[str]) -> None:
+    """Raise PlanError where a device of the plan is a core that this process may not use: it is gone since it was measured."""
+    there = os.sched_getaffinity(0)
+    gone = [d for d in devices if (cores := file.cluster.by_name[d].cores) and not there & set(cores)]
+    if gone:
+        what = "; ".join(f"{d} is core {', '.join(map(str, file.cluster.by_name[d].cores))}" for d in gone)
+        raise PlanError(
+            f"the plan is for devices that are gone: {what}, and this machine lets a run use {_ranges(there)}",
+            hint="measure and plan again on the devices that are there",
+        )
+
+
+def _ranges(cores: Iterable[int]) -> str:
+    """
+    >>> _ranges({0, 1, 2, 5})
+    'cores 0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return "cores " + ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
 
 
 def world(file: PlanFile, ranks: int) -> tuple[str, ...]:

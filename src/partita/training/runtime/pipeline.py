@@ -174,6 +174,12 @@ class Pipeline:
         for stage, share, group in self.deployment.replicas:
             average(self.state.tensors, self.deployment.read[stage].written, share, group)
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Running statistics that replicas average -> this rank's part in them."""
+        d = self.deployment
+        return {n: share for stage, share, _ in d.replicas for n in d.read[stage].written}
+
     # ---- what the interpreter calls -------------------------------------------------------------------------------------
 
     def reduce(self, group: int) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,3 +31,9 @@ class Spec:
     check_gradients: bool = True  #: of "compare"
     steered: Mapping[str, Any] = field(default_factory=dict)  #: what is told to who may change the plan between steps
     facts: Mapping[str, Any] = field(default_factory=dict)
+    copies: Sequence[Sequence[int]] = ()  #: [ranks] handles of the two files that each copies its state to; empty: none
+    copy_every: int = 1  #: steps
+    base: Sequence[Sequence[int]] = ()  #: handles of the copies to go on from; empty: from `resume`, or the start
+    base_step: int = 0  #: which of them
+    goes_on: bool = False  #: after a failure: the record of the run is continued
+    watched: bool = False  #: the launcher may ask for another plan between two steps

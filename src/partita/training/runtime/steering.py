@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from partita.nouns.pipeline_plan import PipelinePlan
-from partita.training.runtime.session import Session
+
+if TYPE_CHECKING:
+    from partita.training.runtime.session import Session
 
 
 class Steering(Protocol):
@@ -21,4 +24,9 @@ class Steering(Protocol):
         ...
 
 
-Steers = Callable[[Session], Steering]
+Steers = Callable[["Session"], Steering]
+
+
+def plan_at(room: Path, step: int) -> Path:
+    """Where the launcher leaves the plan that holds after a step."""
+    return room / f"plan-after-{step}.json"

@@ -44,6 +44,11 @@ class Stopwatch:
         spent = int(self.end[self._at].sum() - self.start[self._at].sum())
         return min(1.0, int(self.work[self._at].sum()) / spent) if spent else math.nan
 
+    def computed_s(self) -> float:
+        """Seconds in computations; nan without one."""
+        start, end = self.read()
+        return float((end - start)[self._at].sum()) if len(self._at) else math.nan
+
     def read(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) in seconds."""
         return self.start / 1e9, self.end / 1e9

@@ -18,14 +18,18 @@ from partita.files import write_whole
 from partita.nouns.metrics import Metric, read_metrics, without_steps_from
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.training.job import Batch, batch_size
-from partita.training.runtime import checkpoint
+from partita.training.runtime import checkpoint, copies
 from partita.training.runtime.batches import Progress, Turn, ahead, batch_digest, turns
+from partita.training.runtime.copy_files import close_all
+from partita.training.runtime.interpreter import StepResult
 from partita.training.runtime.measured import Trace, write_timeline
 from partita.training.runtime.optimizer_state import optimizer_state, restore
 from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.recorder import gathered
+from partita.training.runtime.saved import latest
 from partita.training.runtime.session import Session
 from partita.training.runtime.stop import Agreement
+from partita.training.runtime.worker_status import Ran
 
 if TYPE_CHECKING:
     from partita.training.runtime.session import Engine
@@ -47,6 +51,7 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
     store = _Store(session, engine)
     progress = began = store.resume()
     record = _Record(session, engine)
+    copying = _Copying(session, engine) if spec.copies else None
     traces: list[Trace] = []
     usage = time.process_time()
     recorder = session.recorder(spec.engine)
@@ -59,6 +64,10 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
             record.write(turn.done.step, result.loss, result.step_s)
             traces = with_trace(traces, session, engine, turn.batch, result.step_s, first=progress == began)
             progress = turn.done
+            if spec.watched:
+                board.note(rank, _ran(engine, turn, result))
+            if copying:
+                copying.after(progress)
             if recorder:
                 recorder.after(result.step_s, result.core_share)
             store.after(progress)
@@ -68,6 +77,8 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
             if plan is not None:
                 _deploy(engine, plan)
                 traces = []
+                if recorder and spec.watched:
+                    recorder = session.recorder(spec.engine)  # what is read stands beside the last plan
                 record.hand_on()
         if progress == began:
             raise JobError(
@@ -99,6 +110,12 @@ def with_trace(
     if first or not isinstance(engine, Pipeline) or not engine.last or batch_size(batch) != session.full_batch:
         return traces
     return [*traces, Trace(step_s, *engine.last.trace())][-_TRACES:]
+
+
+def _ran(engine: Engine, turn: Turn, result: StepResult) -> Ran:
+    """The step, for whoever watches the board."""
+    compute_s = engine.last.computed_s() if isinstance(engine, Pipeline) and engine.last else math.nan
+    return Ran(turn.done.step, result.loss, result.step_s, compute_s, batch_size(turn.batch))
 
 
 # ---- when to stop -------------------------------------------------------------------------------------------------------
@@ -148,7 +165,7 @@ class _Record:
     def __init__(self, session: Session, engine: Engine) -> None:
         self._engine = engine
         self._path = Path(session.spec.out) / "metrics.jsonl"
-        self._goes_on = bool(session.spec.resume)
+        self._goes_on = bool(session.spec.resume) or session.spec.goes_on
         self._file: TextIO | None = None
 
     def write(self, step: int, loss: float, step_s: float) -> None:
@@ -184,16 +201,23 @@ class _Store:
 
     def resume(self) -> Progress:
         """Everything as the checkpoint says, where one is to be resumed. Raises CheckpointError where it does not fit."""
-        if not self._spec.resume:
+        spec, engine = self._spec, self._engine
+        if not (spec.resume or spec.base):
             return Progress()
-        engine = self._engine
         if not isinstance(engine, Pipeline):
             raise PlanError("only Partita's own engine resumes", hint="leave --engine away")
-        saved = checkpoint.read(self._spec.resume)
-        saved.restore(engine.tensors, _saved_names(engine))
+        if spec.resume:
+            self._newest = latest(Path(spec.resume))
+        if spec.base:
+            saved = copies.read(spec.base, spec.base_step, engine.tensors)
+            close_all(spec.base)
+            saved.restore(engine.tensors)
+        else:
+            saved = checkpoint.read(spec.resume)
+            saved.restore(engine.tensors, _saved_names(engine))
         if engine.optimizer:
-            restore(engine.optimizer, engine.parameters, saved.optimizer, engine.scheduler, self._session.job.optimizer)
-        self._newest = checkpoint.latest(Path(self._spec.resume))
+            make = None if spec.base else self._session.job.optimizer
+            restore(engine.optimizer, engine.parameters, saved.optimizer, engine.scheduler, make)
         return saved.progress
 
     def after(self, progress: Progress) -> None:
@@ -224,6 +248,26 @@ class _Store:
         self._saved = progress
         dist.barrier()
         session.board.enter(session.rank, "running")
+
+
+class _Copying:
+    """Copies of this rank's state in memory that outlives it."""
+
+    def __init__(self, session: Session, engine: Engine) -> None:
+        """Raises PlanError for an engine whose state is not known."""
+        if not isinstance(engine, Pipeline):
+            raise PlanError("only Partita's own engine goes on after a failure", hint="leave --engine away")
+        spec, rank = session.spec, session.rank
+        self._engine, self._every = engine, spec.copy_every
+        self._copies = copies.Copies(spec.copies[rank], rank, session.board, spec.timeout_s)
+
+    def after(self, progress: Progress) -> None:
+        """A copy where one is due."""
+        if progress.step % self._every:
+            return
+        engine = self._engine
+        state = optimizer_state(engine.optimizer, engine.parameters, engine.scheduler)
+        self._copies.write(progress, engine.state.tensors, state, engine.shares)
 
 
 def _saved_names(engine: Pipeline) -> tuple[str, ...]:

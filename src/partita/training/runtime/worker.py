@@ -24,7 +24,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.spawn import process_state, threads_env
 from partita.training.runtime.failure import log_path, program_by_samples, resume_hint, word_paths
-from partita.training.runtime.join import check_ranks, process_group, stay_on_loopback, world
+from partita.training.runtime.join import check_ranks, expect_cores, process_group, stay_on_loopback, world
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board, doing
 
@@ -82,9 +82,11 @@ def run_rank(
             compare(session)
             last = spec.steps or 0
         else:
+            from partita.training.runtime.by_launcher import ByLauncher
             from partita.training.runtime.train import train
 
-            last = train(session, steers(session) if steers else None).step
+            steering = steers(session) if steers else ByLauncher(session) if spec.watched else None
+            last = train(session, steering).step
         board.enter(rank, "done")
         return last
 
@@ -139,6 +141,7 @@ def _settle(file: PlanFile, spec: Spec, rank: int, ranks: int) -> None:
     """Before torch is loaded: pin to the device's cores, one pool of threads, loopback."""
     assert isinstance(file.plan, PipelinePlan)
     keep_freed_memory()
+    expect_cores(file, [world(file, ranks)[rank]])
     cores = set(file.cluster.by_name[world(file, ranks)[rank]].cores) & os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -1,7 +1,7 @@
 """The board: a small file in shared memory where every worker writes what it is doing, for whoever has to tell of its death.
 
 One row of sixteen 64-bit words a rank, so that no two ranks write to one cache line. Writing a word costs about 0.1 us, so
-a worker marks every instruction.
+a worker marks every instruction. Behind them stand its last steps, for whoever watches: a step every few words, in turn.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import numpy.typing as npt
 from partita.nouns.program import Program
 
 STATES = ("starting", "joining the others", "building its stage", "running", "saving a checkpoint", "done")
-_PID, _STATE, _STEP, _INSTRUCTION, _LOSS, _STEP_S, _STOP, _SAMPLES, _BOOT, _STARTED = range(10)
-_WORDS = 16
+_PID, _STATE, _STEP, _INSTRUCTION, _LOSS, _STEP_S, _STOP, _SAMPLES, _BOOT, _STARTED, _COPIED, _SWITCH = range(12)
+_ROW = 16
+_LATEST, _EACH = 64, 8  #: steps that are kept, words of one
+_WORDS = _ROW + _LATEST * _EACH
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -39,6 +41,17 @@ class Row:
     started_s: float  #: time.monotonic() of its start
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A step as one rank saw it."""
+
+    step: int
+    loss: float  #: nan where the rank does not make it
+    step_s: float
+    compute_s: float  #: of that, computing; nan where it is not known
+    samples: int
+
+
 class Board:
     """Rows of all ranks. `stop_after` is the launcher's word to them: end with this step."""
 
@@ -50,7 +63,8 @@ class Board:
     def create(path: str | Path, ranks: int) -> Board:
         words = np.memmap(path, np.int64, "w+", shape=(ranks, _WORDS))
         words[:] = 0
-        words[:, _STOP] = _NEVER
+        words[:, _STOP] = words[:, _SWITCH] = _NEVER
+        words[:, _COPIED] = -1
         words[:, _INSTRUCTION] = -1
         return Board(words)
 
@@ -96,6 +110,30 @@ class Board:
         self._floats[rank, _LOSS] = loss
         self._floats[rank, _STEP_S] = step_s
 
+    def note(self, rank: int, ran: Ran) -> None:
+        """Keep a step among the latest. Its number is written last, and taken away first: who reads it finds the rest."""
+        at = _ROW + ran.step % _LATEST * _EACH
+        self._words[rank, at] = 0
+        self._floats[rank, at + 1 : at + 4] = ran.loss, ran.step_s, ran.compute_s
+        self._words[rank, at + 4] = ran.samples
+        self._words[rank, at] = ran.step
+
+    def ran(self, rank: int, step: int) -> Ran | None:
+        """A step as a rank saw it; None where it is not there, or not any more."""
+        at = _ROW + step % _LATEST * _EACH
+        before = int(self._words[rank, at])
+        f = self._floats[rank, at + 1 : at + 4].tolist()
+        found = Ran(step, f[0], f[1], f[2], int(self._words[rank, at + 4]))
+        return found if before == step == int(self._words[rank, at]) else None
+
+    def note_copy(self, rank: int, step: int) -> None:
+        """The rank has copied its state after this step."""
+        self._words[rank, _COPIED] = step
+
+    def copied(self) -> int:
+        """The step that all ranks have copied, or a later one; -1: some have copied none."""
+        return int(self._words[:, _COPIED].min())
+
     def instruction_cell(self, rank: int) -> npt.NDArray[np.int64]:
         """A one-element view: assign to [0] to say which instruction runs."""
         return self._words[rank, _INSTRUCTION : _INSTRUCTION + 1]
@@ -110,9 +148,29 @@ class Board:
 
         To be called while no rank runs: each looks at the end of a step, so all of them still come by that one.
         """
-        step = int(self._words[:, _STEP].max()) + 1
+        step = self.ahead
         self._words[0, _STOP] = step
         return step
+
+    @property
+    def ahead(self) -> int:
+        """The first step that no rank has begun; nobody must run meanwhile."""
+        return int(self._words[:, _STEP].max()) + 1
+
+    @property
+    def behind(self) -> int:
+        """The step that the last of all ranks has begun."""
+        return int(self._words[:, _STEP].min())
+
+    @property
+    def switch_after(self) -> int:
+        """The step after which all ranks go on under another plan."""
+        return int(self._words[0, _SWITCH])
+
+    def ask_to_switch(self) -> int:
+        """Let all ranks take up another plan after the step after the foremost one, and return it. As `ask_to_stop`."""
+        self._words[0, _SWITCH] = self.ahead
+        return self.switch_after
 
 
 def this_boot() -> int:
