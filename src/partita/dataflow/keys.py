@@ -261,7 +261,7 @@ class _Digester:
         if array.dtype.hasobject:
             return _sealed("objects", [str(array.shape), *self._objects(array)])
         masked = [self(np.asarray(array.mask))] if isinstance(array, np.ma.MaskedArray) else []
-        plain = np.ascontiguousarray(array)
+        plain: Any = np.ascontiguousarray(array)
         raw = memoryview(plain.reshape(-1).view(np.uint8)) if plain.size and plain.dtype.itemsize else b""
         return _sealed("array", [_dtype(array.dtype), str(array.shape), raw, *masked])
 

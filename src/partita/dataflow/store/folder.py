@@ -101,6 +101,10 @@ class Store:
             raise BadInput(f"{path} cannot hold results: {error.strerror}", hint="name another folder") from error
         return Store(path, most_bytes, say or (lambda sentence: None), half_life_s, why_not_private(path))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A store that travels to another process is opened anew there: whether pickle is allowed, each finds out for itself."""
+        return Store.open, (self.folder.absolute(), self.most_bytes, None, self.half_life_s)
+
     # ---- one result
 
     def get(self, key: str) -> Found | None:

@@ -411,7 +411,7 @@ def _array(raw: memoryview) -> np.ndarray[Any, Any]:
     head = io.BytesIO(bytes(raw[: 1 << 16]))
     read = _HEADERS.get(np.lib.format.read_magic(head))
     if read is None:  # field names beyond latin-1
-        return np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)  # type: ignore[no-any-return]
+        return np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
     shape, fortran, dtype = read(head)
     if dtype.hasobject:
         raise ValueError("an array of objects")
