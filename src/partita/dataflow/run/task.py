@@ -1,0 +1,188 @@
+"""One task, where it runs: on a worker, or in this process. What it took and what came of it is reported beside the result.
+
+A task is told by its step's number; the functions travel once (`Functions`), not with every task. Some tasks are run twice
+to see whether a step gives the same again and leaves its arguments as they were: what does not is never kept for later.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from partita.dataflow.graph import Slot
+from partita.dataflow.keys import content_of
+from partita.errors import JobError, PartitaError, place_of, sentence_of
+
+WRITE_BYTES_PER_S = 200e6
+WRITE_S = 0.004  #: of a file, synchronised
+WORTH_KEEPING = 2.0  #: a result is stored when computing it took so many times what storing takes
+
+
+class Shelf(Protocol):
+    """Where results lie between runs (`store.Store`)."""
+
+    def put(self, key: str, value: object) -> bool:
+        """Whether it is there now."""
+
+    def get(self, key: str) -> Any:
+        """Raises KeyError where it is not, or not whole."""
+
+    def __contains__(self, key: object) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a task needs to be told, apart from its inputs."""
+
+    node: int
+    turn: int
+    step: int
+    kind: Literal["compute", "load"]
+    key: str
+    arguments: tuple[tuple[str, Any], ...]  #: with a `Slot` for each input
+    keep: bool  #: whether the result may be stored
+    twice: bool  #: whether to run it twice
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a task went; times are seconds since the epoch. All of it is plain, so that it may cross as a message."""
+
+    node: int
+    turn: int
+    state: Literal["done", "failed", "lost"]
+    started_s: float
+    ended_s: float
+    size_bytes: float = 0.0
+    value: float | None = None
+    same: bool | None = None
+    stored: bool = False
+    reason: str = ""
+
+
+def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], shelf: Shelf | None) -> tuple[Any, Report]:
+    """(result, report) of a task; the result of one that failed is None."""
+    started = time.time()
+    if told.kind == "load":
+        return _loaded(told, started, shelf)
+    arguments = {name: _filled(a, inputs) for name, a in told.arguments}
+    try:
+        before = _content(list(inputs)) if told.twice else None
+        result = _called(function, arguments)
+        took = time.time() - started
+        same = _again(function, arguments, result, inputs, before) if told.twice else None
+        ended = started + took if told.twice else time.time()
+        stored = _stored(told, shelf, result, took) if told.keep and same is not False else False
+        value = _number(result)
+        return result, Report(told.node, told.turn, "done", started, ended, size_of(result), value, same, stored)
+    except Exception as error:
+        said = str(error) if isinstance(error, PartitaError) else sentence_of(error) + place_of(error)
+        return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
+
+
+def _loaded(told: Told, started: float, shelf: Shelf | None) -> tuple[Any, Report]:
+    try:
+        if shelf is None:
+            raise KeyError(told.key)
+        result = shelf.get(told.key)
+    except (KeyError, PartitaError, OSError) as error:
+        return None, Report(told.node, told.turn, "lost", started, time.time(), reason=sentence_of(error))
+    return result, Report(told.node, told.turn, "done", started, time.time(), size_of(result), _number(result), None, True)
+
+
+def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """By position where the function wants that, by name otherwise."""
+    from inspect import Parameter, signature
+
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    parameters = signature(function).parameters
+    for name, value in arguments.items():
+        kind = parameters[name].kind
+        if kind is Parameter.VAR_POSITIONAL:
+            args += value
+        elif kind is Parameter.VAR_KEYWORD:
+            kwargs |= value
+        elif kind is Parameter.POSITIONAL_ONLY or (kind is Parameter.POSITIONAL_OR_KEYWORD and not kwargs):
+            args.append(value)
+        else:
+            kwargs[name] = value
+    return function(*args, **kwargs)
+
+
+def _filled(argument: Any, inputs: Sequence[Any]) -> Any:
+    if isinstance(argument, Slot):
+        return inputs[argument.place]
+    if type(argument) in (list, tuple):
+        return type(argument)(_filled(x, inputs) for x in argument)
+    if type(argument) is dict:
+        return {k: _filled(x, inputs) for k, x in argument.items()}
+    return argument
+
+
+def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any, inputs: Sequence[Any], before: str | None) -> bool | None:  # fmt: skip
+    """Whether the same comes out again; None where results cannot be compared. Raises JobError where arguments changed."""
+    if before is not None and _content(list(inputs)) != before:
+        raise JobError(
+            "the step changes what it is given, and others are given the same", hint="let it copy what it writes to"
+        )
+    first = _content(result)
+    return None if first is None else _content(_called(function, arguments)) == first
+
+
+def _content(value: Any) -> str | None:
+    try:
+        return content_of(value)
+    except PartitaError:
+        return None
+
+
+def _stored(told: Told, shelf: Shelf | None, result: Any, took_s: float) -> bool:
+    """Keep what would cost more to compute again than to write."""
+    if shelf is None or took_s < WORTH_KEEPING * (WRITE_S + size_of(result) / WRITE_BYTES_PER_S):
+        return False
+    try:
+        return bool(shelf.put(told.key, result))
+    except (PartitaError, OSError):
+        return False  # the run says so: nothing was stored
+
+
+def _number(result: Any) -> float | None:
+    if isinstance(result, bool | int | float | np.number | np.bool_):
+        return float(result)
+    if isinstance(result, np.ndarray) and result.size == 1 and result.dtype.kind in "biuf":
+        return float(result.reshape(-1)[0])
+    item = getattr(result, "item", None)
+    if getattr(result, "ndim", None) == 0 and callable(item):
+        found = item()
+        return float(found) if isinstance(found, int | float) else None
+    return None
+
+
+def size_of(value: Any, level: int = 0) -> float:
+    """Bytes a result takes in memory, about: arrays exactly, containers and objects by their parts."""
+    found = getattr(value, "nbytes", None)
+    if isinstance(found, int):
+        return float(found)
+    usage = getattr(value, "memory_usage", None)
+    if callable(usage):  # pandas
+        return float(np.sum(usage(deep=False)))
+    if level > 6:
+        return float(sys.getsizeof(value, 64))
+    if isinstance(value, dict):
+        return 64.0 + sum(size_of(v, level + 1) + 64 for v in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        if len(value) > 1000 and not isinstance(value, set | frozenset):
+            return 64.0 + len(value) * sum(size_of(v, level + 1) for v in value[:: len(value) // 100]) / len(value[:: len(value) // 100])  # fmt: skip
+        return 64.0 + sum(size_of(v, level + 1) for v in value)
+    if hasattr(value, "__dict__") and not callable(value) or type(value).__module__.startswith("sklearn"):
+        return 64.0 + size_of(vars(value), level + 1)
+    state = getattr(value, "__getstate__", None)
+    if type(value).__module__.startswith(("sklearn", "scipy")) and callable(state):
+        return 64.0 + size_of(state(), level + 1)
+    return float(sys.getsizeof(value, 64))
