@@ -197,7 +197,9 @@ def version_of(module: str) -> str:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return PYTHON
-    return _installed(_OFTEN.get(top, top)) or next((v for v in map(_installed, _distributions().get(top, ())) if v), "")
+    return _installed(_OFTEN.get(top, top)) or next(
+        (v for v in map(_installed, _distributions().get(top, ())) if v), ""
+    )
 
 
 def _installed(distribution: str) -> str:
@@ -207,7 +209,12 @@ def _installed(distribution: str) -> str:
         return ""
 
 
-_OFTEN = {"sklearn": "scikit-learn", "PIL": "pillow", "yaml": "PyYAML", "skimage": "scikit-image"}  # to read all takes half a second
+_OFTEN = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "yaml": "PyYAML",
+    "skimage": "scikit-image",
+}  # to read all takes half a second
 
 
 @cache

@@ -3,4 +3,12 @@
 from partita.dataflow.flows.rounds import Round, optuna_rounds
 from partita.dataflow.flows.search import candidates_flow, cross_validation_flow, score_flow, scores_flow, search_flow
 
-__all__ = ["Round", "candidates_flow", "cross_validation_flow", "optuna_rounds", "score_flow", "scores_flow", "search_flow"]
+__all__ = [
+    "Round",
+    "candidates_flow",
+    "cross_validation_flow",
+    "optuna_rounds",
+    "score_flow",
+    "scores_flow",
+    "search_flow",
+]

@@ -31,7 +31,13 @@ class Round:
 
 
 def optuna_rounds(
-    study: Any, suggest: Callable[[Any], Params], scores: Callable[[Sequence[Params]], Sequence[Value]], *, rounds: int, each: int, **how: Any
+    study: Any,
+    suggest: Callable[[Any], Params],
+    scores: Callable[[Sequence[Params]], Sequence[Value]],
+    *,
+    rounds: int,
+    each: int,
+    **how: Any,
 ) -> list[Round]:
     """Ask for `each` candidates, score them, tell the scores, so many `rounds`; the study knows the best afterwards.
 
@@ -56,7 +62,9 @@ def optuna_rounds(
 def scored(candidates: Sequence[Params], values: Sequence[Value], **how: Any) -> Round:
     """The scores of candidates, run as one flow; equal candidates run once."""
     if len(values) != len(candidates):
-        raise JobError(f"{len(values)} scores for {len(candidates)} candidates", hint="give one value for each, in their order")
+        raise JobError(
+            f"{len(values)} scores for {len(candidates)} candidates", hint="give one value for each, in their order"
+        )
     outcome = run_flow(list(values), **how)
     scores = [None if v is None else float(v) for v in outcome.values]
     return Round(tuple(candidates), tuple(scores), outcome)

@@ -11,6 +11,7 @@ the options and scores of the run.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -24,7 +25,15 @@ Data: TypeAlias = tuple[Any, Any, Any, Any]  #: train X and y, test X and y
 
 
 def search_flow(
-    pipeline: Any, grid: Grid | Sequence[Grid], X: Any, y: Any = None, *, cv: Any = 5, n_iter: int | None = None, scoring: Any = None, seed: int = 0
+    pipeline: Any,
+    grid: Grid | Sequence[Grid],
+    X: Any,
+    y: Any = None,
+    *,
+    cv: Any = 5,
+    n_iter: int | None = None,
+    scoring: Any = None,
+    seed: int = 0,
 ) -> Value:
     """The best of a grid's candidates by the mean of their scores over the folds, fitted to all data.
 
@@ -55,7 +64,9 @@ def best_of(pipeline: Any, params: Mapping[str, Any], X: Any, y: Any, *, cv: Any
     names = [p.name for p in params.values() if isinstance(p, Value) and hasattr(p, "name")]
     if not names:
         return _refitted(pipeline, _plain(params=dict(params)), _whole(X, y))
-    return _refitted(pipeline, choose(_plain(params=dict(params)), by=score, over=names, name="best candidate"), _whole(X, y))
+    return _refitted(
+        pipeline, choose(_plain(params=dict(params)), by=score, over=names, name="best candidate"), _whole(X, y)
+    )
 
 
 def cross_validation_flow(pipeline: Any, X: Any, y: Any = None, *, cv: Any = 5, scoring: Any = None) -> Value:
@@ -146,12 +157,16 @@ def _checked(pipeline: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     known = pipeline.get_params(deep=True)
     for name in params:
         stage = name.partition("__")[0]
-        sound = name in known or (stage in params and stage in stages)  # of a step that is an option itself: told when it is set
+        sound = name in known or (
+            stage in params and stage in stages
+        )  # of a step that is an option itself: told when it is set
         if not sound or (stages != [""] and stage not in stages):
             near = difflib.get_close_matches(name, [k for k in known if "__" in k or stages == [""]], 3)
             raise JobError(
                 f"{type(pipeline).__name__} has no parameter {name!r}",
-                hint=f"did you mean {' or '.join(near)}?" if near else f"its steps are {', '.join(stages)}: name STEP__PARAMETER",
+                hint=f"did you mean {' or '.join(near)}?"
+                if near
+                else f"its steps are {', '.join(stages)}: name STEP__PARAMETER",
             )
     place = {name: k for k, name in enumerate(stages)}
     return dict(sorted(params.items(), key=lambda p: (place.get(p[0].partition("__")[0], 0), p[0])))
@@ -168,7 +183,7 @@ def _explored(grid: Grid) -> dict[str, Any]:
 def _ordered(options: Sequence[Any]) -> bool:
     """Whether they are numbers that rise."""
     numbers = all(isinstance(o, int | float | np.number) and not isinstance(o, bool) for o in options)
-    return numbers and all(a < b for a, b in zip(options, options[1:], strict=False))
+    return numbers and all(a < b for a, b in itertools.pairwise(options))
 
 
 def labelled(options: Sequence[Any]) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def _spans(panel: Panel, story: FlowStory) -> str:
         y, height = f"{lane.top:g}", f"{lane.height:g}"
         parts.append(f'<rect class="lane" x="0" y="{y}" width="{1e3 * t.duration_s:.4f}" height="{height}"/>')
         for k in np.flatnonzero((t.queue == lane.queue) & keep).tolist():
-            look = "failed" if story.ran[k].state == "failed" else "cached" if story.ran[k].state == "cached" else "deep"
+            look = (
+                "failed" if story.ran[k].state == "failed" else "cached" if story.ran[k].state == "cached" else "deep"
+            )
             parts.append(
                 f'<rect class="{look}" style="{colour(int(t.micro_batch[k]), steps)}" data-i="{k}" x="{1e3 * t.start_s[k]:.4f}" y="{y}" '
                 f'width="{max(1e3 * length[k], 1e-3):.4f}" height="{height}"/>'
@@ -89,10 +91,21 @@ def memory(story: FlowStory) -> str:
     at = next(t for t, b in points if b == top)
     anchor = "start" if x(at) < (LEFT + RIGHT) / 2 else "end"
     parts = [
-        tag("polygon", points=f"{number(x(0.0))},{number(y(0.0))} {line} {number(x(end))},{number(y(0.0))}", class_="area"),
+        tag(
+            "polygon",
+            points=f"{number(x(0.0))},{number(y(0.0))} {line} {number(x(end))},{number(y(0.0))}",
+            class_="area",
+        ),
         tag("polyline", points=line, class_="loss"),
         tag("circle", cx=x(at), cy=y(top), r=4.0, class_="peak"),
-        tag("text", words(size(top)), x=x(at) + (9 if anchor == "start" else -9), y=y(top) + 4, text_anchor=anchor, class_="value halo"),
+        tag(
+            "text",
+            words(size(top)),
+            x=x(at) + (9 if anchor == "start" else -9),
+            y=y(top) + 4,
+            text_anchor=anchor,
+            class_="value halo",
+        ),
     ]
     return _framed(x, y, size, parts, f"memory over time, at most {size(top)}")
 
@@ -111,7 +124,9 @@ def prediction(story: FlowStory) -> str:
         tag("rect", x=LEFT, y=low, width=RIGHT - LEFT, height=high - low, class_="band"),
         tag("line", x1=LEFT, x2=RIGHT, y1=y(took), y2=y(took), class_="cut"),
         tag("polyline", points=line, class_="loss"),
-        tag("text", words(f"took {seconds(took)}"), x=RIGHT, y=y(took) - 7, text_anchor="end", class_="value halo line1"),
+        tag(
+            "text", words(f"took {seconds(took)}"), x=RIGHT, y=y(took) - 7, text_anchor="end", class_="value halo line1"
+        ),
     ]
     return _framed(x, y, seconds, parts, f"predicted total while it ran; it took {seconds(took)}")
 
@@ -119,10 +134,24 @@ def prediction(story: FlowStory) -> str:
 def _framed(x: Scale, y: Scale, unit: Callable[[float], str], parts: Sequence[str], what: str) -> str:
     """Axes around a picture: time below, a unit at the left."""
     grid = [tag("line", x1=LEFT, x2=RIGHT, y1=y(v), y2=y(v), class_="grid") for v in y.ticks(4)]
-    left = [tag("text", words(unit(v) if v else "0"), x=LEFT - 8, y=y(v) + 4, text_anchor="end", class_="axis") for v in y.ticks(4)]
+    left = [
+        tag("text", words(unit(v) if v else "0"), x=LEFT - 8, y=y(v) + 4, text_anchor="end", class_="axis")
+        for v in y.ticks(4)
+    ]
     ticks = x.ticks(5)
     below = [tag("text", words(seconds(v) if v else "0"), x=x(v), y=HEIGHT - 6, text_anchor="start" if k == 0 else "end" if x(v) > RIGHT - 30 else "middle", class_="axis") for k, v in enumerate(ticks)]  # fmt: skip
-    return tag("svg", *grid, *parts[:1], *left, *below, *parts[1:], class_="chart", viewBox=f"0 0 {NARROW} {number(HEIGHT)}", role="img", aria_label=what)
+    return tag(
+        "svg",
+        *grid,
+        *parts[:1],
+        *left,
+        *below,
+        *parts[1:],
+        class_="chart",
+        viewBox=f"0 0 {NARROW} {number(HEIGHT)}",
+        role="img",
+        aria_label=what,
+    )
 
 
 def score_bar(story: FlowStory, score: float | None, kept: bool) -> str:
@@ -130,7 +159,9 @@ def score_bar(story: FlowStory, score: float | None, kept: bool) -> str:
     low, high = story.scores
     if score is None or score != score:
         return tag("div", class_="bar none")
-    floor = 0.0 if 0 <= low <= 0.6 * high else low - 0.08 * (high - low or 1.0)  # from 0 where that shows the differences
+    floor = (
+        0.0 if 0 <= low <= 0.6 * high else low - 0.08 * (high - low or 1.0)
+    )  # from 0 where that shows the differences
     share = (score - floor) / ((high - floor) or 1.0)
     width = f"width:{100 * min(max(share, 0.0), 1.0):.2f}%"
     return tag("div", tag("i", class_="fill" if kept else "fill rest", style=width), class_="bar")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from partita.dataflow.report import charts
 from partita.dataflow.report.story import Branch, FlowStory, StepRow, Tree, options_in_words, told
-from partita.dataflow.run.record import Chosen, RunRecord
+from partita.dataflow.run.record import Chosen, RunRecord, TaskRow
 from partita.page.bars import bar, minus
 from partita.page.markup import tag, words
 from partita.page.sheet import asset, cells, columns, document, footer, framed, header, many, section
@@ -35,7 +35,7 @@ def page(run: RunRecord, title: str = "flow", missing: tuple[str, ...] = ()) -> 
             section("Predicted while it ran", _prediction_note(run), charts.prediction(story)),
         ),
         section("The steps", "Sorted by the time they took.", steps(story)),
-        section("What failed", "", lost(story)),
+        section("What failed", "Each reason once." if run.tasks_failed else "", lost(story)),
         section("Worth knowing", "", tag("ul", *(tag("li", words(n)) for n in noted(run)), class_="notes") if list(noted(run)) else ""),
         footer(_facts(run), missing),
     ]  # fmt: skip
@@ -61,10 +61,14 @@ def lede(run: RunRecord) -> str:
 
 def saved_sentence(story: FlowStory) -> str:
     run = story.run
-    parts = [f"{many(run.workers, 'worker')} had {percent(min(1.0, run.busy_s / (run.seconds * run.workers or 1.0)))} of their time taken by steps"]
+    parts = [
+        f"{many(run.workers, 'worker')} had {percent(min(1.0, run.busy_s / (run.seconds * run.workers or 1.0)))} of their time taken by steps"
+    ]
     alone = story.alone_s
     if alone is not None and run.tasks_shared:
-        parts.append(f"at the mean of a task, all calls would be {seconds(alone)} of work, and {seconds(run.busy_s)} were done")
+        parts.append(
+            f"at the mean of a task, all calls would be {seconds(alone)} of work, and {seconds(run.busy_s)} were done"
+        )
     return "; ".join(parts) + "."
 
 
@@ -72,7 +76,9 @@ def _branches_note(run: RunRecord) -> str:
     if not run.choices:
         return ""
     pruned = f" {many(run.branches_pruned, 'branch', 'branches')} never ran." if run.branches_pruned else ""
-    return words(f"{many(run.branches, 'branch', 'branches')} in {many(len(run.choices), 'choice')}: the kept ones dark, the best first.{pruned}")
+    return words(
+        f"{many(run.branches, 'branch', 'branches')} in {many(len(run.choices), 'choice')}: the kept ones dark, the best first.{pruned}"
+    )
 
 
 def _work_note(story: FlowStory) -> str:
@@ -81,7 +87,11 @@ def _work_note(story: FlowStory) -> str:
 
 def _memory_note(run: RunRecord) -> str:
     again = sum(t.runs - 1 for t in run.tasks if t.runs > 1)
-    let_go = f"; {many(run.dropped, 'result')} let go of for want of room, {many(again, 'task')} computed again" if run.dropped else ""
+    let_go = (
+        f"; {many(run.dropped, 'result')} let go of for want of room, {many(again, 'task')} computed again"
+        if run.dropped
+        else ""
+    )
     return words(f"Results held by all workers together, {size(run.peak_bytes)} at most{let_go}.")
 
 
@@ -96,15 +106,36 @@ def _prediction_note(run: RunRecord) -> str:
 
 
 def chosen(story: FlowStory) -> str:
-    return tag("div", *(_recipe(c) for c in story.run.chosen[:12]), class_="recipes")
+    return tag("div", *(_recipe(c, _score(story, c)) for c in story.run.chosen[:12]), class_="recipes")
 
 
-def _recipe(c: Chosen) -> str:
+def _score(story: FlowStory, c: Chosen) -> float | None:
+    """By which it was chosen: its own, or that of what it was made of, which the last choice kept."""
+    if c.score is not None:
+        return c.score
+    kept = [
+        row.score
+        for tree in story.trees
+        for row in tree.choice.scores
+        if row.kept and row.options.items() <= c.options.items()
+    ]
+    return kept[0] if len(kept) == 1 else None
+
+
+def _recipe(c: Chosen, reached: float | None) -> str:
     """The options as a row of small plates, and what they scored."""
     plates = [tag("div", tag("dt", words(n)), tag("dd", words(o))) for n, o in c.options.items()]
-    score = tag("div", tag("dt", "score"), tag("dd", words(minus(figures(c.score, 4)))), class_="score") if _finite(c.score) else ""
+    score = (
+        tag("div", tag("dt", "score"), tag("dd", words(minus(figures(reached, 4)))), class_="score")
+        if reached is not None and _finite(reached)
+        else ""
+    )
     value = told(c.value)
-    what = tag("p", words(f"lost: {c.failed}"), class_="quiet") if c.failed else tag("p", words(value or f"a {c.kind}" if c.kind or value else ""), class_="quiet")
+    what = (
+        tag("p", words(f"lost: {c.failed}"), class_="quiet")
+        if c.failed
+        else tag("p", words(value or f"a {c.kind}" if c.kind or value else ""), class_="quiet")
+    )
     return tag("div", tag("dl", *plates, score, class_="plates"), what if plates or score else "", class_="recipe")
 
 
@@ -140,7 +171,7 @@ def _branch(story: FlowStory, b: Branch, left: list[int], level: int, open_: boo
     score = words(minus(figures(s.score, 4))) if s.score is not None and _finite(s.score) else ""
     why = "" if s.kept else words(s.reason)
     line = [
-        tag("span", words(b.names or "as it is"), class_="names"),
+        tag("span", words(b.names or "as it is"), class_="option"),
         charts.score_bar(story, s.score, s.kept),
         tag("span", tag("b", score) if s.kept else score, class_="score"),
         tag("span", why, class_="why"),
@@ -196,7 +227,7 @@ def lost(story: FlowStory) -> str:
     failed = [t for t in story.run.tasks if t.state == "failed"]
     if not failed:
         return ""
-    first = {}
+    first: dict[tuple[str, str], list[TaskRow]] = {}
     for t in failed:
         first.setdefault((t.label, t.reason), []).append(t)
     classes = ["", "wrap", "wrap soft", "n"]

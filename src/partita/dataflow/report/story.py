@@ -148,7 +148,14 @@ def _step(number: int, label: str, tasks: Sequence[TaskRow]) -> StepRow:
     for t in tasks:
         states[t.state] += 1
     times = [t.ended_s - t.started_s for t in tasks if t.started_s is not None and t.ended_s is not None]
-    return StepRow(label, dict(states), sum(times), median(times) if times else None, max((t.bytes for t in tasks), default=0.0), number)
+    return StepRow(
+        label,
+        dict(states),
+        sum(times),
+        median(times) if times else None,
+        max((t.bytes for t in tasks), default=0.0),
+        number,
+    )
 
 
 def _name(worker: str, k: int) -> str:
