@@ -397,7 +397,7 @@ class Course:
         inputs = tuple(self.view(n) for n in found.needs) if kind == "compute" else ()
         for n in flat(inputs):
             self.pins[n] += 1
-        self.promised[node] = self.worth(node)[1]
+        self.promised[node] = 0.0 if math.isinf(self.limits.memory_bytes) else self.worth(node)[1]
         self.underway_bytes += self.promised[node]
         self._wake(node)
         for twin in self.twins.get(node, ()):
