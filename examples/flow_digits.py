@@ -45,7 +45,7 @@ def reduce(data: Split, components: int) -> Split:
 
 @step
 def linear(data: Split, C: float) -> LogisticRegression:
-    return LogisticRegression(C=C, max_iter=300).fit(data["train"], data["train_y"])
+    return LogisticRegression(C=C, max_iter=2000).fit(data["train"], data["train_y"])
 
 
 @step

@@ -29,12 +29,21 @@ class Costs:
     rows: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)  #: step -> (node, seconds, bytes)
     fitted: dict[int, tuple[int, _Fit]] = field(default_factory=dict)  #: step -> (samples it was made of, fit)
     total: tuple[int, float, float] = (0, 0.0, 0.0)  #: tasks, seconds, bytes
+    sums: dict[int, tuple[int, float, float]] = field(default_factory=dict)  #: of each step
 
     def add(self, node: int, seconds: float, size_bytes: float) -> None:
         rows = self.rows.setdefault(self.graph.nodes[node].step, [])
         rows.append((node, max(seconds, LEAST_S), max(size_bytes, LEAST_BYTES)))
+        step = self.graph.nodes[node].step
         n, s, b = self.total
         self.total = (n + 1, s + seconds, b + size_bytes)
+        n, s, b = self.sums.get(step, (0, 0.0, 0.0))
+        self.sums[step] = (n + 1, s + seconds, b + size_bytes)
+
+    def mean(self, step: int) -> tuple[float, float]:
+        """(seconds, bytes) of a step's tasks so far on average; zeros before the first."""
+        n, s, b = self.sums.get(step, (0, 0.0, 0.0))
+        return (s / n, b / n) if n else (0.0, 0.0)
 
     def worth(self, node: int) -> tuple[float, float]:
         """(seconds, bytes) expected of a task. O(options), and now and then a fit of its step."""

@@ -27,11 +27,12 @@ from enum import IntEnum
 from typing import Any, Literal, TypeAlias
 
 from partita.dataflow.flow import FlowError
-from partita.dataflow.graph import FlowGraph, Node, Slot
+from partita.dataflow.graph import Choice, FlowGraph, Node, Slot
 from partita.dataflow.keys import Memo, Ref, key_of
-from partita.dataflow.plan.judge import judge
+from partita.dataflow.plan.judge import Leaders, Verdict, judge
 from partita.dataflow.plan.keep import Holding, cheapest, recompute_s
 from partita.dataflow.plan.order import depth_first
+from partita.dataflow.select import Halving
 
 View: TypeAlias = "int | list[View]"  #: what a node stands for: a call, or a list of them
 Worth: TypeAlias = Callable[[int], tuple[float, float]]  #: node -> (seconds, bytes) expected
@@ -87,14 +88,18 @@ class Failure:
 
 @dataclass
 class Judged:
-    """What is known of one choose."""
+    """What is known of one choose, and what it still reads."""
 
+    value_edges: set[int]  #: candidates that may still be kept
+    score_edges: set[int]  #: candidates whose score it may still read
     scores: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     kept: tuple[int, ...] | None = None
     contradiction: str = ""
     asked: bool = False
+    leaders: Leaders | None = None  #: of a choose that scores all
+    outstanding: set[int] = field(default_factory=set)  #: candidates whose score was asked for and has not come
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,11 @@ class Course:
         self.borrowed: set[int] = set()  #: calls whose number was known from another one
         self.twin: dict[int, int] = {}  #: a call that turned out to be another one
         self.twins: dict[int, list[int]] = {}
-        self.judged = {k: Judged() for k, node in enumerate(self.graph.nodes) if node.choice}
+        self.judged = {
+            k: Judged(set(range(len(n.choice.candidates))), set(range(len(n.choice.candidates))), leaders=Leaders(n.choice) if Leaders.serve(n.choice) else None)
+            for k, n in enumerate(self.graph.nodes)
+            if n.choice
+        }
         self.roles: list[list[tuple[int, int, bool]]] = [[] for _ in range(n)]  #: (choose, candidate, whether as its score)
         for k in self.judged:
             for i, c in enumerate(self._choice(k).candidates):
@@ -388,7 +397,7 @@ class Course:
         inputs = tuple(self.view(n) for n in found.needs) if kind == "compute" else ()
         for n in flat(inputs):
             self.pins[n] += 1
-        self.promised[node] = self.worth(node)[1]
+        self.promised[node] = 0.0 if math.isinf(self.limits.memory_bytes) else self.worth(node)[1]
         self.underway_bytes += self.promised[node]
         self._wake(node)
         for twin in self.twins.get(node, ()):
@@ -453,10 +462,8 @@ class Course:
             return []
         if found.choice is None:
             return list(found.needs)
-        j = self.judged[node]
-        values = [c.value for i, c in enumerate(found.choice.candidates) if i not in j.lost and i not in j.failed and (j.kept is None or i in j.kept)]  # fmt: skip
-        scores = [c.score for i, c in enumerate(found.choice.candidates) if not (i in j.scores or i in j.lost or i in j.failed)]
-        return values + (scores if j.kept is None else [])
+        j, candidates = self.judged[node], found.choice.candidates
+        return [candidates[i].value for i in j.value_edges] + [candidates[i].score for i in j.score_edges]
 
     def _hold_needs(self, node: int) -> None:
         """Become a reader of what it needs again; for calls whose result was let go of."""
@@ -487,18 +494,43 @@ class Course:
 
     def _score(self, choose: int, i: int, value: float | None) -> None:
         j = self.judged[choose]
-        if i in j.scores or i in j.failed or self.state[choose] == State.OUT:
+        if i in j.scores or i in j.failed or self.state[choose] in (State.OUT, State.FAILED):
             return
-        score = self._choice(choose).candidates[i].score
         if value is None or math.isnan(value):
-            j.failed[i] = f"its score is {'no number' if value is None else 'not a number (nan)'}"
-            if i not in j.lost:
-                self._let_go(self._choice(choose).candidates[i].value)
+            self._fail_candidate(choose, i, f"its score is {'no number' if value is None else 'not a number (nan)'}")
+            return
+        j.scores[i] = value
+        j.outstanding.discard(i)
+        out = j.leaders.add(i, value) if j.leaders is not None else None
+        if out is not None:
+            self._lose(choose, *out)
+        self._look_at(choose)
+        self._let_go_of(choose, i, j.score_edges)
+
+    def _look_at(self, choose: int) -> None:
+        """Have a choose judged, where something can follow: halving waits for all that it has asked for."""
+        j, select = self.judged[choose], self._choice(choose).select
+        if j.leaders is not None:
+            waits = j.asked and j.leaders.open > 0
         else:
-            j.scores[i] = value
-        self.unjudged.append(choose)
-        if i not in j.lost:
-            self._let_go(score)
+            waits = isinstance(select, Halving) and not select.asynchronous and bool(j.outstanding)
+        if not waits:
+            self.unjudged.append(choose)
+
+    def _lose(self, choose: int, i: int, why: str) -> None:
+        """A candidate cannot be kept any more: its data, and what only it needs, go."""
+        j = self.judged[choose]
+        j.lost[i] = why
+        j.outstanding.discard(i)
+        self._let_go_of(choose, i, j.value_edges)
+        self._let_go_of(choose, i, j.score_edges)
+
+    def _let_go_of(self, choose: int, i: int, edges: set[int]) -> None:
+        """A choose reads a candidate, or its score, no longer."""
+        if i in edges:
+            edges.remove(i)
+            candidate, j = self._choice(choose).candidates[i], self.judged[choose]
+            self._let_go(candidate.value if edges is j.value_edges else candidate.score)
 
     def _judge_all(self) -> None:
         """Judge every choose about which something new is known, until nothing follows from it any more."""
@@ -511,20 +543,18 @@ class Course:
 
     def _judge(self, choose: int) -> None:
         choice, j = self._choice(choose), self.judged[choose]
-        verdict = judge(choice, j.scores, j.failed, self.limits.ahead)
+        if j.leaders is not None:
+            wanted = range(len(choice.candidates)) if not j.outstanding else ()
+            verdict = Verdict(tuple(i for i in wanted if i not in j.scores and i not in j.failed), kept=j.leaders.kept())
+        else:
+            verdict = judge(choice, j.scores, j.failed, self.limits.ahead)
         j.contradiction = j.contradiction or verdict.contradiction
         for i, why in verdict.lost.items():
-            if i not in j.lost and i not in j.failed:
-                j.lost[i] = why
-                if i not in j.scores:
-                    self._let_go(choice.candidates[i].score)
-                self._let_go(choice.candidates[i].value)
-            else:
-                j.lost[i] = why
+            self._lose(choose, i, why)
         if verdict.kept is None:
+            j.outstanding.update(verdict.wanted)
             for i in verdict.wanted:
                 self._demand(choice.candidates[i].score)
-                self._settle_known(choose, i)
             return
         if not verdict.kept:
             told = next(iter(j.failed.values()), f"no score is {choice.select}")
@@ -532,20 +562,10 @@ class Course:
             return
         j.kept = verdict.kept
         for i in verdict.kept:
-            if i not in j.scores and i not in j.failed:  # kept without a score
-                self._let_go(choice.candidates[i].score)
+            self._let_go_of(choose, i, j.score_edges)  # kept without a score
         for w in self._winners(choose):
             self._demand_view(w)
         self._wake(choose)
-
-    def _settle_known(self, choose: int, i: int) -> None:
-        """A score that was there before it was asked for."""
-        score = self._real(self._choice(choose).candidates[i].score)
-        event = self.ran[score]
-        if self.state[score] == State.HELD and event is not None:
-            self._score(choose, i, event.value)
-        elif self.state[score] == State.FAILED:
-            self._fail_candidate(choose, i, self.reason.get(score, "failed"))
 
     def _fail(self, node: int, reason: str) -> None:
         """A node is lost, and with it all calls that need it; a choose loses a candidate."""
@@ -574,20 +594,21 @@ class Course:
                     waiting.append((consumer, why))
 
     def _fail_candidate(self, choose: int, i: int, why: str) -> None:
-        j, c = self.judged[choose], self._choice(choose).candidates[i]
+        j = self.judged[choose]
         if i in j.failed or self.state[choose] in (State.OUT, State.FAILED):
             return
-        if i not in j.lost:
-            if j.kept is None or i in j.kept:
-                self._let_go(c.value)
-            if i not in j.scores and j.kept is None:
-                self._let_go(c.score)
+        if i not in j.scores and j.leaders is not None:
+            j.leaders.open -= 1
         j.failed[i] = why
+        j.outstanding.discard(i)
+        self._let_go_of(choose, i, j.value_edges)
+        self._let_go_of(choose, i, j.score_edges)
         if j.kept is not None and i in j.kept:
             self._fail(choose, why)
         elif j.kept is None:
-            j.scores.pop(i, None)
-            self.unjudged.append(choose)
+            if j.scores.pop(i, None) is not None and j.leaders is not None:  # it led, and its result is lost after all
+                j.leaders.remove(i)
+            self._look_at(choose)
 
     # ---- keys and twins ---------------------------------------------------------------------------------------------------
 
@@ -699,7 +720,7 @@ class Course:
 
     # ---- short ------------------------------------------------------------------------------------------------------------
 
-    def _choice(self, node: int) -> Any:
+    def _choice(self, node: int) -> Choice:
         choice = self.graph.nodes[node].choice
         if choice is None:
             raise FlowError(f"node {node} is no choose")

@@ -22,6 +22,50 @@ from partita.dataflow.select import Best, First, Halving, Threshold
 NOBODY: Mapping[int, str] = {}
 
 
+@dataclass
+class Leaders:
+    """What `judge` says of a `Best` or a `Threshold` that scores all candidates, told one score at a time: O(log count) each."""
+
+    choice: Choice
+    open: int = field(init=False)  #: candidates that are neither scored nor failed
+    heap: list[tuple[float, int]] = field(default_factory=list)  #: (signed score, - number): the worst leader first
+
+    def __post_init__(self) -> None:
+        self.open = len(self.choice.candidates)
+
+    @staticmethod
+    def serve(choice: Choice) -> bool:
+        """Whether it is such a choice."""
+        return choice.shape is None and isinstance(choice.select, Best | Threshold)
+
+    def add(self, i: int, score: float) -> tuple[int, str] | None:
+        """A score; returns who has lost by it, and why."""
+        self.open -= 1
+        select = self.choice.select
+        if isinstance(select, Threshold):
+            if (score >= select.at) if select.above else (score <= select.at):
+                heapq.heappush(self.heap, (score if select.above else -score, -i))
+                return None
+            return i, f"{score:g} is not {select}"
+        assert isinstance(select, Best)
+        heapq.heappush(self.heap, (score if select.largest else -score, -i))
+        if len(self.heap) <= select.count:
+            return None
+        signed, minus = heapq.heappop(self.heap)
+        bar = self.heap[0][0]
+        told, best = (signed, bar) if select.largest else (-signed, -bar)
+        return -minus, f"{told:g}; {best:g} is better" if signed != bar else f"{told:g}, as an option before it"
+
+    def remove(self, i: int) -> None:
+        """A leader whose result is lost."""
+        self.heap = [row for row in self.heap if row[1] != -i]
+        heapq.heapify(self.heap)
+
+    def kept(self) -> tuple[int, ...] | None:
+        """The decision, once nothing is open."""
+        return None if self.open else tuple(-minus for _, minus in sorted(self.heap, reverse=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Candidates by their number in the choice."""

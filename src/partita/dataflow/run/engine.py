@@ -29,6 +29,7 @@ LEAST_WINDOW, MOST_WINDOW = 3, 400  #: tasks a worker
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
+BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
 
 
 class Engine(Protocol):
@@ -145,8 +146,12 @@ class _Run:
         node = self.graph.nodes[job.node]
         step = self.graph.steps[node.step]
         keep = step.cache and not self._changes(job.node)
-        told = Told(job.node, job.turn, node.step, job.kind, job.key, node.arguments, keep, self._look_again(job))
-        return told, job.inputs, job.place
+        told = Told(job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job))
+        return Order(told, job.inputs, job.place, self._brief(node.step))
+
+    def _brief(self, step: int) -> bool:
+        seconds, size = self.costs.mean(step)
+        return 0.0 < seconds < BRIEF_S and size < BRIEF_BYTES
 
     def _look_again(self, job: Job) -> bool:
         """Whether to run a task twice: once a step, where it is known to be short against the time spent so far."""

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from partita.dataflow.plan.course import View, flat
-from partita.dataflow.run.task import Report, Shelf, Told, execute
+from partita.dataflow.run.task import Report, Told, execute
+from partita.dataflow.store import Store
 
-Order = tuple[Told, tuple[View, ...], int]  #: what to run, on which inputs, and its place in the order
+
+class Order(NamedTuple):
+    """A task for an engine."""
+
+    told: Told
+    inputs: tuple[View, ...]  #: for each need
+    place: int  #: in the order
+    brief: bool = False  #: so short and small that it travels with others
 
 
 @dataclass
@@ -18,10 +26,11 @@ class InProcess:
     """An engine with one worker: this process."""
 
     functions: Sequence[Callable[..., Any]]
-    shelf: Shelf | None = None
+    store: Store | None = None
     workers: int = 1
     results: dict[int, Any] = field(default_factory=dict)
     waiting: deque[Order] = field(default_factory=deque)
+    gone: set[tuple[int, int]] = field(default_factory=set)  #: what is not to be begun
 
     def submit(self, orders: Sequence[Order]) -> None:
         self.waiting += orders
@@ -30,16 +39,16 @@ class InProcess:
         """Forget results, and tasks that have not begun."""
         for node, _ in gone:
             self.results.pop(node, None)
-        left = set(gone)
-        if any((o[0].node, o[0].turn) in left for o in self.waiting):
-            self.waiting = deque(o for o in self.waiting if (o[0].node, o[0].turn) not in left)
+        self.gone |= set(gone)
 
     def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
         """The report of the next task, which runs now."""
+        while self.waiting and (self.waiting[0].told.node, self.waiting[0].told.turn) in self.gone:
+            self.waiting.popleft()
         if not self.waiting:
             return []
-        told, inputs, _ = self.waiting.popleft()
-        result, report = execute(told, self.functions[told.step], [self._seen(v) for v in inputs], self.shelf)
+        told, inputs, *_ = self.waiting.popleft()
+        result, report = execute(told, self.functions[told.step], [self._seen(v) for v in inputs], self.store)
         if report.state == "done":
             self.results[told.node] = result
         return [(report, "here")]

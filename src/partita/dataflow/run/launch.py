@@ -18,7 +18,7 @@ from partita.dataflow.flow import FlowError
 from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.run.engine import Engine, Outcome, Progress, Settings, run
 from partita.dataflow.run.in_process import InProcess
-from partita.dataflow.run.task import Shelf
+from partita.dataflow.store import Store
 from partita.errors import BadInput, MissingDependency
 
 MOST_WORKERS = 512
@@ -29,7 +29,7 @@ def run_flow(
     *,
     workers: int | None = None,
     scheduler: str | None = None,
-    store: Shelf | None = None,
+    store: Store | None = None,
     memory_bytes: float = math.inf,
     stop_on_error: bool = False,
     check: bool = True,
@@ -69,7 +69,7 @@ def _count(workers: int | None) -> int:
 
 def _dask(
     stack: contextlib.ExitStack, functions: Sequence[Callable[..., Any]], workers: int, scheduler: str | None,
-    store: Shelf | None, dashboard: str | None, modules: Sequence[ModuleType], paths: Sequence[str | Path],
+    store: Store | None, dashboard: str | None, modules: Sequence[ModuleType], paths: Sequence[str | Path],
 ) -> Engine:  # fmt: skip
     try:
         from partita.dataflow.run.on_dask import OnDask, cluster

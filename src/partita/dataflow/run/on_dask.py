@@ -28,12 +28,14 @@ from distributed import Client, LocalCluster
 
 from partita.dataflow.plan.course import View
 from partita.dataflow.run.in_process import Order, needed
-from partita.dataflow.run.task import Report, Shelf
-from partita.dataflow.run.worker import Functions, run_task
+from partita.dataflow.run.task import Report
+from partita.dataflow.run.worker import Functions, Member, Missing, run_clump
+from partita.dataflow.store import Store
 from partita.errors import BadInput, PartitaError
 
 CONNECT_S = 10.0
 LOOK_S = 1.0  #: how often futures are looked at for what nobody reported: a task whose worker died too often
+MOST_CLUMP = 20  #: tasks
 DEATHS = 10  #: of workers under one task before the task is given up
 _OURS = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False, "distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False, "distributed.scheduler.allowed-failures": DEATHS, "distributed.comm.timeouts.connect": "10s"}  # fmt: skip
 
@@ -57,6 +59,24 @@ def cluster(workers: int, dashboard: str | None = None) -> Iterator[str]:
             made.close(timeout=10)
 
 
+class _Task(Task):  # type: ignore[misc]
+    """A task whose token is its key: it is never used twice, and Dask would digest all that it holds for one."""
+
+    __slots__ = ()
+
+    def __dask_tokenize__(self) -> str:
+        return str(self.key)
+
+
+@dataclass(eq=False)
+class _Clump:
+    """A task of Dask's: one of ours, or several brief ones."""
+
+    key: str
+    wanted: set[tuple[int, int]]  #: (node, turn) of those whose result is still needed
+    future: Any = None
+
+
 @dataclass
 class OnDask:
     """An engine on a Dask scheduler."""
@@ -64,8 +84,9 @@ class OnDask:
     client: Client
     name: str  #: of this run: its topic and its keys
     workers: int
-    futures: dict[int, Any] = field(default_factory=dict)  #: node -> future of its latest turn
+    clump_of: dict[int, tuple[_Clump, int]] = field(default_factory=dict)  #: node -> its latest clump, and its place there
     turns: dict[int, int] = field(default_factory=dict)
+    clumps: int = 0
     underway: dict[int, int] = field(default_factory=dict)  #: node -> turn of those without a report
     suspects: set[tuple[int, int]] = field(default_factory=set)
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
@@ -74,7 +95,7 @@ class OnDask:
     @staticmethod
     def connect(
         address: str, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType] = (), paths: Sequence[str] = (),
-        shelf: Shelf | None = None,
+        store: Store | None = None,
     ) -> OnDask:  # fmt: skip
         """Raises BadInput where no scheduler answers, or it has no workers."""
         try:
@@ -82,7 +103,7 @@ class OnDask:
         except (OSError, ValueError, TimeoutError) as error:
             raise BadInput(f"no Dask scheduler answers at {address}", hint="start one: dask scheduler; dask worker ADDRESS") from error  # fmt: skip
         try:
-            return OnDask._ready(client, functions, modules, paths, shelf)
+            return OnDask._ready(client, functions, modules, paths, store)
         except BaseException:
             client.close(timeout=2)
             raise
@@ -90,7 +111,7 @@ class OnDask:
     @staticmethod
     def _ready(
         client: Client, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType], paths: Sequence[str],
-        shelf: Shelf | None,
+        store: Store | None,
     ) -> OnDask:  # fmt: skip
         threads = sum(w["nthreads"] for w in client.scheduler_info(n_workers=-1)["workers"].values())
         if not threads:
@@ -105,39 +126,51 @@ class OnDask:
         finally:
             for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
-        client.register_plugin(Functions(name, packed, tuple(paths), shelf), name=name)
+        client.register_plugin(Functions(name, packed, tuple(paths), store), name=name)
         engine = OnDask(client, name, threads)
         client.subscribe_topic(name, lambda event: engine.events.put(event[1]))
         return engine
 
     def submit(self, orders: Sequence[Order]) -> None:
-        """One bundle: tasks may read what others of it, or earlier ones, give."""
+        """One bundle for the scheduler: tasks may read what others of it, or earlier ones, give.
+
+        Brief tasks that follow each other become one task of Dask's, a clump: running each for itself would take the
+        scheduler longer than the task.
+        """
         if not orders:
             return
-        bundle: dict[str, Any] = {}
-        for told, _, _ in orders:
-            self.turns[told.node] = told.turn
-        for told, views, _ in orders:
-            nodes = needed(views)
-            at = {n: k for k, n in enumerate(nodes)}
-            key = self._key(told.node)
-            bundle[key] = Task(key, run_task, self.name, told, tuple(_placed(v, at) for v in views), *[TaskRef(self._key(n)) for n in nodes])  # fmt: skip
-        futures = self.client.get(bundle, list(bundle), sync=False, priority=-min(place for *_, place in orders))
-        for (told, _, _), future in zip(orders, futures, strict=True):
-            self.futures[told.node] = future
-            self.underway[told.node] = told.turn
+        made = [self._clump(group) for group in _grouped(orders, self.workers)]
+        bundle = {c.key: task for c, task in made}
+        futures = self.client.get(bundle, list(bundle), sync=False, priority=-min(o.place for o in orders))
+        for (clump, _), future in zip(made, futures, strict=True):
+            clump.future = future
 
-    def _key(self, node: int) -> str:
-        return f"{self.name}-{node}-{self.turns[node]}"
+    def _clump(self, orders: Sequence[Order]) -> tuple[_Clump, Task]:
+        own = {o.told.node: k for k, o in enumerate(orders)}
+        outside = [n for n in dict.fromkeys(n for o in orders for n in needed(o.inputs)) if n not in own]
+        read = [self.clump_of[n] for n in outside]
+        clumps = list({c.key: c for c, _ in read}.values())
+        at = {c.key: k for k, c in enumerate(clumps)}
+        number = {n: k for k, n in enumerate(outside)} | {n: -1 - k for n, k in own.items()}
+        members = tuple(Member(o.told, tuple(_placed(v, number) for v in o.inputs)) for o in orders)
+        self.clumps += 1
+        clump = _Clump(f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}", {(o.told.node, o.told.turn) for o in orders})
+        for o in orders:
+            self.clump_of[o.told.node] = (clump, own[o.told.node])
+            self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
+        sources = tuple((at[c.key], k) for c, k in read)
+        return clump, _Task(clump.key, run_clump, self.name, members, sources, *[TaskRef(c.key) for c in clumps])
 
     def release(self, gone: Sequence[tuple[int, int]]) -> None:
         """Results and tasks that nobody needs: the scheduler forgets them, and does not begin what has not begun."""
         for node, turn in gone:
-            if self.turns.get(node) == turn:
-                future = self.futures.pop(node, None)
+            if self.turns.get(node) == turn and node in self.clump_of:
+                clump, _ = self.clump_of.pop(node)
                 self.underway.pop(node, None)
-                if future is not None:
-                    future.release()
+                clump.wanted.discard((node, turn))
+                if not clump.wanted and clump.future is not None:
+                    clump.future.release()
+                    clump.future = None
 
     def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
         """The reports that have come; waits for the first."""
@@ -159,14 +192,14 @@ class OnDask:
         """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
         if self.client.status not in ("running", "connecting"):
             raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
-        bad = {(n, t) for n, t in self.underway.items() if n in self.futures and self.futures[n].status in ("error", "cancelled", "lost")}  # fmt: skip
+        futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
+        bad = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ("error", "cancelled", "lost")}
         sure, self.suspects = bad & self.suspects, bad
         now = time.time()
         found: list[tuple[Report, str]] = []
         for node, turn in sure:
-            future = self.futures[node]
-            if future.status == "error":
-                why = " ".join(str(future.exception(timeout=5)).split())[:300]
+            if futures[node].status == "error":
+                why = " ".join(str(futures[node].exception(timeout=5)).split())[:300]
                 found.append((Report(node, turn, "failed", now, now, reason=why), ""))
             else:
                 found.append((Report(node, turn, "lost", now, now, reason="the scheduler forgot it"), ""))
@@ -174,8 +207,13 @@ class OnDask:
         return found
 
     def fetch(self, nodes: Sequence[int]) -> list[Any]:
-        """Results, brought here."""
-        return list(self.client.gather([self.futures[n] for n in nodes]))
+        """Results, brought here. Raises PartitaError where one is lost."""
+        clumps = {self.clump_of[n][0].key: self.clump_of[n][0].future for n in nodes}
+        brought = dict(zip(clumps, self.client.gather(list(clumps.values())), strict=True))
+        found = [brought[self.clump_of[n][0].key][self.clump_of[n][1]] for n in nodes]
+        if any(isinstance(x, Missing) for x in found):
+            raise PartitaError("a result was lost on its way", hint="finished results are kept: partita flow resume")
+        return found
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -183,6 +221,18 @@ class OnDask:
             self.client.unregister_worker_plugin(self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
+
+
+def _grouped(orders: Sequence[Order], workers: int) -> list[list[Order]]:
+    """Neighbours that are brief together, so that each worker gets two clumps or more; the others for themselves."""
+    most = min(MOST_CLUMP, max(1, len(orders) // (2 * workers)))
+    groups: list[list[Order]] = []
+    for o in orders:
+        if o.brief and groups and groups[-1][0].brief and len(groups[-1]) < most:
+            groups[-1].append(o)
+        else:
+            groups.append([o])
+    return groups
 
 
 def _placed(view: View, at: dict[int, int]) -> View:

@@ -10,29 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from functools import lru_cache
+from inspect import Parameter, Signature, signature
+from typing import Any, Literal
 
 import numpy as np
 
 from partita.dataflow.graph import Slot
 from partita.dataflow.keys import content_of
+from partita.dataflow.store import Put, Store
 from partita.errors import JobError, PartitaError, place_of, sentence_of
 
 WRITE_BYTES_PER_S = 200e6
 WRITE_S = 0.004  #: of a file, synchronised
-WORTH_KEEPING = 2.0  #: a result is stored when computing it took so many times what storing takes
-
-
-class Shelf(Protocol):
-    """Where results lie between runs (`store.Store`)."""
-
-    def put(self, key: str, value: object) -> bool:
-        """Whether it is there now."""
-
-    def get(self, key: str) -> Any:
-        """Raises KeyError where it is not, or not whole."""
-
-    def __contains__(self, key: object) -> bool: ...
+WORTH_KEEPING = 1.0  #: a result is stored when computing took so many times what storing takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +35,7 @@ class Told:
     step: int
     kind: Literal["compute", "load"]
     key: str
+    label: str  #: of the step
     arguments: tuple[tuple[str, Any], ...]  #: with a `Slot` for each input
     keep: bool  #: whether the result may be stored
     twice: bool  #: whether to run it twice
@@ -65,11 +57,11 @@ class Report:
     reason: str = ""
 
 
-def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], shelf: Shelf | None) -> tuple[Any, Report]:
+def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None) -> tuple[Any, Report]:
     """(result, report) of a task; the result of one that failed is None."""
     started = time.time()
     if told.kind == "load":
-        return _loaded(told, started, shelf)
+        return _loaded(told, started, store)
     arguments = {name: _filled(a, inputs) for name, a in told.arguments}
     try:
         before = _content(list(inputs)) if told.twice else None
@@ -77,7 +69,7 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], she
         took = time.time() - started
         same = _again(function, arguments, result, inputs, before) if told.twice else None
         ended = started + took if told.twice else time.time()
-        stored = _stored(told, shelf, result, took) if told.keep and same is not False else False
+        stored = _stored(told, store, result, took) if told.keep and same is not False else False
         value = _number(result)
         return result, Report(told.node, told.turn, "done", started, ended, size_of(result), value, same, stored)
     except Exception as error:
@@ -85,23 +77,19 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], she
         return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
 
 
-def _loaded(told: Told, started: float, shelf: Shelf | None) -> tuple[Any, Report]:
-    try:
-        if shelf is None:
-            raise KeyError(told.key)
-        result = shelf.get(told.key)
-    except (KeyError, PartitaError, OSError) as error:
-        return None, Report(told.node, told.turn, "lost", started, time.time(), reason=sentence_of(error))
-    return result, Report(told.node, told.turn, "done", started, time.time(), size_of(result), _number(result), None, True)
+def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Report]:
+    found = store.get(told.key) if store is not None else None
+    if found is None:
+        return None, Report(told.node, told.turn, "lost", started, time.time(), reason="the store has it no longer")
+    size, number = size_of(found.value), _number(found.value)
+    return found.value, Report(told.node, told.turn, "done", started, time.time(), size, number, None, True)
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """By position where the function wants that, by name otherwise."""
-    from inspect import Parameter, signature
-
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    parameters = signature(function).parameters
+    parameters = _signature(function).parameters
     for name, value in arguments.items():
         kind = parameters[name].kind
         if kind is Parameter.VAR_POSITIONAL:
@@ -113,6 +101,11 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         else:
             kwargs[name] = value
     return function(*args, **kwargs)
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> Signature:
+    return signature(function)
 
 
 def _filled(argument: Any, inputs: Sequence[Any]) -> Any:
@@ -142,14 +135,11 @@ def _content(value: Any) -> str | None:
         return None
 
 
-def _stored(told: Told, shelf: Shelf | None, result: Any, took_s: float) -> bool:
+def _stored(told: Told, store: Store | None, result: Any, took_s: float) -> bool:
     """Keep what would cost more to compute again than to write."""
-    if shelf is None or took_s < WORTH_KEEPING * (WRITE_S + size_of(result) / WRITE_BYTES_PER_S):
+    if store is None or took_s < WORTH_KEEPING * (WRITE_S + size_of(result) / WRITE_BYTES_PER_S):
         return False
-    try:
-        return bool(shelf.put(told.key, result))
-    except (PartitaError, OSError):
-        return False  # the run says so: nothing was stored
+    return isinstance(store.put(told.key, result, took_s), Put)
 
 
 def _number(result: Any) -> float | None:

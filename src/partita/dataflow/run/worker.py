@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -12,14 +13,22 @@ import cloudpickle
 from distributed import Worker, WorkerPlugin, get_worker
 
 from partita.dataflow.plan.course import View
-from partita.dataflow.run.task import Report, Shelf, Told, execute
-from partita.errors import PartitaError
+from partita.dataflow.run.task import Report, Told, execute
+from partita.dataflow.store import Store
 
 FLUSH_S = 0.004  #: reports are sent together, at most so late
 
 
-class TaskFailed(PartitaError):
-    """A task of a flow raised; what, its report has said."""
+class Missing:
+    """Stands for the result of a task that failed, or could not be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A task of a clump; its inputs are numbers: k of the clump's sources, -1 - k the k-th member before it."""
+
+    told: Told
+    inputs: tuple[View, ...]
 
 
 @dataclass
@@ -29,7 +38,7 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     name: str
     packed: bytes  #: of the functions, by value where they are the user's own
     paths: tuple[str, ...]  #: where the flow's own modules lie
-    shelf: Shelf | None
+    store: Store | None
     functions: Sequence[Callable[..., Any]] = field(default=(), init=False)
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
@@ -52,15 +61,32 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
                 self.worker.log_event(self.name, {"worker": str(self.worker.name), "reports": reports})
 
 
-def run_task(name: str, told: Told, shape: tuple[View, ...], *inputs: Any) -> Any:
-    """One task on a Dask worker; `shape` says which inputs stand where. Raises TaskFailed where the task raised."""
+def run_clump(name: str, members: tuple[Member, ...], sources: tuple[tuple[int, int], ...], *clumps: list[Any]) -> list[Any]:
+    """The results of a few tasks, one after another; `sources` say which result of which other clump each input is.
+
+    Never raises for a task's fault: its report has said it, and what reads it is told that it is missing.
+    """
     plugin: Functions = get_worker().plugins[name]
-    result, report = execute(told, plugin.functions[told.step], [_shaped(v, inputs) for v in shape], plugin.shelf)
-    plugin.report(report)
-    if report.state != "done":
-        raise TaskFailed(report.reason)
-    return result
+    given = [clumps[c][k] for c, k in sources]
+    results: list[Any] = []
+    for member in members:
+        inputs = [_shaped(v, given, results) for v in member.inputs]
+        told = member.told
+        if any(_lacks(i) for i in inputs):
+            now = time.time()
+            result, report = None, Report(told.node, told.turn, "lost", now, now, reason="what it needs is lost")
+        else:
+            result, report = execute(told, plugin.functions[told.step], inputs, plugin.store)
+        results.append(result if report.state == "done" else Missing())
+        plugin.report(report)
+    return results
 
 
-def _shaped(view: View, inputs: Sequence[Any]) -> Any:
-    return inputs[view] if isinstance(view, int) else [_shaped(v, inputs) for v in view]
+def _shaped(view: View, given: Sequence[Any], own: Sequence[Any]) -> Any:
+    if isinstance(view, int):
+        return given[view] if view >= 0 else own[-1 - view]
+    return [_shaped(v, given, own) for v in view]
+
+
+def _lacks(value: Any) -> bool:
+    return isinstance(value, Missing) or (type(value) is list and any(isinstance(x, Missing) for x in value))
