@@ -1,11 +1,12 @@
 """The exploration of flow.py: three nested levels over images or rows, as plain functions and as a flow.
 
-load -> prepare (3 ways) -> features (4 ways) -> model (3 kinds x 4 strengths) -> accuracy: 144 configurations
+    load -> prepare (3 ways) -> features (4 kernels) -> moments -> model (3 kinds x 4 strengths) -> accuracy: 144 configurations
 """
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -13,21 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import ndimage
 from sklearn.datasets import load_digits, load_svmlight_file
-from sklearn.decomposition import PCA
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import RidgeClassifier
-from sklearn.naive_bayes import GaussianNB
 
 from partita.dataflow import choose, explore, largest, step
 from partita.errors import BadInput
 from partita.files import read_bytes
 
 SETS = ("digits", "mnist", "cifar10", "a9a")
-PREPARED = ("plain", "widened", "sharpened")
-FEATURES = ("raw", "pca", "nystroem", "products")
-STRENGTHS = {"ridge": (0.1, 1.0, 10.0, 100.0), "lda": (0.01, 0.1, 0.3, 0.9), "bayes": (1e-6, 1e-4, 1e-2, 1.0)}
+PREPARED = ("turned", "moved", "noisy")
+FEATURES = ("rbf", "polynomial", "laplacian", "sigmoid")
+STRENGTHS = {"ridge": (1e-4, 1e-3, 1e-2, 1e-1), "lda": (0.01, 0.1, 0.3, 0.9), "bayes": (1e-4, 1e-3, 1e-2, 1e-1)}
+COMPONENTS = 400  #: of a kernel
 
 Split = tuple[Any, Any, Any, Any]  #: train X [n, d], train y [n], test X, test y
 
@@ -89,69 +88,102 @@ def _images(path: Path, many: int) -> tuple[Any, Any]:
 
 
 def prepare(data: Split, how: str) -> Split:
-    """`widened`: each training row again with noise and moved by one, four times; `sharpened`: by its neighbours' mean."""
+    """Each training row and four more of its kind: images turned or moved, rows that are no images rolled; or with noise."""
     x, y, test, test_y = data
-    if how == "plain":
-        return data
-    if how == "sharpened":
-        return _sharp(x), y, _sharp(test), test_y
     dice = np.random.default_rng(1)
-    moved = [np.roll(x, shift, axis=1) + 0.05 * dice.standard_normal(x.shape) for shift in (-2, -1, 1, 2)]
-    return np.concatenate([x, *moved]), np.concatenate([y] * 5), test, test_y
+    if how == "noisy":
+        more = [x + 0.1 * dice.standard_normal(x.shape) for _ in range(4)]
+    elif _side(x) is None:
+        more = [np.where(dice.random(x.shape) < share, 0.0, x) for share in ((0.05, 0.1, 0.15, 0.2) if how == "turned" else (0.3, 0.35, 0.4, 0.45))]
+    else:
+        images = x.reshape(len(x), _side(x), _side(x))
+        turned = [ndimage.rotate(images, angle, axes=(1, 2), reshape=False, order=3) for angle in (-16, -8, 8, 16)] if how == "turned" else []
+        moved = [ndimage.shift(images, (0, *by), order=3) for by in ((0.7, 0), (-0.7, 0), (0, 0.7), (0, -0.7))] if how == "moved" else []
+        more = [m.reshape(x.shape) for m in (*turned, *moved)]
+    return np.concatenate([x, *more]), np.concatenate([y] * 5), test, test_y
 
 
-def _sharp(x: Any) -> Any:
-    """Each value against the median of those around it, in windows of 9."""
-    around = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (4, 4)), mode="edge"), 9, axis=1)
-    return x - 0.5 * np.median(around, axis=2)
+def _side(x: Any) -> int | None:
+    """Of square images; None where rows are none."""
+    side = math.isqrt(x.shape[1])
+    return side if side * side == x.shape[1] else None
 
 
 def features(data: Split, how: str) -> Split:
+    """What a kernel makes of the rows (Nystroem's approximation)."""
     x, y, test, test_y = data
-    if how == "raw":
-        return data
-    if how == "products":
-        dice = np.random.default_rng(2)
-        one, two = dice.integers(0, x.shape[1], (2, 400))
-        return np.hstack([x, x[:, one] * x[:, two]]), y, np.hstack([test, test[:, one] * test[:, two]]), test_y
-    made = (
-        PCA(min(40, x.shape[1] - 1), svd_solver="full")
-        if how == "pca"
-        else Nystroem(n_components=300, gamma=0.5 / x.var() / x.shape[1], random_state=0)
-    )
+    gamma = 0.5 / (x.var() * x.shape[1])
+    params = {"rbf": {"gamma": gamma}, "polynomial": {"gamma": gamma, "degree": 3, "coef0": 1.0}, "laplacian": {"gamma": gamma**0.5 / 5}, "sigmoid": {"gamma": gamma / 10}}  # fmt: skip
+    made = Nystroem(kernel=how, n_components=COMPONENTS, random_state=0, **params[how])
     return made.fit_transform(x), y, made.transform(test), test_y
 
 
-def fit(data: Split, kind: str, strength: float) -> Any:
+@dataclass(frozen=True)
+class Moments:
+    """All that the models need to know of the training rows."""
+
+    total: Any  #: covariance of all rows [d, d]
+    within: Any  #: covariance around their classes' means [d, d]
+    mean: Any  #: [d]
+    means: Any  #: of each class [c, d]
+    variances: Any  #: [c, d]
+    shares: Any  #: [c]
+    classes: Any  #: [c]
+
+
+def moments(data: Split) -> Moments:
     x, y, *_ = data
+    classes, of, counts = np.unique(y, return_inverse=True, return_counts=True)
+    means = np.stack([x[of == k].mean(axis=0) for k in range(len(classes))])
+    variances = np.stack([x[of == k].var(axis=0) for k in range(len(classes))])
+    around, inside = x - x.mean(axis=0), x - means[of]
+    return Moments(around.T @ around / len(x), inside.T @ inside / len(x), x.mean(axis=0), means, variances, counts / len(x), classes)
+
+
+def fit(m: Moments, kind: str, strength: float) -> Any:
+    """(kind, numbers) of a ridge regression on the classes, a discriminant analysis with shrinkage, or naive Bayes."""
+    d = len(m.mean)
+    if kind == "bayes":
+        return kind, (m.means, m.variances + strength * m.variances.mean(), np.log(m.shares), m.classes)
     if kind == "ridge":
-        return RidgeClassifier(alpha=strength, solver="cholesky").fit(x, y)
-    if kind == "lda":
-        return LinearDiscriminantAnalysis(solver="lsqr", shrinkage=strength).fit(x, y)
-    return GaussianNB(var_smoothing=strength).fit(x, y)
+        targets = 2 * m.shares[:, None] * (m.means - m.mean)
+        weights = np.linalg.solve(m.total + strength * np.trace(m.total) / d * np.eye(d), targets.T)
+        return kind, (weights, 2 * m.shares - 1 - m.mean @ weights, m.classes)
+    shrunk = (1 - strength) * m.within + strength * np.trace(m.within) / d * np.eye(d)
+    weights = np.linalg.solve(shrunk, m.means.T)
+    return kind, (weights, np.log(m.shares) - 0.5 * (m.means.T * weights).sum(axis=0), m.classes)
 
 
 def accuracy(model: Any, data: Split) -> float:
+    """Of the test rows, the share that is told right."""
+    kind, numbers = model
     *_, test, test_y = data
-    return float(np.mean(model.predict(test) == test_y))
+    if kind == "bayes":
+        means, variances, prior, classes = numbers
+        scores = np.stack([p - 0.5 * (np.log(v) + (test - m) ** 2 / v).sum(axis=1) for m, v, p in zip(means, variances, prior, strict=True)], axis=1)
+    else:
+        weights, offset, classes = numbers
+        scores = test @ weights + offset
+    return float(np.mean(classes[scores.argmax(axis=1)] == test_y))
 
 
 def alone(source: Source, c: Config) -> float:
     """The score of one configuration, from its beginning."""
     data = features(prepare(load(source), c.prepared), c.features)
-    return accuracy(fit(data, c.model, c.strength), data)
+    return accuracy(fit(moments(data), c.model, c.strength), data)
 
 
 # ---- the same as a flow
 
-_load, _prepare, _features, _fit, _accuracy = map(step, (load, prepare, features, fit, accuracy))
+_load, _prepare, _features, _moments, _fit, _accuracy = map(step, (load, prepare, features, moments, fit, accuracy))
 
 
 def flow(source: Source, strengths: dict[str, tuple[float, ...]] | None = None) -> Any:
     """The best model of each kind of features, of those the best features, of those the best preparation."""
     data = _features(_prepare(_load(source), explore("prepared", PREPARED)), explore("features", FEATURES))
+    known = _moments(data)
     models = {
-        k: _fit(data, k, explore(f"strength of {k}", s, ordered=True)) for k, s in (strengths or STRENGTHS).items()
+        k: _fit(known, k, explore(f"strength of {k}", s, ordered=True)) for k, s in (strengths or STRENGTHS).items()
     }
     model = explore("model", models)
     score = _accuracy(model, data)

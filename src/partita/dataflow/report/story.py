@@ -125,9 +125,12 @@ class FlowStory:
         """The choices that no other stands above, each with those below its branches. O(choices x branches)."""
         children: dict[frozenset[tuple[str, str]], list[ChoiceRow]] = defaultdict(list)
         for choice in self.run.choices:
-            children[frozenset(choice.options.items())].append(choice)
+            there = children[frozenset(choice.options.items())]
+            if not any(_alike(choice, other) for other in there):
+                there.append(choice)
+        choices = [c for row in children.values() for c in row]
         placed: set[int] = set()
-        trees = [_tree(c, children, placed, 0) for c in sorted(self.run.choices, key=lambda c: len(c.options)) if id(c) not in placed]  # fmt: skip
+        trees = [_tree(c, children, placed, 0) for c in sorted(choices, key=lambda c: len(c.options)) if id(c) not in placed]  # fmt: skip
         return tuple(trees)
 
     @cached_property
@@ -141,6 +144,11 @@ class FlowStory:
         """Seconds of work that running each configuration for itself would be, about: calls times a task's mean."""
         timed = [t.ended_s - t.started_s for t in self.ran if t.state == "run"]  # type: ignore[operator]
         return None if not timed else sum(timed) / len(timed) * (self.run.tasks_run + self.run.tasks_shared)
+
+
+def _alike(one: ChoiceRow, two: ChoiceRow) -> bool:
+    """Whether two choices compared the same, as where a model and its data are chosen together."""
+    return (one.over, one.select, one.scores) == (two.over, two.select, two.scores)
 
 
 def _step(number: int, label: str, tasks: Sequence[TaskRow]) -> StepRow:
