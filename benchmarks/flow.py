@@ -59,7 +59,7 @@ FORESEEN = Claim("after a tenth of the work the total is foreseen within 15 %", 
 
 
 def source_of(given: Any) -> jobs.Source:
-    return jobs.Source(given.set, given.data or "", given.rows)
+    return jobs.Source(given.set, given.data or "", given.rows, given.components)
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ def by_hand(source: jobs.Source, client: Client) -> dict[jobs.Config, float]:
     load, prepare, features, moments, fit, accuracy = (dask.delayed(f, pure=False) for f in plain)
     data = load(source)
     prepared = {p: prepare(data, p) for p in jobs.PREPARED}
-    made = {(p, f): features(prepared[p], f) for p in jobs.PREPARED for f in jobs.FEATURES}
+    made = {(p, f): features(prepared[p], f, source.components) for p in jobs.PREPARED for f in jobs.FEATURES}
     known = {at: moments(x) for at, x in made.items()}
     each = {}
     for c in jobs.configs():
@@ -105,7 +105,7 @@ def by_hand(source: jobs.Source, client: Client) -> dict[jobs.Config, float]:
 
 def _cached(folder: str, source: jobs.Source, c: jobs.Config) -> float:
     keep = joblib.Memory(folder, verbose=0).cache
-    data = keep(jobs.features)(keep(jobs.prepare)(keep(jobs.load)(source), c.prepared), c.features)
+    data = keep(jobs.features)(keep(jobs.prepare)(keep(jobs.load)(source), c.prepared), c.features, source.components)
     return jobs.accuracy(jobs.fit(keep(jobs.moments)(data), c.model, c.strength), data)
 
 
@@ -515,6 +515,7 @@ def main() -> int:
     options.add_argument("--set", choices=jobs.SETS, default="digits")
     options.add_argument("--data", metavar="DIR", help="holds mnist/train.parquet, cifar10/train.parquet, a9a/a9a")
     options.add_argument("--rows", type=int, default=1300, help="for training; default: 1300")
+    options.add_argument("--components", type=int, default=400, help="of a kernel; default: 400")
     options.add_argument("--rounds", type=int, default=6)
     options.add_argument(
         "--skip", nargs="*", default=[], metavar="ALTERNATIVE", help="of explore, e.g. 'one after another'"

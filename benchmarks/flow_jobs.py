@@ -1,6 +1,6 @@
 """The exploration of flow.py: three nested levels over images or rows, as plain functions and as a flow.
 
-    load -> prepare (3 ways) -> features (4 kernels) -> moments -> model (3 kinds x 4 strengths) -> accuracy: 144 configurations
+load -> prepare (3 ways) -> features (4 kernels) -> moments -> model (3 kinds x 4 strengths) -> accuracy: 144 configurations
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ SETS = ("digits", "mnist", "cifar10", "a9a")
 PREPARED = ("turned", "moved", "noisy")
 FEATURES = ("rbf", "polynomial", "laplacian", "sigmoid")
 STRENGTHS = {"ridge": (1e-4, 1e-3, 1e-2, 1e-1), "lda": (0.01, 0.1, 0.3, 0.9), "bayes": (1e-4, 1e-3, 1e-2, 1e-1)}
-COMPONENTS = 400  #: of a kernel
 
 Split = tuple[Any, Any, Any, Any]  #: train X [n, d], train y [n], test X, test y
 
@@ -38,6 +37,7 @@ class Source:
     name: str
     folder: str = ""  #: that holds mnist/, cifar10/, a9a/
     rows: int = 1300
+    components: int = 400  #: of a kernel
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,22 @@ def prepare(data: Split, how: str) -> Split:
     if how == "noisy":
         more = [x + 0.1 * dice.standard_normal(x.shape) for _ in range(4)]
     elif _side(x) is None:
-        more = [np.where(dice.random(x.shape) < share, 0.0, x) for share in ((0.05, 0.1, 0.15, 0.2) if how == "turned" else (0.3, 0.35, 0.4, 0.45))]
+        more = [
+            np.where(dice.random(x.shape) < share, 0.0, x)
+            for share in ((0.05, 0.1, 0.15, 0.2) if how == "turned" else (0.3, 0.35, 0.4, 0.45))
+        ]
     else:
         images = x.reshape(len(x), _side(x), _side(x))
-        turned = [ndimage.rotate(images, angle, axes=(1, 2), reshape=False, order=3) for angle in (-16, -8, 8, 16)] if how == "turned" else []
-        moved = [ndimage.shift(images, (0, *by), order=3) for by in ((0.7, 0), (-0.7, 0), (0, 0.7), (0, -0.7))] if how == "moved" else []
+        turned = (
+            [ndimage.rotate(images, angle, axes=(1, 2), reshape=False, order=3) for angle in (-16, -8, 8, 16)]
+            if how == "turned"
+            else []
+        )
+        moved = (
+            [ndimage.shift(images, (0, *by), order=3) for by in ((0.7, 0), (-0.7, 0), (0, 0.7), (0, -0.7))]
+            if how == "moved"
+            else []
+        )
         more = [m.reshape(x.shape) for m in (*turned, *moved)]
     return np.concatenate([x, *more]), np.concatenate([y] * 5), test, test_y
 
@@ -109,12 +120,12 @@ def _side(x: Any) -> int | None:
     return side if side * side == x.shape[1] else None
 
 
-def features(data: Split, how: str) -> Split:
+def features(data: Split, how: str, components: int) -> Split:
     """What a kernel makes of the rows (Nystroem's approximation)."""
     x, y, test, test_y = data
     gamma = 0.5 / (x.var() * x.shape[1])
     params = {"rbf": {"gamma": gamma}, "polynomial": {"gamma": gamma, "degree": 3, "coef0": 1.0}, "laplacian": {"gamma": gamma**0.5 / 5}, "sigmoid": {"gamma": gamma / 10}}  # fmt: skip
-    made = Nystroem(kernel=how, n_components=COMPONENTS, random_state=0, **params[how])
+    made = Nystroem(kernel=how, n_components=components, random_state=0, **params[how])
     return made.fit_transform(x), y, made.transform(test), test_y
 
 
@@ -137,7 +148,15 @@ def moments(data: Split) -> Moments:
     means = np.stack([x[of == k].mean(axis=0) for k in range(len(classes))])
     variances = np.stack([x[of == k].var(axis=0) for k in range(len(classes))])
     around, inside = x - x.mean(axis=0), x - means[of]
-    return Moments(around.T @ around / len(x), inside.T @ inside / len(x), x.mean(axis=0), means, variances, counts / len(x), classes)
+    return Moments(
+        around.T @ around / len(x),
+        inside.T @ inside / len(x),
+        x.mean(axis=0),
+        means,
+        variances,
+        counts / len(x),
+        classes,
+    )
 
 
 def fit(m: Moments, kind: str, strength: float) -> Any:
@@ -160,7 +179,13 @@ def accuracy(model: Any, data: Split) -> float:
     *_, test, test_y = data
     if kind == "bayes":
         means, variances, prior, classes = numbers
-        scores = np.stack([p - 0.5 * (np.log(v) + (test - m) ** 2 / v).sum(axis=1) for m, v, p in zip(means, variances, prior, strict=True)], axis=1)
+        scores = np.stack(
+            [
+                p - 0.5 * (np.log(v) + (test - m) ** 2 / v).sum(axis=1)
+                for m, v, p in zip(means, variances, prior, strict=True)
+            ],
+            axis=1,
+        )
     else:
         weights, offset, classes = numbers
         scores = test @ weights + offset
@@ -169,7 +194,7 @@ def accuracy(model: Any, data: Split) -> float:
 
 def alone(source: Source, c: Config) -> float:
     """The score of one configuration, from its beginning."""
-    data = features(prepare(load(source), c.prepared), c.features)
+    data = features(prepare(load(source), c.prepared), c.features, source.components)
     return accuracy(fit(moments(data), c.model, c.strength), data)
 
 
@@ -180,7 +205,9 @@ _load, _prepare, _features, _moments, _fit, _accuracy = map(step, (load, prepare
 
 def flow(source: Source, strengths: dict[str, tuple[float, ...]] | None = None) -> Any:
     """The best model of each kind of features, of those the best features, of those the best preparation."""
-    data = _features(_prepare(_load(source), explore("prepared", PREPARED)), explore("features", FEATURES))
+    data = _features(
+        _prepare(_load(source), explore("prepared", PREPARED)), explore("features", FEATURES), source.components
+    )
     known = _moments(data)
     models = {
         k: _fit(known, k, explore(f"strength of {k}", s, ordered=True)) for k, s in (strengths or STRENGTHS).items()
