@@ -188,7 +188,6 @@ class _Digester:
     @cached_property
     def _kinds(self) -> tuple[tuple[Any, Callable[[Any], bytes]], ...]:
         return (
-            (Ref, lambda v: _sealed("ref", [v.key])),
             (ModuleType, lambda v: _sealed("module", [v.__name__, version_of(v.__name__)])),
             (MethodType, lambda v: _sealed("method", [self(v.__self__), self(v.__func__)])),
             (BuiltinFunctionType, self._builtin),
@@ -377,6 +376,7 @@ _SIMPLE: Mapping[type, Callable[[Any], object]] = {
     float: lambda v: struct.pack("<d", v),
     complex: lambda v: struct.pack("<dd", v.real, v.imag),
     str: lambda v: v,
+    Ref: lambda v: v.key,
     bytes: lambda v: v,
     bytearray: lambda v: v,
     type(Ellipsis): lambda v: b"",
