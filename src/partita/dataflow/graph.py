@@ -109,15 +109,14 @@ class FlowGraph:
 
 def unfold(value: object) -> FlowGraph:
     """The tasks of a flow that returned `value`. Raises FlowError with what cannot be unfolded, and why."""
-    values = value if isinstance(value, list | tuple) else [value]
-    lost = [v for v in values if not isinstance(v, Value)]
-    if lost or not values:
-        raise FlowError(
-            f"the flow returned {lost[0] if lost else value!r}, no value of a step", hint="return what a step or a choose gave"
-        )
+    told = list(value) if isinstance(value, list | tuple) else [value]
+    values = [v for v in told if isinstance(v, Value)]
+    if len(values) < len(told) or not values:
+        lost = next((v for v in told if not isinstance(v, Value)), value)
+        raise FlowError(f"the flow returned {lost!r}, no value of a step", hint="return what a step or a choose gave")
     unfolding = _Unfolding()
     sinks = [(unfolding.labelled(options), node) for v in values for options, node in unfolding.table(v)]
-    configurations, applied = _one_after_another(values, unfolding)
+    configurations, applied = _one_after_another(values, unfolding.names)
     return FlowGraph(
         tuple(unfolding.nodes), tuple(unfolding.steps), tuple(sinks), {n: e.labels for n, e in unfolding.names.items()},
         configurations, applied,
@@ -435,45 +434,41 @@ def _grouped(rows: Sequence[tuple[Options, Any]], over: Sequence[str]) -> list[t
     return list(groups.values())
 
 
-def _one_after_another(values: Sequence[Value], unfolding: _Unfolding) -> tuple[int, int]:
+def _one_after_another(values: Sequence[Value], names: Mapping[str, Explore]) -> tuple[int, int]:
     """(configurations, calls) of running every configuration for itself: one option of every name, nothing shared.
 
-    Names whose options have names of their own count only those of the option taken. A choose or a gather over names is
-    part of what each of its configurations is run for. O(values + options).
+    Names whose options have names of their own count only those of the option taken. O(values x options that are values).
     """
-    plain: dict[int, tuple[frozenset[str], int]] = {}
-
-    def seen(value: Value) -> tuple[frozenset[str], set[int]]:
-        names, calls, done, waiting = set(), set(), set(), [value]
-        while waiting:
-            v = waiting.pop()
-            if id(v) in done:
-                continue
-            done.add(id(v))
-            if isinstance(v, Call):
-                calls.add(id(v))
-            if isinstance(v, Explore):
-                names.add(v.name)
-            waiting += _below(v)
-        return frozenset(names), calls
-
-    total_configurations = total_calls = 0
+    configurations = calls = 0
     for value in values:
-        names, calls = seen(value)
-        private = {}
-        for n in names:
-            e = unfolding.names[n]
-            inner = [seen(o) if isinstance(o, Value) else (frozenset[str](), set[int]()) for o in e.options]
-            private[n] = inner
-        inside = {m for n in names for ns, _ in private[n] for m in ns}
-        configurations, called = 1, float(len(calls))
-        for n in names - inside:
-            ways = [math.prod(len(unfolding.names[m].options) for m in ns) for ns, _ in private[n]]
-            configurations *= sum(ways)
-            own = [len(c) for _, c in private[n]]
-            called -= len({c for _, cs in private[n] for c in cs})
-            called += sum(w * o for w, o in zip(ways, own, strict=True)) / sum(ways)
-        total_configurations += configurations
-        total_calls += round(configurations * called)
-    del plain
-    return total_configurations, total_calls
+        seen, called = _upstream(value)
+        inner = {n: [_upstream(o) if isinstance(o, Value) else (set(), set()) for o in names[n].options] for n in seen}
+        inside = {m for options in inner.values() for found, _ in options for m in found}
+        ways, each = 1, float(len(called))
+        for n in seen - inside:
+            of = [math.prod(len(names[m].options) for m in found) for found, _ in inner[n]]
+            ways *= sum(of)
+            each -= len({c for _, cs in inner[n] for c in cs})
+            each += sum(w * len(cs) for w, (_, cs) in zip(of, inner[n], strict=True)) / sum(of)
+        configurations += ways
+        calls += round(ways * each)
+    return configurations, calls
+
+
+def _upstream(value: Value) -> tuple[set[str], set[int]]:
+    """(names explored, calls) that a value is made of."""
+    names: set[str] = set()
+    calls: set[int] = set()
+    done: set[int] = set()
+    waiting = [value]
+    while waiting:
+        v = waiting.pop()
+        if id(v) in done:
+            continue
+        done.add(id(v))
+        if isinstance(v, Call):
+            calls.add(id(v))
+        if isinstance(v, Explore):
+            names.add(v.name)
+        waiting += _below(v)
+    return names, calls

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     with damaged(FlowError, str(path), hint="run the flow anew: partita flow run"):
         again = argparse.Namespace(
             flow=str(told["flow"]), workers=_whole(told["workers"]), scheduler=_word(told["scheduler"]), memory=_word(told["memory"]),
-            stop_on_error=bool(told["stop_on_error"]), no_check=bool(told["no_check"]), dashboard=None, out=options.folder,
+            stop_on_error=bool(told["stop_on_error"]), no_check=bool(told["no_check"]), dashboard=None, store=str(told["store"]), out=options.folder,
         )  # fmt: skip
     return flow_run.run(again, talk)
 

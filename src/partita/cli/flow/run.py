@@ -11,6 +11,8 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.dataflow.graph import unfold
 from partita.dataflow.load import load_flow
+from partita.dataflow.run.numbers import Numbers
+from partita.dataflow.store import Store
 from partita.errors import BadInput
 from partita.files import dump_json, write_whole
 from partita.page.text import Kind, count, facts, seconds, size, table
@@ -26,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dashboard", metavar="ADDRESS", help="show Dask's dashboard there, e.g. 127.0.0.1:8787; default: nowhere")  # fmt: skip
     parser.add_argument("--stop-on-error", action="store_true", help="end at the first option that raises, instead of losing its branch")  # fmt: skip
     parser.add_argument("--no-check", action="store_true", help="run no task twice to see whether its step gives the same again")  # fmt: skip
+    parser.add_argument("--store", metavar="SIZE", default="10GB", help="what finished results may take on disk, for later runs; 0: keep none; default: 10GB")  # fmt: skip
     parser.add_argument("-o", "--out", metavar="DIR", help=f"where run.json and results go; default: {FOLDER} beside the flow")  # fmt: skip
 
 
@@ -37,11 +40,12 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     loaded = load_flow(options.flow)
     graph = unfold(loaded.value)
     folder = made(Path(options.out) if options.out else loaded.path.parent / FOLDER)
-    told = {"flow": f"{loaded.path}:{loaded.function}", "workers": options.workers, "scheduler": options.scheduler, "memory": options.memory, "stop_on_error": options.stop_on_error, "no_check": options.no_check}  # fmt: skip
+    told = {"flow": f"{loaded.path}:{loaded.function}", "workers": options.workers, "scheduler": options.scheduler, "memory": options.memory, "stop_on_error": options.stop_on_error, "no_check": options.no_check, "store": options.store}  # fmt: skip
     write_whole(folder / "flow.json", dump_json({"format": "partita-flow", "version": 1, **told}))
-    talk.step(f"{graph.tasks} tasks for {graph.configurations} configurations")
+    talk.step(f"{graph.tasks:,} tasks for {graph.configurations:,} configurations")
+    store, numbers = kept(folder, options.store, talk)
     outcome = run_flow(
-        graph, workers=options.workers, scheduler=options.scheduler, memory_bytes=memory, stop_on_error=options.stop_on_error,
+        graph, store=store, numbers=numbers, workers=options.workers, scheduler=options.scheduler, memory_bytes=memory, stop_on_error=options.stop_on_error,
         check=not options.no_check, dashboard=options.dashboard, modules=[loaded.module], paths=[loaded.path.parent],
         progress=talk.progress,
     )  # fmt: skip
@@ -49,6 +53,14 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         talk.say(f"   {note}")
     write_whole(folder / "run.json", dump_json(outcome.record.to_json()))
     return {"flow": options.flow, "out": str(folder), **outcome.record.totals()}
+
+
+def kept(folder: Path, limit: str, talk: Talk) -> tuple[Store | None, Numbers | None]:
+    """Where results lie from run to run: larger ones in the store, scores in a file."""
+    if limit.strip() in ("0", ""):
+        return None, None
+    store = Store.open(folder / "store", int(parse_size(limit)), say=lambda sentence: talk.say(f"   {sentence}"))
+    return store, Numbers.open(folder / "scores.jsonl")
 
 
 def made(folder: Path) -> Path:

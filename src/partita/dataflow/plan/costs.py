@@ -26,15 +26,15 @@ class Costs:
     """Samples of what ran, and what follows for the others."""
 
     graph: FlowGraph
-    rows: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)  #: step -> (node, seconds, bytes)
+    rows: dict[int, list[tuple[Mapping[str, str], float, float]]] = field(default_factory=dict)  #: step -> (options, seconds, bytes)
     fitted: dict[int, tuple[int, _Fit]] = field(default_factory=dict)  #: step -> (samples it was made of, fit)
     total: tuple[int, float, float] = (0, 0.0, 0.0)  #: tasks, seconds, bytes
     sums: dict[int, tuple[int, float, float]] = field(default_factory=dict)  #: of each step
 
-    def add(self, node: int, seconds: float, size_bytes: float) -> None:
-        rows = self.rows.setdefault(self.graph.nodes[node].step, [])
-        rows.append((node, max(seconds, LEAST_S), max(size_bytes, LEAST_BYTES)))
-        step = self.graph.nodes[node].step
+    def add(self, step: int, options: Mapping[str, str], seconds: float, size_bytes: float) -> None:
+        """A task of a step has run, on these options."""
+        rows = self.rows.setdefault(step, [])
+        rows.append((options, max(seconds, LEAST_S), max(size_bytes, LEAST_BYTES)))
         n, s, b = self.total
         self.total = (n + 1, s + seconds, b + size_bytes)
         n, s, b = self.sums.get(step, (0, 0.0, 0.0))
@@ -54,7 +54,7 @@ class Costs:
             return (s / n, b / n) if n else (0.0, 0.0)
         count, fit = self.fitted.get(step, (0, None))
         if fit is None or len(rows) > 1.25 * count:
-            fit = _fit([(self.graph.nodes[k].options, s, b) for k, s, b in rows[-MOST_ROWS:]])
+            fit = _fit(rows[-MOST_ROWS:])
             self.fitted[step] = (len(rows), fit)
         return fit.predict(self.graph.nodes[node].options)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, TypeAlias
@@ -117,6 +117,7 @@ class Course:
 
     graph: FlowGraph
     known: Container[str] = ()  #: keys whose results the store has
+    numbers: Mapping[str, float] = field(default_factory=dict)  #: keys whose results are these
     limits: Limits = Limits()
     worth: Worth = lambda node: (0.0, 0.0)
 
@@ -189,7 +190,7 @@ class Course:
             _, node = heapq.heappop(self.heap)
             if self.state[node] != State.WAITING or not self._unblocked(node):
                 continue
-            key = self._key(node)
+            key = self.key(node)
             kind: Literal["compute", "load"] = "load" if self._better_loaded(node, key) else "compute"
             if kind == "compute" and self._is_twin(node, key):
                 continue
@@ -240,7 +241,7 @@ class Course:
             self.held_bytes -= self.size[node]
             self.held.pop(node, None)
         if self.loaded[node]:
-            self.absent.add(self._key(node))
+            self.absent.add(self.key(node))
         self.released.append((node, turn))
         self.state[node] = State.IDLE
         self._hold_needs(node)
@@ -261,7 +262,8 @@ class Course:
         if found.kind == "gather":
             return [self.view(n) for n in found.needs]
         kept = self.judged[node].kept
-        assert kept is not None and found.choice is not None
+        assert kept is not None
+        assert found.choice is not None
         winners = [self.view(found.choice.candidates[i].value) for i in kept]
         return winners[0] if found.choice.select.single else winners
 
@@ -307,6 +309,8 @@ class Course:
                     waiting += self._winners(k)
                 continue
             if found.kind == "call":
+                if not self.after_choice[k] and self._number_known(k, found.key):
+                    continue
                 if not self.after_choice[k] and self._better_loaded(k, found.key):
                     self._let_go_of_needs(k)  # nothing upstream is read
                     self._ready(k)
@@ -369,6 +373,7 @@ class Course:
         self._retry(node)
         for need in self.graph.nodes[node].needs:
             self._demand_view(need)
+        self._judge_all()
         return False
 
     def _demand_view(self, node: int) -> None:
@@ -619,7 +624,7 @@ class Course:
             after[k] = any(after[n] or self.graph.nodes[n].choice is not None for n in node.needs)
         return after
 
-    def _key(self, node: int) -> str:
+    def key(self, node: int) -> str:
         """The key by content: a choose stands for its winner. Of a call that reads a winner it is known when that is."""
         found = self.graph.nodes[node]
         if not self.after_choice[node]:
@@ -643,7 +648,7 @@ class Course:
         found = self.graph.nodes[need]
         if not (self.after_choice[need] or found.choice):
             return Ref(found.key)
-        return _refs(self.view(need), self._key)
+        return _refs(self.view(need), self.key)
 
     def _better_loaded(self, node: int, key: str) -> bool:
         return key in self.known and key not in self.absent and self.graph.steps[self.graph.nodes[node].step].cache
@@ -652,6 +657,9 @@ class Course:
         """Whether a call is one that runs elsewhere in the flow, now that its inputs are known; then it stands for that."""
         if not self.after_choice[node]:
             return False
+        if self._number_known(node, key):
+            self._judge_all()
+            return True
         other = self.by_key.setdefault(key, node)
         if other == node or self.graph.nodes[other].kind != "call":
             return False
@@ -679,8 +687,18 @@ class Course:
             self._judge_all()
         return True
 
+    def _number_known(self, node: int, key: str) -> bool:
+        """Whether all that anybody wants of a call is a number that an earlier run left; then it has arrived."""
+        value = self.numbers.get(key)
+        if value is None or not self._only_scores(node) or not self.graph.steps[self.graph.nodes[node].step].cache:
+            return False
+        self.ran[node], self.state[node], self.loaded[node] = Done(node, 0, 0.0, 0.0, "", 0.0, value), State.HELD, True
+        self._let_go_of_needs(node)
+        self._arrived(node)
+        return True
+
     def _only_scores(self, node: int) -> bool:
-        return bool(self.roles[node]) and len(self.graph.consumers[node]) == len(self.roles[node]) and all(s for *_, s in self.roles[node])  # fmt: skip
+        return node not in self.is_sink and bool(self.roles[node]) and len(self.graph.consumers[node]) == len(self.roles[node]) and all(s for *_, s in self.roles[node])  # fmt: skip
 
     def _real(self, node: int) -> int:
         while node in self.twin:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 Scores = Mapping[int, float]
 GOLDEN = 0.381966
@@ -44,6 +45,10 @@ def peak(n: int, scores: Scores, count: int = 1, ahead: int = 1) -> Step:
     inside = [i for i in range(low + 1, high) if i not in scores]
     if inside:
         return Step(wanted=_probes(low, high, scores, inside, ahead))
+    known = sorted({-1, *scores, n})
+    a, b = max(pairwise(known), key=lambda gap: gap[1] - gap[0])
+    if b - a - 1 > max(n / 3, 2):  # a large part was never looked at: one sample in it, to see whether the declaration holds
+        return Step(wanted=((a + b) // 2,))
     return _grown(n, scores, count)
 
 
@@ -57,7 +62,7 @@ def _probes(low: int, high: int, scores: Scores, inside: list[int], ahead: int) 
     known = sorted({low, high, *(i for i in scores if low < i < high)})
     chosen: list[int] = []
     for _ in range(min(ahead, len(inside))):
-        a, b = max(zip(known, known[1:], strict=False), key=lambda gap: gap[1] - gap[0])
+        a, b = max(pairwise(known), key=lambda gap: gap[1] - gap[0])
         if b - a < 2:
             break
         here, there = scores.get(a, -float("inf")), scores.get(b, -float("inf"))
@@ -95,7 +100,7 @@ def _not_convex(scores: Scores) -> str:
     """Three samples with the middle one worst; or two equal ones that both lie on one side of a better one."""
     places = sorted(scores)
     rising = True
-    for a, b in zip(places, places[1:], strict=False):
+    for a, b in pairwise(places):
         if scores[b] > scores[a] and not rising:
             return f"{scores[a]:g} at option {a + 1} is worse than what stands before and after it, so the scores are not convex"
         if scores[b] == scores[a] and scores[a] < max(scores.values()):
@@ -128,7 +133,7 @@ def end(n: int, scores: Scores, count: int = 1) -> Step:
 
 def _not_monotone(scores: Scores) -> str:
     places = sorted(scores)
-    signs = {(scores[b] > scores[a]) - (scores[b] < scores[a]) for a, b in zip(places, places[1:], strict=False)} - {0}
+    signs = {(scores[b] > scores[a]) - (scores[b] < scores[a]) for a, b in pairwise(places)} - {0}
     if len(signs) < 2:
         return ""
     told = ", ".join(f"{scores[i]:g} at option {i + 1}" for i in places[:4])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,7 +18,9 @@ from partita.dataflow.flow import FlowError
 from partita.dataflow.graph import FlowGraph
 from partita.dataflow.plan.costs import Costs
 from partita.dataflow.plan.course import Course, Done, Failure, Job, Limits, State, View, flat
+from partita.dataflow.plan.simulate import simulate, typical
 from partita.dataflow.run.in_process import Order
+from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.run.record import ChoiceRow, Chosen, MemoryRow, RunRecord, ScoreRow, TaskRow
 from partita.dataflow.run.task import Report, Told
 from partita.errors import InternalError, PartitaError
@@ -29,6 +31,8 @@ LEAST_WINDOW, MOST_WINDOW = 3, 400  #: tasks a worker
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
+LOOKS = (0.03, 0.05, 0.07, 0.09, 0.11, 0.13, 0.16, 0.2, 0.3, 0.5, 0.75)  #: parts of the tasks after which the rest is predicted
+TENTH = 0.1
 BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
 
 
@@ -70,13 +74,18 @@ class Outcome:
 
 
 def run(
-    graph: FlowGraph, engine: Engine, settings: Settings = Settings(), known: Any = (), progress: Progress | None = None
+    graph: FlowGraph,
+    engine: Engine,
+    settings: Settings = Settings(),
+    known: Container[str] = (),
+    numbers: Numbers | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
-    """Run a flow to its end. `known`: keys of results that the store has.
+    """Run a flow to its end. `known`: keys of results that the store has; `numbers`: scores of earlier runs.
 
     Raises FlowError where every result is lost, or, with `stop_on_error`, at the first task that raises.
     """
-    return _Run(graph, engine, settings, known, progress).to_the_end()
+    return _Run(graph, engine, settings, known, numbers, progress).to_the_end()
 
 
 @dataclass
@@ -84,7 +93,8 @@ class _Run:
     graph: FlowGraph
     engine: Engine
     settings: Settings
-    known: Any
+    known: Container[str]
+    numbers: Numbers | None
     progress: Progress | None
     busy_s: float = 0.0
     looked_s: float = 0.0
@@ -96,12 +106,16 @@ class _Run:
     lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
     predictions: list[tuple[float, float]] = field(default_factory=list)
     tenth: float | None = None
+    wait_for: int = 0  #: which of LOOKS is next
+    done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
+    ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
+    gaps: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.costs = Costs(self.graph)
         limits = Limits(max(2, self.engine.workers), self.settings.memory_bytes)
         self.began = time.time()
-        self.course = Course(self.graph, self.known, limits, self.costs.worth)
+        self.course = Course(self.graph, self.known, self.numbers.found if self.numbers else {}, limits, self.costs.worth)
 
     def to_the_end(self) -> Outcome:
         course, quiet = self.course, 0
@@ -113,8 +127,10 @@ class _Run:
             quiet = 0 if reports or course.running else quiet + 1
             if quiet > 3:
                 raise InternalError(f"the flow stands still: {self._standing()}")
+            self._note(reports)
             for report, worker in reports:
                 self._take(report, worker)
+            self._predict()
             if self.progress is not None and reports:
                 self.progress("tasks", min(self._settled(), self.graph.tasks), self.graph.tasks)
         seconds = time.time() - self.began
@@ -175,6 +191,36 @@ class _Run:
 
     # ---- in ---------------------------------------------------------------------------------------------------------------
 
+    def _gap(self, worker: str, started: float, ended: float) -> None:
+        """What lies between two tasks of a worker: what scheduling and moving inputs costs."""
+        before = self.ends.get(worker)
+        if before is not None and started > before:
+            self.gaps.append(started - before)
+        self.ends[worker] = ended
+
+    def _predict(self) -> None:
+        """Say how long the whole run will take, when so much of it is done; `tenth` is what a tenth of the work foretold."""
+        done = len(self.done)
+        if self.wait_for == len(LOOKS) or done < max(4, LOOKS[self.wait_for] * self.graph.tasks):
+            return
+        elapsed = time.time() - self.began
+        while self.wait_for < len(LOOKS) and done >= LOOKS[self.wait_for] * self.graph.tasks:
+            self.wait_for += 1
+        left = simulate(
+            self.graph, lambda k: self.costs.worth(k), self.engine.workers, typical(self.gaps), self.done,
+            self.known, self.numbers.found if self.numbers else {}, self.settings.memory_bytes,
+        )  # fmt: skip
+        self.predictions.append((elapsed, elapsed + left.seconds))
+        if self.tenth is None and self.busy_s >= TENTH * (self.busy_s + left.busy_s):
+            self.tenth = elapsed + left.seconds
+
+    def _note(self, reports: Sequence[tuple[Report, str]]) -> None:
+        """Keep numbers for later runs, unless their step was seen to give others the second time."""
+        if self.numbers is not None:
+            fresh = [r for r, _ in reports if r.state == "done" and r.value is not None and r.same is not False]
+            kept = [r for r in fresh if not self._changes(r.node) and self.graph.steps[self.graph.nodes[r.node].step].cache]
+            self.numbers.add({self.course.key(r.node): r.value for r in kept if r.value is not None})
+
     def _take(self, report: Report, worker: str) -> None:
         started, ended = report.started_s - self.began, report.ended_s - self.began
         step = self.graph.nodes[report.node].step
@@ -189,7 +235,9 @@ class _Run:
         took = ended - started
         self.busy_s += took
         if not (report.stored and self.course.loaded[report.node]):
-            self.costs.add(report.node, took, report.size_bytes)
+            self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
+            self._gap(worker, started, ended)
+        self.done[report.node] = report.value
         if report.same is not None:
             self.checked.add(step)
         self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.same, report.stored))  # fmt: skip

@@ -18,6 +18,7 @@ from partita.dataflow.flow import FlowError
 from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.run.engine import Engine, Outcome, Progress, Settings, run
 from partita.dataflow.run.in_process import InProcess
+from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.store import Store
 from partita.errors import BadInput, MissingDependency
 
@@ -30,6 +31,7 @@ def run_flow(
     workers: int | None = None,
     scheduler: str | None = None,
     store: Store | None = None,
+    numbers: Numbers | None = None,
     memory_bytes: float = math.inf,
     stop_on_error: bool = False,
     check: bool = True,
@@ -41,7 +43,7 @@ def run_flow(
     """Run a flow: a function that returns one, what it returned, or that unfolded.
 
     `workers` processes of this machine (default: a process a core; 0: no others, all in this one), or those of a
-    `scheduler`'s address. `store` keeps results from run to run. `memory_bytes` is what results may take in all workers
+    `scheduler`'s address. `store` keeps results from run to run, `numbers` scores. `memory_bytes` is what results may take in all workers
     together. `modules` are sent to workers as they are, `paths` are where workers import from. Raises FlowError and its kin.
     """
     graph = flow if isinstance(flow, FlowGraph) else unfold(flow() if callable(flow) else flow)
@@ -56,7 +58,7 @@ def run_flow(
             engine = _dask(stack, functions, workers, scheduler, store, dashboard, modules, paths)
         stack.callback(engine.close)
         settings = Settings(memory_bytes, stop_on_error, check, time.monotonic() - began)
-        return run(graph, engine, settings, store if store is not None else (), progress)
+        return run(graph, engine, settings, store if store is not None else frozenset(), numbers, progress)
 
 
 def _count(workers: int | None) -> int:

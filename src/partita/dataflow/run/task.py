@@ -168,11 +168,16 @@ def size_of(value: Any, level: int = 0) -> float:
         return 64.0 + sum(size_of(v, level + 1) + 64 for v in value.values())
     if isinstance(value, list | tuple | set | frozenset):
         if len(value) > 1000 and not isinstance(value, set | frozenset):
-            return 64.0 + len(value) * sum(size_of(v, level + 1) for v in value[:: len(value) // 100]) / len(value[:: len(value) // 100])  # fmt: skip
+            few = value[:: len(value) // 100]
+            return 64.0 + len(value) * sum(size_of(v, level + 1) for v in few) / len(few)
         return 64.0 + sum(size_of(v, level + 1) for v in value)
-    if hasattr(value, "__dict__") and not callable(value) or type(value).__module__.startswith("sklearn"):
-        return 64.0 + size_of(vars(value), level + 1)
+    own = getattr(value, "__dict__", None)
+    if own and not callable(value):
+        return 64.0 + size_of(own, level + 1)
     state = getattr(value, "__getstate__", None)
-    if type(value).__module__.startswith(("sklearn", "scipy")) and callable(state):
-        return 64.0 + size_of(state(), level + 1)
+    if callable(state) and type(value).__module__.startswith(("sklearn", "scipy")):  # compiled classes keep their arrays there
+        try:
+            return 64.0 + size_of(state(), level + 1)
+        except TypeError:
+            return float(sys.getsizeof(value, 64))
     return float(sys.getsizeof(value, 64))
