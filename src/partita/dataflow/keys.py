@@ -334,7 +334,8 @@ class _Digester:
         except Exception as error:
             raise _Untold(f"{_shown(value)} ({sentence_of(error)})") from error
         if isinstance(reduced, str):
-            return _sealed("named", (reduced, *named_parts(type(value))))
+            module = str(getattr(value, "__module__", None) or type(value).__module__)
+            return _sealed("named", (reduced, module, version_of(module), *named_parts(type(value))))
         make, args, state, *rest = (*reduced, None)[:6]
         items = [list(r) for r in rest if r is not None]
         return _sealed("object", [self(type(value)), self(make), self(args), self(state), self(items)])
