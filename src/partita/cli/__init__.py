@@ -33,6 +33,7 @@ VERBS = {
     "report": "one self-contained HTML file from a run's folder",
     "predict": "fit, compare and use performance models",
     "offload": "networks between a small device and a server, cut and ordered together",
+    "flow": "explore and choose: many configurations of a pipeline as one job",
     "spark": "stages that take turns on one network and one CPU",
     "testbed": "shaped hosts on this machine, for tests and benchmarks",
 }

@@ -1,0 +1,772 @@
+"""The course of a run: what happened goes in, what to do comes out. No clock, no processes, no files.
+
+    course = Course(graph, known)
+    course.next_jobs(room) -> jobs to submit, best first      course.done(event), course.failed(event)      what came of them
+    course.take_released() -> results nobody needs any more
+
+The real engines and the simulator drive the same course. Tasks run on demand: a result asked for asks for what it needs, a
+choose asks for the scores that `judge` wants, in the depth-first order of `order.py`; a task is handed out as soon as all it
+needs has been handed out. So a branch that a choose never wants is never run.
+
+A result is held while somebody may still read it: `refs` counts the readers left (calls not yet run, chooses it may win,
+results asked for). Readers vanish when they have run, lost, or failed; at zero the result is released, a task under way
+is cancelled, a task that never ran is pruned, and with it whatever only it would have read. Every event costs O(edges it
+touches), the whole run O(nodes + edges) log nodes and the judging of chooses.
+
+Where memory is limited, `keep.py` says which result goes first when another one needs its place. A result that was
+dropped is asked for again when its next reader comes: loaded, if the store has it and that is quicker, or computed anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal, TypeAlias
+
+from partita.dataflow.flow import FlowError
+from partita.dataflow.graph import Choice, FlowGraph, Node, Slot
+from partita.dataflow.keys import Memo, Ref, key_of
+from partita.dataflow.plan.judge import Leaders, Verdict, judge
+from partita.dataflow.plan.keep import Holding, cheapest, recompute_s
+from partita.dataflow.plan.order import depth_first
+from partita.dataflow.select import Halving
+
+View: TypeAlias = "int | list[View]"  #: what a node stands for: a call, or a list of them
+Worth: TypeAlias = Callable[[int], tuple[float, float]]  #: node -> (seconds, bytes) expected
+
+
+class State(IntEnum):
+    IDLE = 0  #: never asked for, or dropped
+    WAITING = 1  #: asked for
+    RUNNING = 2  #: handed out
+    HELD = 3  #: its result lies in memory
+    OUT = 4  #: nobody needs it
+    FAILED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One task for an engine."""
+
+    node: int
+    turn: int  #: how often it has been handed out before: a cancelled key is never used again
+    kind: Literal["compute", "load"]
+    key: str
+    inputs: tuple[View, ...]  #: for each need of the node
+    place: int  #: in the order
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A task has run."""
+
+    node: int
+    turn: int
+    started_s: float
+    ended_s: float
+    worker: str
+    size_bytes: float
+    value: float | None = None  #: where it is a number
+    same: bool | None = None  #: whether running it twice gave the same; None: not tried
+    stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A task has raised, or its worker died too often."""
+
+    node: int
+    turn: int
+    reason: str
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    worker: str = ""
+
+
+@dataclass
+class Judged:
+    """What is known of one choose, and what it still reads."""
+
+    value_edges: set[int]  #: candidates that may still be kept
+    score_edges: set[int]  #: candidates whose score it may still read
+    scores: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+    kept: tuple[int, ...] | None = None
+    contradiction: str = ""
+    asked: bool = False
+    leaders: Leaders | None = None  #: of a choose that scores all
+    outstanding: set[int] = field(default_factory=set)  #: candidates whose score was asked for and has not come
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be under way, and in memory."""
+
+    ahead: int = 2  #: candidates scored at once where one score decides about the next
+    memory_bytes: float = math.inf  #: results held, all workers together
+    scouts: bool = True
+
+
+@dataclass
+class Course:
+    """The state of one run."""
+
+    graph: FlowGraph
+    known: Container[str] = ()  #: keys whose results the store has
+    numbers: Mapping[str, float] = field(default_factory=dict)  #: keys whose results are these
+    limits: Limits = Limits()
+    worth: Worth = lambda node: (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        n = len(self.graph)
+        self.place: list[int] = depth_first(self.graph, self.limits.scouts and math.isinf(self.limits.memory_bytes)).tolist()
+        self.state = [State.IDLE] * n
+        self.refs = [len(c) for c in self.graph.consumers]
+        self.holds = [True] * n  #: whether it counts as a reader of what it needs
+        self.turn = [0] * n
+        self.pins = [0] * n  #: tasks under way that read it
+        self.size = [0.0] * n  #: bytes, where it is held
+        self.ran: list[Done | None] = [None] * n
+        self.loaded = [False] * n
+        self.times_run = [0] * n
+        self.reason: dict[int, str] = {}
+        self.cancelled: set[int] = set()
+        self.changing: set[int] = set()  #: steps that were seen to give something else the second time
+        self.borrowed: set[int] = set()  #: calls whose number was known from another one
+        self.twin: dict[int, int] = {}  #: a call that turned out to be another one
+        self.twins: dict[int, list[int]] = {}
+        self.judged = {
+            k: Judged(set(range(len(n.choice.candidates))), set(range(len(n.choice.candidates))), leaders=Leaders(n.choice) if Leaders.serve(n.choice) else None)
+            for k, n in enumerate(self.graph.nodes)
+            if n.choice
+        }
+        self.roles: list[list[tuple[int, int, bool]]] = [[] for _ in range(n)]  #: (choose, candidate, whether as its score)
+        for k in self.judged:
+            for i, c in enumerate(self._choice(k).candidates):
+                self.roles[c.value].append((k, i, False))
+                self.roles[c.score].append((k, i, True))
+        self.after_choice = self._after_choice()
+        self.by_key = {node.key: k for k, node in enumerate(self.graph.nodes)}
+        self.memo = Memo()
+        self.heap: list[tuple[int, int]] = []
+        self.blocked: dict[int, list[int]] = {}  #: node -> calls that wait for it
+        self.blockers: dict[int, Iterator[int]] = {}
+        self.released: list[tuple[int, int]] = []
+        self.held_bytes = 0.0
+        self.peak_bytes = 0.0
+        self.running = 0
+        self.underway_bytes = 0.0
+        self.promised = [0.0] * n  #: bytes that a task under way was expected to give
+        self.unjudged: list[int] = []
+        self.held: dict[int, None] = {}  #: calls whose result is in memory, the oldest first
+        self.dropped = 0  #: results let go of for want of memory that were needed again
+        self.absent: set[str] = set()  #: keys that the store turned out not to have
+        self.resolved: dict[int, str] = {}  #: keys of calls after a decided choose
+        self.open_sinks = [sink for _, sink in self.graph.sinks]
+        self.is_sink = set(self.open_sinks)
+        for _, sink in self.graph.sinks:
+            self.refs[sink] += 1
+        for _, sink in self.graph.sinks:
+            self._demand(sink)
+        self._judge_all()
+
+    # ---- for the engine ---------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Every result asked for is there, or lost for good."""
+        while self.open_sinks and (self.state[self.open_sinks[-1]] == State.FAILED or self._there(self.open_sinks[-1])):
+            self.open_sinks.pop()
+        return not self.open_sinks
+
+    def next_jobs(self, room: int) -> list[Job]:
+        """Up to `room` tasks, the best first; fewer where memory does not allow more."""
+        jobs: list[Job] = []
+        while self.heap and len(jobs) < room:
+            _, node = heapq.heappop(self.heap)
+            if self.state[node] != State.WAITING or not self._unblocked(node):
+                continue
+            key = self.key(node)
+            kind: Literal["compute", "load"] = "load" if self._better_loaded(node, key) else "compute"
+            if kind == "compute" and self._is_twin(node, key):
+                continue
+            if not self._fits(node, kind):
+                heapq.heappush(self.heap, (self.place[node], node))
+                break
+            jobs.append(self._hand_out(node, kind, key))
+        return jobs
+
+    def done(self, event: Done) -> None:
+        """A task has run. Events of tasks that were cancelled since, or came twice, change nothing."""
+        node = event.node
+        if event.turn != self.turn[node] or self.state[node] not in (State.RUNNING, State.HELD):
+            return
+        if self.state[node] == State.HELD:  # its worker died, and it was run again
+            return
+        self.ran[node] = event
+        self.times_run[node] += not self.loaded[node]
+        self._landed(node)
+        self.state[node] = State.HELD
+        self.held[node] = None
+        self.size[node] = event.size_bytes
+        self.held_bytes += event.size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        if event.same is False:
+            self.changing.add(self.graph.nodes[node].step)
+        self._let_go_of_needs(node)
+        self._arrived(node)
+        if self.refs[node] == 0:
+            self._unneeded(node)
+        self._judge_all()
+
+    def failed(self, event: Failure) -> None:
+        """A task has raised: its branch is lost, the others go on."""
+        if event.turn != self.turn[event.node] or self.state[event.node] != State.RUNNING:
+            return
+        self.ran[event.node] = Done(event.node, event.turn, event.started_s, event.ended_s, event.worker, 0.0)
+        self._fail(event.node, event.reason)
+        self._judge_all()
+
+    def lost(self, node: int, turn: int) -> None:
+        """A task's result cannot be had after all: the store's file is gone or damaged, or the scheduler forgot it."""
+        if turn != self.turn[node] or self.state[node] not in (State.RUNNING, State.HELD):
+            return
+        if self.state[node] == State.RUNNING:
+            self._landed(node)
+        else:
+            self.held_bytes -= self.size[node]
+            self.held.pop(node, None)
+        if self.loaded[node]:
+            self.absent.add(self.key(node))
+        self.released.append((node, turn))
+        self.state[node] = State.IDLE
+        self._hold_needs(node)
+        self._demand(node)
+        self._judge_all()
+
+    def take_released(self) -> list[tuple[int, int]]:
+        """(node, turn) of results and tasks under way that nobody needs; each is told once."""
+        told, self.released = self.released, []
+        return told
+
+    def view(self, node: int) -> View:
+        """The calls that a node stands for; only where all chooses in it are decided."""
+        node = self._real(node)
+        found = self.graph.nodes[node]
+        if found.kind == "call":
+            return node
+        if found.kind == "gather":
+            return [self.view(n) for n in found.needs]
+        kept = self.judged[node].kept
+        assert kept is not None
+        assert found.choice is not None
+        winners = [self.view(found.choice.candidates[i].value) for i in kept]
+        return winners[0] if found.choice.select.single else winners
+
+    def options_of(self, node: int) -> dict[str, str]:
+        """All options that led to a result, those of decided chooses with it. O(nodes it depends on)."""
+        options: dict[str, str] = {}
+        seen: set[int] = set()
+        waiting = [node]
+        while waiting:
+            k = self._real(waiting.pop())
+            if k in seen:
+                continue
+            seen.add(k)
+            found = self.graph.nodes[k]
+            if found.choice is None:
+                options |= {} if found.kind == "gather" else found.options
+                waiting += found.needs
+                continue
+            kept = self.judged[k].kept or ()
+            options |= found.options
+            if len(kept) == 1:
+                options |= found.choice.candidates[kept[0]].options
+                waiting.append(found.choice.candidates[kept[0]].value)
+        return options
+
+    # ---- demand -----------------------------------------------------------------------------------------------------------
+
+    def _demand(self, node: int) -> None:
+        """Ask for a result, and so for what it needs."""
+        waiting = [node]
+        while waiting:
+            k = self._real(waiting.pop())
+            if self.state[k] not in (State.IDLE, State.OUT):
+                continue
+            if self.state[k] == State.OUT:
+                self._hold_needs(k)
+            found = self.graph.nodes[k]
+            self.state[k] = State.WAITING
+            if found.choice is not None:
+                self.judged[k].asked = True
+                self.unjudged.append(k)
+                if self.judged[k].kept is not None:
+                    waiting += self._winners(k)
+                continue
+            if found.kind == "call":
+                if not self.after_choice[k] and self._number_known(k, found.key):
+                    continue
+                if not self.after_choice[k] and self._better_loaded(k, found.key):
+                    self._let_go_of_needs(k)  # nothing upstream is read
+                    self._ready(k)
+                    continue
+                self._retry(k)
+                if self.state[k] != State.WAITING:
+                    continue
+            waiting += reversed(found.needs)
+
+    def _retry(self, call: int) -> None:
+        """Look at what a call still waits for; hand it on when that is nothing."""
+        blockers = self.blockers.get(call)
+        if blockers is None:
+            blockers = self.blockers[call] = self._missing(call)
+        for missing in blockers:
+            self.blocked.setdefault(missing, []).append(call)
+            return
+        del self.blockers[call]
+        self._ready(call)
+
+    def _missing(self, call: int) -> Iterator[int]:
+        """The nodes that keep a call from being handed out, one at a time, each until it does no longer."""
+        for need in self.graph.nodes[call].needs:
+            yield from self._missing_of(need)
+
+    def _missing_of(self, need: int) -> Iterator[int]:
+        while True:
+            node = self._real(need)
+            found = self.graph.nodes[node]
+            if found.kind == "gather":
+                for n in found.needs:
+                    yield from self._missing_of(n)
+                return
+            if found.choice is not None:
+                while self.judged[node].kept is None:
+                    yield node
+                for winner in self._winners(node):
+                    yield from self._missing_of(winner)
+                return
+            if self.state[node] in (State.RUNNING, State.HELD):
+                return
+            yield node
+
+    def _ready(self, node: int) -> None:
+        heapq.heappush(self.heap, (self.place[node], node))
+
+    def _wake(self, node: int) -> None:
+        """Those that waited for a node look again."""
+        for call in self.blocked.pop(node, ()):
+            if self.state[call] == State.WAITING and call in self.blockers:
+                self._retry(call)
+
+    def _unblocked(self, node: int) -> bool:
+        """Whether what a ready call needs is still there; asks for it again where it was dropped meanwhile."""
+        if not self.holds[node]:
+            return True  # to be loaded
+        missing = next(self._missing(node), None)
+        if missing is None:
+            return True
+        self._retry(node)
+        for need in self.graph.nodes[node].needs:
+            self._demand_view(need)
+        self._judge_all()
+        return False
+
+    def _demand_view(self, node: int) -> None:
+        """Ask for what a node stands for, through decided chooses and lists."""
+        node = self._real(node)
+        found = self.graph.nodes[node]
+        if found.kind == "call":
+            self._demand(node)
+        elif found.kind == "gather":
+            for n in found.needs:
+                self._demand_view(n)
+        elif self.judged[node].kept is not None:
+            for w in self._winners(node):
+                self._demand_view(w)
+        else:
+            self._demand(node)
+
+    def _hand_out(self, node: int, kind: Literal["compute", "load"], key: str) -> Job:
+        found = self.graph.nodes[node]
+        self.state[node] = State.RUNNING
+        self.turn[node] += 1
+        self.running += 1
+        self.loaded[node] = kind == "load"
+        if kind == "load":
+            self._let_go_of_needs(node)
+        inputs = tuple(self.view(n) for n in found.needs) if kind == "compute" else ()
+        for n in flat(inputs):
+            self.pins[n] += 1
+        self.promised[node] = 0.0 if math.isinf(self.limits.memory_bytes) else self.worth(node)[1]
+        self.underway_bytes += self.promised[node]
+        self._wake(node)
+        for twin in self.twins.get(node, ()):
+            self._wake(twin)
+        return Job(node, self.turn[node], kind, key, inputs, self.place[node])
+
+    def _landed(self, node: int) -> None:
+        """A task is no longer under way."""
+        self.running -= 1
+        self.underway_bytes -= self.promised[node]
+        if not self.loaded[node]:
+            for n in flat(tuple(self.view(n) for n in self.graph.nodes[node].needs)):
+                self.pins[n] -= 1
+
+    # ---- readers ----------------------------------------------------------------------------------------------------------
+
+    def _let_go_of_needs(self, node: int) -> None:
+        if self.holds[node]:
+            self.holds[node] = False
+            for need in self.graph.nodes[node].needs:
+                self._let_go(need)
+
+    def _let_go(self, node: int) -> None:
+        """One reader less."""
+        self.refs[node] -= 1
+        if self.refs[node] == 0:
+            self._unneeded(node)
+
+    def _unneeded(self, node: int) -> None:
+        """Nobody will read it: release, cancel or prune it, and let go of what only it would have read."""
+        waiting = [node]
+        while waiting:
+            k = waiting.pop()
+            state = self.state[k]
+            if self.refs[k] > 0 or state in (State.OUT, State.FAILED):
+                continue
+            if k in self.twin:
+                self.state[k] = State.OUT
+                waiting += self._one_less(self.twin[k])
+                continue
+            if state == State.RUNNING:
+                self._landed(k)
+                self.cancelled.add(k)
+            if state == State.HELD:
+                self.held_bytes -= self.size[k]
+                self.held.pop(k, None)
+            if state in (State.RUNNING, State.HELD) and self.graph.nodes[k].kind == "call":
+                self.released.append((k, self.turn[k]))
+            self.state[k] = State.OUT
+            for need in self._edges(k):
+                waiting += self._one_less(need)
+            self.holds[k] = False
+
+    def _one_less(self, node: int) -> list[int]:
+        self.refs[node] -= 1
+        return [node] if self.refs[node] == 0 else []
+
+    def _edges(self, node: int) -> list[int]:
+        """What a node that is let go of was still a reader of."""
+        found = self.graph.nodes[node]
+        if not self.holds[node]:
+            return []
+        if found.choice is None:
+            return list(found.needs)
+        j, candidates = self.judged[node], found.choice.candidates
+        return [candidates[i].value for i in j.value_edges] + [candidates[i].score for i in j.score_edges]
+
+    def _hold_needs(self, node: int) -> None:
+        """Become a reader of what it needs again; for calls whose result was let go of."""
+        waiting = [node]
+        while waiting:
+            k = waiting.pop()
+            if self.holds[k] or self.graph.nodes[k].choice is not None:
+                continue
+            self.holds[k] = True
+            for need in self.graph.nodes[k].needs:
+                self.refs[need] += 1
+                if self.state[need] == State.OUT:
+                    self.state[need] = State.IDLE
+                    if need in self.twin:  # what it stood for may be gone too
+                        self.twins[self.twin.pop(need)].remove(need)
+                    waiting.append(need)
+
+    # ---- what came --------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, node: int) -> None:
+        """A result is there: its scores count, those that waited go on."""
+        event = self.ran[node]
+        for k in [node, *self.twins.get(node, ())]:
+            self._wake(k)
+            for choose, i, as_score in self.roles[k]:
+                if as_score and event is not None:
+                    self._score(choose, i, event.value)
+
+    def _score(self, choose: int, i: int, value: float | None) -> None:
+        j = self.judged[choose]
+        if i in j.scores or i in j.failed or self.state[choose] in (State.OUT, State.FAILED):
+            return
+        if value is None or math.isnan(value):
+            self._fail_candidate(choose, i, f"its score is {'no number' if value is None else 'not a number (nan)'}")
+            return
+        j.scores[i] = value
+        j.outstanding.discard(i)
+        out = j.leaders.add(i, value) if j.leaders is not None else None
+        if out is not None:
+            self._lose(choose, *out)
+        self._look_at(choose)
+        self._let_go_of(choose, i, j.score_edges)
+
+    def _look_at(self, choose: int) -> None:
+        """Have a choose judged, where something can follow: halving waits for all that it has asked for."""
+        j, select = self.judged[choose], self._choice(choose).select
+        if j.leaders is not None:
+            waits = j.asked and j.leaders.open > 0
+        else:
+            waits = isinstance(select, Halving) and not select.asynchronous and bool(j.outstanding)
+        if not waits:
+            self.unjudged.append(choose)
+
+    def _lose(self, choose: int, i: int, why: str) -> None:
+        """A candidate cannot be kept any more: its data, and what only it needs, go."""
+        j = self.judged[choose]
+        j.lost[i] = why
+        j.outstanding.discard(i)
+        self._let_go_of(choose, i, j.value_edges)
+        self._let_go_of(choose, i, j.score_edges)
+
+    def _let_go_of(self, choose: int, i: int, edges: set[int]) -> None:
+        """A choose reads a candidate, or its score, no longer."""
+        if i in edges:
+            edges.remove(i)
+            candidate, j = self._choice(choose).candidates[i], self.judged[choose]
+            self._let_go(candidate.value if edges is j.value_edges else candidate.score)
+
+    def _judge_all(self) -> None:
+        """Judge every choose about which something new is known, until nothing follows from it any more."""
+        while self.unjudged:
+            choose = self.unjudged.pop()
+            j = self.judged[choose]
+            if self.state[choose] in (State.OUT, State.FAILED) or j.kept is not None or not j.asked:
+                continue
+            self._judge(choose)
+
+    def _judge(self, choose: int) -> None:
+        choice, j = self._choice(choose), self.judged[choose]
+        if j.leaders is not None:
+            wanted = range(len(choice.candidates)) if not j.outstanding else ()
+            verdict = Verdict(tuple(i for i in wanted if i not in j.scores and i not in j.failed), kept=j.leaders.kept())
+        else:
+            verdict = judge(choice, j.scores, j.failed, self.limits.ahead)
+        j.contradiction = j.contradiction or verdict.contradiction
+        for i, why in verdict.lost.items():
+            self._lose(choose, i, why)
+        if verdict.kept is None:
+            j.outstanding.update(verdict.wanted)
+            for i in verdict.wanted:
+                self._demand(choice.candidates[i].score)
+            return
+        if not verdict.kept:
+            told = next(iter(j.failed.values()), f"no score is {choice.select}")
+            self._fail(choose, f"{choice.name}: nothing is kept: {told}")
+            return
+        j.kept = verdict.kept
+        for i in verdict.kept:
+            self._let_go_of(choose, i, j.score_edges)  # kept without a score
+        for w in self._winners(choose):
+            self._demand_view(w)
+        self._wake(choose)
+
+    def _fail(self, node: int, reason: str) -> None:
+        """A node is lost, and with it all calls that need it; a choose loses a candidate."""
+        waiting = [(node, reason)]
+        while waiting:
+            k, why = waiting.pop()
+            state = self.state[k]
+            if state in (State.FAILED, State.OUT) or (state == State.HELD and self.graph.nodes[k].kind == "call"):
+                continue
+            self.reason[k] = why
+            if state == State.RUNNING:
+                self._landed(k)
+                self.released.append((k, self.turn[k]))
+            edges = self._edges(k)
+            self.state[k] = State.FAILED
+            self.holds[k] = False
+            for need in edges:
+                self._let_go(need)
+            self.blocked.pop(k, None)
+            for t in self.twins.get(k, ()):
+                waiting.append((t, why))
+            for choose, i, _ in self.roles[k]:
+                self._fail_candidate(choose, i, why)
+            for consumer in self.graph.consumers[k]:
+                if self.graph.nodes[consumer].choice is None:
+                    waiting.append((consumer, why))
+
+    def _fail_candidate(self, choose: int, i: int, why: str) -> None:
+        j = self.judged[choose]
+        if i in j.failed or self.state[choose] in (State.OUT, State.FAILED):
+            return
+        if i not in j.scores and j.leaders is not None:
+            j.leaders.open -= 1
+        j.failed[i] = why
+        j.outstanding.discard(i)
+        self._let_go_of(choose, i, j.value_edges)
+        self._let_go_of(choose, i, j.score_edges)
+        if j.kept is not None and i in j.kept:
+            self._fail(choose, why)
+        elif j.kept is None:
+            if j.scores.pop(i, None) is not None and j.leaders is not None:  # it led, and its result is lost after all
+                j.leaders.remove(i)
+            self._look_at(choose)
+
+    # ---- keys and twins ---------------------------------------------------------------------------------------------------
+
+    def _after_choice(self) -> list[bool]:
+        """[n] whether a choose stands upstream, so that its key is known only when that is decided."""
+        after = [False] * len(self.graph)
+        for k, node in enumerate(self.graph.nodes):
+            after[k] = any(after[n] or self.graph.nodes[n].choice is not None for n in node.needs)
+        return after
+
+    def key(self, node: int) -> str:
+        """The key by content: a choose stands for its winner. Of a call that reads a winner it is known when that is."""
+        found = self.graph.nodes[node]
+        if not self.after_choice[node]:
+            return found.key
+        if node not in self.resolved:
+            step = self.graph.steps[found.step]
+            told = {n: self._told(a, found) for n, a in found.arguments}
+            self.resolved[node] = key_of(step.function, told, step.version, self.memo)
+        return self.resolved[node]
+
+    def _told(self, argument: Any, node: Node) -> Any:
+        if isinstance(argument, Slot):
+            return self._ref(node.needs[argument.place])
+        if type(argument) in (list, tuple):
+            return type(argument)(self._told(x, node) for x in argument)
+        if type(argument) is dict:
+            return {k: self._told(x, node) for k, x in argument.items()}
+        return argument
+
+    def _ref(self, need: int) -> Any:
+        found = self.graph.nodes[need]
+        if not (self.after_choice[need] or found.choice):
+            return Ref(found.key)
+        return _refs(self.view(need), self.key)
+
+    def _better_loaded(self, node: int, key: str) -> bool:
+        return key in self.known and key not in self.absent and self.graph.steps[self.graph.nodes[node].step].cache
+
+    def _is_twin(self, node: int, key: str) -> bool:
+        """Whether a call is one that runs elsewhere in the flow, now that its inputs are known; then it stands for that."""
+        if not self.after_choice[node]:
+            return False
+        if self._number_known(node, key):
+            self._judge_all()
+            return True
+        other = self.by_key.setdefault(key, node)
+        if other == node or self.graph.nodes[other].kind != "call":
+            return False
+        event = self.ran[other]
+        if self.state[other] in (State.OUT, State.IDLE) and event is not None and self._only_scores(node) and other not in self.reason:
+            self.ran[node], self.state[node], self.size[node] = event, State.HELD, 0.0  # its number is known
+            self.borrowed.add(node)
+            self._let_go_of_needs(node)
+            self._arrived(node)
+            self._judge_all()
+            return True
+        if self.state[other] not in (State.HELD, State.RUNNING, State.WAITING):
+            return False
+        self.refs[other] += 1
+        self.twin[node] = other
+        self.twins.setdefault(other, []).append(node)
+        self._let_go_of_needs(node)
+        self.state[node] = State.WAITING
+        if self.state[other] in (State.HELD, State.RUNNING):
+            self._wake(node)
+        if self.state[other] == State.HELD:
+            for choose, i, as_score in self.roles[node]:
+                if as_score and event is not None:
+                    self._score(choose, i, event.value)
+            self._judge_all()
+        return True
+
+    def _number_known(self, node: int, key: str) -> bool:
+        """Whether all that anybody wants of a call is a number that an earlier run left; then it has arrived."""
+        value = self.numbers.get(key)
+        if value is None or not self._only_scores(node) or not self.graph.steps[self.graph.nodes[node].step].cache:
+            return False
+        self.ran[node], self.state[node], self.loaded[node] = Done(node, 0, 0.0, 0.0, "", 0.0, value), State.HELD, True
+        self._let_go_of_needs(node)
+        self._arrived(node)
+        return True
+
+    def _only_scores(self, node: int) -> bool:
+        return node not in self.is_sink and bool(self.roles[node]) and len(self.graph.consumers[node]) == len(self.roles[node]) and all(s for *_, s in self.roles[node])  # fmt: skip
+
+    def _real(self, node: int) -> int:
+        while node in self.twin:
+            node = self.twin[node]
+        return node
+
+    # ---- memory -----------------------------------------------------------------------------------------------------------
+
+    def _fits(self, node: int, kind: str) -> bool:
+        """Whether there is room for another result; drops what is worth least until there is. Something always runs."""
+        limit = self.limits.memory_bytes
+        if math.isinf(limit):
+            return True
+        wanted = self.worth(node)[1]
+        reads = set(flat(tuple(self.view(n) for n in self.graph.nodes[node].needs))) if kind == "compute" else set()
+        while self.held_bytes + self.underway_bytes + wanted > limit:
+            held = [k for k in self.held if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.is_sink]
+            victim = cheapest([self._holding(k) for k in held])
+            if victim is None:
+                return self.running == 0
+            self._drop(victim)
+        return True
+
+    def _holding(self, node: int) -> Holding:
+        stored = self.graph.nodes[node].key in self.known
+        again = recompute_s(node, self.graph, lambda k: self.worth(k)[0], lambda k: self.state[k] == State.HELD)
+        return Holding(node, self.size[node], self.refs[node], again, stored)
+
+    def _drop(self, node: int) -> None:
+        """Let go of a result that will be needed again."""
+        self.held_bytes -= self.size[node]
+        self.held.pop(node)
+        self.released.append((node, self.turn[node]))
+        self.state[node] = State.IDLE
+        self.dropped += 1
+        self._hold_needs(node)
+
+    # ---- short ------------------------------------------------------------------------------------------------------------
+
+    def _choice(self, node: int) -> Choice:
+        choice = self.graph.nodes[node].choice
+        if choice is None:
+            raise FlowError(f"node {node} is no choose")
+        return choice
+
+    def _winners(self, node: int) -> list[int]:
+        return [self._choice(node).candidates[i].value for i in self.judged[node].kept or ()]
+
+    def _there(self, node: int) -> bool:
+        node = self._real(node)
+        found = self.graph.nodes[node]
+        if found.kind == "call":
+            if self.state[node] in (State.IDLE, State.OUT):  # dropped for want of memory
+                self._demand(node)
+            return self.state[node] == State.HELD
+        if found.kind == "gather":
+            return all(self._there(n) for n in found.needs)
+        return self.judged[node].kept is not None and all(self._there(w) for w in self._winners(node))
+
+
+def flat(view: View | Sequence[View]) -> Iterator[int]:
+    """The calls in a view."""
+    if isinstance(view, int):
+        yield view
+    else:
+        for v in view:
+            yield from flat(v)
+
+
+def _refs(view: View, key: Callable[[int], str]) -> Any:
+    return Ref(key(view)) if isinstance(view, int) else [_refs(v, key) for v in view]

@@ -1,0 +1,114 @@
+"""How long a flow would take, and how much memory: the course of the run, driven by expected costs instead of processes.
+
+List scheduling on w workers: whoever is free takes the first task in the order whose inputs are there, and it takes what is
+expected and a share for scheduling. The decisions are the course's own, so what a run prunes, drops and loads is in it. What no
+one can know are the scores to come: a choose with a declared shape is given scores of that shape with the best at the golden
+section, a threshold is crossed in the middle, others are equal.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from partita.dataflow.graph import FlowGraph
+from partita.dataflow.plan.course import Course, Done, Job, Limits, State, flat
+from partita.dataflow.plan.keep import reload_s
+from partita.dataflow.plan.search import GOLDEN
+from partita.dataflow.select import Best, First, Halving, Threshold
+
+AHEAD = 4  #: tasks a worker that may be handed out before they begin
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A run that did not happen."""
+
+    seconds: float
+    busy_s: float  #: of all tasks together
+    peak_bytes: float
+    tasks: int  #: that ran
+    scored: int  #: candidates
+
+
+def simulate(
+    graph: FlowGraph,
+    worth: Callable[[int], tuple[float, float]],
+    workers: int,
+    each_s: float = 0.0,
+    done: Mapping[int, float | None] | None = None,
+    known: Container[str] = frozenset(),
+    numbers: Mapping[str, float] | None = None,
+    memory_bytes: float = math.inf,
+) -> Simulated:
+    """Simulate what is left of a run of which `done` has run (node -> its number). O(nodes + edges) log nodes.
+
+    `worth` says (seconds, bytes) of a task, `each_s` what scheduling adds to it.
+    """
+    done = done or {}
+    course = Course(graph, known, numbers or {}, Limits(max(2, workers), memory_bytes), worth)
+    guess = _guesses(graph)
+    free = list(range(workers))
+    pool: dict[tuple[int, int], Job] = {}
+    running: list[tuple[float, int, int, int, float]] = []  #: (end, node, turn, worker, began)
+    now = busy = 0.0
+    tasks = 0
+    while not course.finished:
+        for job in course.next_jobs(workers * (1 + AHEAD) - len(pool) - len(running)):
+            pool[job.node, job.turn] = job
+        for gone in course.take_released():
+            pool.pop(gone, None)
+        started = False
+        for job in sorted(pool.values(), key=lambda j: j.place) if free else ():
+            if not free:
+                break
+            if all(course.state[n] == State.HELD for n in flat(job.inputs)):
+                del pool[job.node, job.turn]
+                took = 0.0 if job.node in done else each_s + (reload_s(worth(job.node)[1]) if job.kind == "load" else worth(job.node)[0])  # fmt: skip
+                busy += 0.0 if job.node in done else took
+                tasks += job.node not in done
+                heapq.heappush(running, (now + took, job.node, job.turn, free.pop(), now))
+                started = True
+        if started and free and pool:
+            continue
+        if not running:
+            if not pool:
+                break  # nothing can go on: what is left has failed
+            continue
+        now, node, turn, worker, began = heapq.heappop(running)
+        free.append(worker)
+        value = done.get(node)
+        course.done(Done(node, turn, began, now, str(worker), worth(node)[1], guess.get(node, 0.0) if value is None else value))
+    scored = sum(len(j.scores) for j in course.judged.values())
+    return Simulated(now, busy, course.peak_bytes, tasks, scored)
+
+
+def _guesses(graph: FlowGraph) -> dict[int, float]:
+    """Node -> the score it is given."""
+    found: dict[int, float] = {}
+    for node in graph.nodes:
+        if node.choice is None:
+            continue
+        select, n = node.choice.select, len(node.choice.candidates)
+        up = select.largest if isinstance(select, Best | Halving) else select.above
+        sign = 1.0 if up else -1.0
+        for i, c in enumerate(node.choice.candidates):
+            if isinstance(select, Threshold | First):
+                found[c.score] = select.at + sign * (i - n / 2 + 0.25)
+            elif node.choice.shape == "convex":
+                found[c.score] = -sign * abs(i - GOLDEN * (n - 1) - 0.1)
+            else:
+                found[c.score] = sign * i if node.choice.shape == "monotone" else 0.0
+    return found
+
+
+def typical(gaps: Sequence[float]) -> float:
+    """The mean of gaps between tasks, without the longest twentieth: those are waits for something else.
+
+    >>> typical([0.001] * 99 + [5.0])
+    0.001
+    """
+    kept = sorted(gaps)[: max(1, math.ceil(0.95 * len(gaps)))]
+    return sum(kept) / len(kept) if kept else 0.0

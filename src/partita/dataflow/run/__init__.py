@@ -1,0 +1,1 @@
+"""Flows run for real: in this process, or on Dask."""

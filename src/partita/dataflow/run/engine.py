@@ -1,0 +1,384 @@
+"""Run a flow: the course says what to do, an engine does it, reports go back to the course.
+
+    run(graph, engine, settings) -> Outcome
+
+The loop keeps a window of tasks under way, as many as the workers need for a moment and not more: so a loser is seldom begun
+in vain, and the scheduler knows of few tasks at any time however large the flow is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from partita.dataflow.flow import FlowError
+from partita.dataflow.graph import FlowGraph
+from partita.dataflow.plan.costs import Costs
+from partita.dataflow.plan.course import Course, Done, Failure, Job, Limits, State, View, flat
+from partita.dataflow.plan.simulate import simulate, typical
+from partita.dataflow.run.in_process import Order
+from partita.dataflow.run.numbers import Numbers
+from partita.dataflow.run.record import ChoiceRow, Chosen, MemoryRow, RunRecord, ScoreRow, TaskRow
+from partita.dataflow.run.task import Report, Told
+from partita.errors import InternalError, PartitaError
+
+Progress = Callable[[str, int, int], None]
+AHEAD_S = 0.15  #: work that a worker should always have before it
+LEAST_WINDOW, MOST_WINDOW = 3, 400  #: tasks a worker
+SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
+FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
+MEMORY_ROWS = 1000
+LOOKS = (0.03, 0.05, 0.07, 0.09, 0.11, 0.13, 0.16, 0.2, 0.3, 0.5, 0.75)  #: parts of the tasks after which the rest is predicted
+TENTH = 0.1
+BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
+
+
+class Engine(Protocol):
+    """Who runs tasks."""
+
+    workers: int
+
+    def submit(self, orders: Sequence[Order]) -> None: ...
+    def release(self, gone: Sequence[tuple[int, int]]) -> None: ...
+    def wait(self, timeout_s: float) -> list[tuple[Report, str]]: ...
+    def fetch(self, nodes: Sequence[int]) -> list[Any]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run."""
+
+    memory_bytes: float = math.inf
+    stop_on_error: bool = False
+    check: bool = True  #: run a few tasks twice, to see whether steps give the same again
+    started_s: float = 0.0  #: starting workers took
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's record, and the results themselves, in the order of the record's `chosen`."""
+
+    record: RunRecord
+    values: tuple[Any, ...]
+
+    @property
+    def value(self) -> Any:
+        """The one result. Raises FlowError where the flow has several."""
+        if len(self.values) != 1:
+            raise FlowError(f"the flow has {len(self.values)} results", hint="take .values, or choose over what is left")
+        return self.values[0]
+
+
+def run(
+    graph: FlowGraph,
+    engine: Engine,
+    settings: Settings = Settings(),
+    known: Container[str] = (),
+    numbers: Numbers | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a flow to its end. `known`: keys of results that the store has; `numbers`: scores of earlier runs.
+
+    Raises FlowError where every result is lost, or, with `stop_on_error`, at the first task that raises.
+    """
+    return _Run(graph, engine, settings, known, numbers, progress).to_the_end()
+
+
+@dataclass
+class _Run:
+    graph: FlowGraph
+    engine: Engine
+    settings: Settings
+    known: Container[str]
+    numbers: Numbers | None
+    progress: Progress | None
+    busy_s: float = 0.0
+    looked_s: float = 0.0
+    recomputed: int = 0
+    checked: set[int] = field(default_factory=set)  #: steps whose tasks were run twice
+    asked: set[int] = field(default_factory=set)
+    memory: list[MemoryRow] = field(default_factory=list)
+    by_worker: dict[str, float] = field(default_factory=dict)
+    lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
+    predictions: list[tuple[float, float]] = field(default_factory=list)
+    tenth: float | None = None
+    wait_for: int = 0  #: which of LOOKS is next
+    done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
+    ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
+    gaps: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.costs = Costs(self.graph)
+        limits = Limits(max(2, self.engine.workers), self.settings.memory_bytes)
+        self.began = time.time()
+        self.course = Course(self.graph, self.known, self.numbers.found if self.numbers else {}, limits, self.costs.worth)
+
+    def to_the_end(self) -> Outcome:
+        course, quiet = self.course, 0
+        while not course.finished:
+            self._hand_out()
+            if course.finished:
+                break
+            reports = self.engine.wait(0.5)
+            quiet = 0 if reports or course.running else quiet + 1
+            if quiet > 3:
+                raise InternalError(f"the flow stands still: {self._standing()}")
+            self._note(reports)
+            for report, worker in reports:
+                self._take(report, worker)
+            self._predict()
+            if self.progress is not None and reports:
+                self.progress("tasks", min(self._settled(), self.graph.tasks), self.graph.tasks)
+        seconds = time.time() - self.began
+        values = self._values()
+        if self.progress is not None:
+            self.progress("tasks", self.graph.tasks, self.graph.tasks)
+        return Outcome(self._record(seconds, values), values)
+
+    # ---- out --------------------------------------------------------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        """Fill the window when it is half empty; let go of what nobody needs."""
+        window = self._window()
+        room = window - self.course.running
+        if 2 * room >= window or not self.course.running:
+            self.engine.submit([self._order(job) for job in self.course.next_jobs(room)])
+        gone = self.course.take_released()
+        if gone:
+            self.engine.release(gone)
+            for node, _ in gone:
+                self._moved(node, None)
+
+    def _window(self) -> int:
+        n, seconds, _ = self.costs.total
+        each = AHEAD_S / max(seconds / n, 1e-4) if n else 0
+        return self.engine.workers * int(min(max(each, LEAST_WINDOW), MOST_WINDOW))
+
+    def _order(self, job: Job) -> Order:
+        node = self.graph.nodes[job.node]
+        step = self.graph.steps[node.step]
+        keep = step.cache and not self._changes(job.node)
+        told = Told(job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job))
+        return Order(told, job.inputs, job.place, self._brief(node.step))
+
+    def _brief(self, step: int) -> bool:
+        seconds, size = self.costs.mean(step)
+        return 0.0 < seconds < BRIEF_S and size < BRIEF_BYTES
+
+    def _look_again(self, job: Job) -> bool:
+        """Whether to run a task twice: once a step, where it is known to be short against the time spent so far."""
+        step = self.graph.nodes[job.node].step
+        if not self.settings.check or job.kind == "load" or step in self.asked or step not in self.costs.rows:
+            return False
+        takes = self.costs.worth(job.node)[0]
+        if takes > FREE_LOOK_S and takes + self.looked_s > SECOND_LOOKS * self.busy_s:
+            return False
+        self.asked.add(step)
+        self.looked_s += takes
+        return True
+
+    def _changes(self, node: int) -> bool:
+        """Whether a step upstream, or its own, was seen to give something else the second time."""
+        if not self.course.changing:
+            return False
+        return self.graph.nodes[node].step in self.course.changing or any(
+            self._changes(n) for n in self.graph.nodes[node].needs
+        )
+
+    # ---- in ---------------------------------------------------------------------------------------------------------------
+
+    def _gap(self, worker: str, started: float, ended: float) -> None:
+        """What lies between two tasks of a worker: what scheduling and moving inputs costs."""
+        before = self.ends.get(worker)
+        if before is not None and started > before:
+            self.gaps.append(started - before)
+        self.ends[worker] = ended
+
+    def _predict(self) -> None:
+        """Say how long the whole run will take, when so much of it is done; `tenth` is what a tenth of the work foretold."""
+        done = len(self.done)
+        if self.wait_for == len(LOOKS) or done < max(4, LOOKS[self.wait_for] * self.graph.tasks):
+            return
+        elapsed = time.time() - self.began
+        while self.wait_for < len(LOOKS) and done >= LOOKS[self.wait_for] * self.graph.tasks:
+            self.wait_for += 1
+        left = simulate(
+            self.graph, lambda k: self.costs.worth(k), self.engine.workers, typical(self.gaps), self.done,
+            self.known, self.numbers.found if self.numbers else {}, self.settings.memory_bytes,
+        )  # fmt: skip
+        self.predictions.append((elapsed, elapsed + left.seconds))
+        if self.tenth is None and self.busy_s >= TENTH * (self.busy_s + left.busy_s):
+            self.tenth = elapsed + left.seconds
+
+    def _note(self, reports: Sequence[tuple[Report, str]]) -> None:
+        """Keep numbers for later runs, unless their step was seen to give others the second time."""
+        if self.numbers is not None:
+            fresh = [r for r, _ in reports if r.state == "done" and r.value is not None and r.same is not False]
+            kept = [r for r in fresh if not self._changes(r.node) and self.graph.steps[self.graph.nodes[r.node].step].cache]
+            self.numbers.add({self.course.key(r.node): r.value for r in kept if r.value is not None})
+
+    def _take(self, report: Report, worker: str) -> None:
+        started, ended = report.started_s - self.began, report.ended_s - self.began
+        step = self.graph.nodes[report.node].step
+        if report.state == "lost":
+            self.course.lost(report.node, report.turn)
+            return
+        if report.state == "failed":
+            if self.settings.stop_on_error:
+                raise FlowError(f"task {self._said(report.node)}: {report.reason}", hint="leave out --stop-on-error to lose only its branch")  # fmt: skip
+            self.course.failed(Failure(report.node, report.turn, report.reason, started, ended, worker))
+            return
+        took = ended - started
+        self.busy_s += took
+        if not (report.stored and self.course.loaded[report.node]):
+            self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
+            self._gap(worker, started, ended)
+        self.done[report.node] = report.value
+        if report.same is not None:
+            self.checked.add(step)
+        self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.same, report.stored))  # fmt: skip
+        if self.course.state[report.node] == State.HELD:
+            self._moved(report.node, (worker, report.size_bytes), ended)
+
+    def _moved(self, node: int, to: tuple[str, float] | None, when: float | None = None) -> None:
+        """Keep account of which worker holds how much."""
+        t = time.time() - self.began if when is None else when
+        for place, sign in ((self.lies.pop(node, None), -1.0), (to, 1.0)):
+            if place is not None:
+                worker, size = place
+                self.by_worker[worker] = max(0.0, self.by_worker.get(worker, 0.0) + sign * size)
+                self.memory.append(MemoryRow(t, worker, self.by_worker[worker]))
+        if to is not None:
+            self.lies[node] = to
+
+    # ---- the end ----------------------------------------------------------------------------------------------------------
+
+    def _values(self) -> tuple[Any, ...]:
+        """The results themselves. Raises FlowError where none is there."""
+        course = self.course
+        views = [None if course.state[s] == State.FAILED else course.view(s) for _, s in self.graph.sinks]
+        if all(v is None for v in views):
+            _, sink = self.graph.sinks[0]
+            raise FlowError(f"every result of the flow is lost: {course.reason.get(sink, 'failed')}", hint="correct the step, or the options")  # fmt: skip
+        nodes = list(dict.fromkeys(n for v in views if v is not None for n in flat(v)))
+        try:
+            found = dict(zip(nodes, self.engine.fetch(nodes), strict=True))
+        except PartitaError:
+            raise
+        except Exception as error:
+            raise PartitaError(f"the results cannot be fetched: {error}", hint="return something smaller") from error
+        return tuple(None if v is None else _filled(v, found) for v in views)
+
+    def _record(self, seconds: float, values: Sequence[Any]) -> RunRecord:
+        course, graph = self.course, self.graph
+        rows = tuple(self._task_row(k) for k, n in enumerate(graph.nodes) if n.kind == "call")
+        states = [r.state for r in rows]
+        choices = tuple(self._choice_row(k) for k in course.judged)
+        never = sum(s.score is None and not s.reason.startswith("failed: ") for c in choices for s in c.scores)
+        return RunRecord(
+            seconds=seconds, started_s=self.settings.started_s,
+            tasks_run=states.count("run"), tasks_shared=max(0, graph.applied - graph.tasks) + states.count("shared"),
+            tasks_cached=states.count("cached"), tasks_pruned=states.count("pruned"),
+            tasks_cancelled=states.count("cancelled"), tasks_failed=states.count("failed"),
+            configurations=graph.configurations, branches=graph.branches, branches_pruned=never,
+            chosen=tuple(self._chosen(k, v) for k, v in enumerate(values)),
+            peak_bytes=course.peak_bytes, workers=self.engine.workers, dropped=course.dropped,
+            predicted_s=self.tenth, predictions=tuple(self.predictions), busy_s=self.busy_s, notes=tuple(self._notes()),
+            tasks=rows, choices=choices, memory=thinned(self.memory, MEMORY_ROWS),
+        )  # fmt: skip
+
+    def _task_row(self, k: int) -> TaskRow:
+        course, node = self.course, self.graph.nodes[k]
+        event = course.ran[k]
+        readers = len(self.graph.consumers[k])
+        if k in course.twin or k in course.borrowed:
+            return TaskRow(node.key, node.label, node.options, "shared", reason="it is another task of this run", readers=readers)  # fmt: skip
+        if event is None:
+            if k in course.reason:
+                return TaskRow(node.key, node.label, node.options, "failed", reason=course.reason[k], readers=readers)
+            cut = k in course.cancelled
+            why = "its branch lost while it ran" if cut else "nobody needed it"
+            return TaskRow(node.key, node.label, node.options, "cancelled" if cut else "pruned", reason=why, readers=readers)
+        state = "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
+        return TaskRow(
+            node.key, node.label, node.options, state, event.started_s, event.ended_s, event.worker, event.size_bytes,
+            course.reason.get(k, ""), course.times_run[k], readers,
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    def _choice_row(self, k: int) -> ChoiceRow:
+        node, j = self.graph.nodes[k], self.course.judged[k]
+        assert node.choice is not None
+        c = node.choice
+        kept = j.kept or ()
+        scores = tuple(
+            ScoreRow(
+                one.options, j.scores.get(i), i in kept,
+                f"failed: {j.failed[i]}" if i in j.failed else "kept" if i in kept else j.lost.get(i, "not needed"),
+            )
+            for i, one in enumerate(c.candidates)
+        )  # fmt: skip
+        return ChoiceRow(c.name, node.options, c.over, str(c.select), c.shape, j.contradiction, scores)
+
+    def _chosen(self, k: int, value: Any) -> Chosen:
+        options, sink = self.graph.sinks[k]
+        if self.course.state[sink] == State.FAILED:
+            return Chosen(options, None, None, "", self.course.reason.get(sink, "failed"))
+        plain = value if isinstance(value, bool | int | float) and value == value else None
+        shown = value[:200] if isinstance(value, str) else plain
+        return Chosen(self.course.options_of(sink), self._score_of(sink), shown, type(value).__name__)
+
+    def _score_of(self, sink: int) -> float | None:
+        """By which a result was chosen: the outermost choose's."""
+        j = self.course.judged.get(sink)
+        return j.scores.get(j.kept[0]) if j is not None and j.kept else None
+
+    def _notes(self) -> list[str]:
+        """What a person should know."""
+        notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.course.changing)]  # fmt: skip
+        for k, j in self.course.judged.items():
+            if j.contradiction:
+                name = self.graph.nodes[k].label
+                notes.append(f"{name}{_on(self.graph.nodes[k].options)}: {j.contradiction}; all options were run")
+        lost: dict[str, int] = {}
+        for k, why in self.course.reason.items():
+            if self.graph.nodes[k].kind == "call" and self.course.ran[k] is not None:
+                told = f"{self._said(k)}: {why}"
+                lost[told] = lost.get(told, 0) + 1
+        notes += [f"lost: {told}" for told in list(lost)[:20]] + ([f"and {len(lost) - 20} more lost"] if len(lost) > 20 else [])
+        return notes
+
+    # ---- short ------------------------------------------------------------------------------------------------------------
+
+    def _settled(self) -> int:
+        return sum(s in (State.HELD, State.OUT, State.FAILED) for s, n in zip(self.course.state, self.graph.nodes, strict=True) if n.kind == "call")  # fmt: skip
+
+    def _said(self, k: int) -> str:
+        return self.graph.nodes[k].label + _on(self.graph.nodes[k].options)
+
+    def _standing(self) -> str:
+        left = [self._said(k) for k, s in enumerate(self.course.state) if s == State.WAITING]
+        return ", ".join(left[:5])
+
+
+def _on(options: Any) -> str:
+    told = ", ".join(f"{n}={v}" for n, v in options.items())
+    return f" ({told})" if told else ""
+
+
+def _filled(view: View, found: dict[int, Any]) -> Any:
+    return found[view] if isinstance(view, int) else [_filled(v, found) for v in view]
+
+
+def thinned(rows: Sequence[MemoryRow], most: int) -> tuple[MemoryRow, ...]:
+    """At most `most` rows and the peaks of each worker among them."""
+    if len(rows) <= most:
+        return tuple(rows)
+    step = len(rows) / most
+    chosen = {int(k * step) for k in range(most)} | {len(rows) - 1}
+    for worker in {r.worker for r in rows}:
+        chosen.add(max((k for k, r in enumerate(rows) if r.worker == worker), key=lambda k: rows[k].bytes))
+    return tuple(rows[k] for k in sorted(chosen))

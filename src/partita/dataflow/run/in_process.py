@@ -1,0 +1,68 @@
+"""A flow's tasks run one after another in this process: no start-up, errors where they happen, for small flows and debugging."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from partita.dataflow.plan.course import View, flat
+from partita.dataflow.run.task import Report, Told, execute
+from partita.dataflow.store import Store
+
+
+class Order(NamedTuple):
+    """A task for an engine."""
+
+    told: Told
+    inputs: tuple[View, ...]  #: for each need
+    place: int  #: in the order
+    brief: bool = False  #: so short and small that it travels with others
+
+
+@dataclass
+class InProcess:
+    """An engine with one worker: this process."""
+
+    functions: Sequence[Callable[..., Any]]
+    store: Store | None = None
+    workers: int = 1
+    results: dict[int, Any] = field(default_factory=dict)
+    waiting: deque[Order] = field(default_factory=deque)
+    gone: set[tuple[int, int]] = field(default_factory=set)  #: what is not to be begun
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        self.waiting += orders
+
+    def release(self, gone: Sequence[tuple[int, int]]) -> None:
+        """Forget results, and tasks that have not begun."""
+        for node, _ in gone:
+            self.results.pop(node, None)
+        self.gone |= set(gone)
+
+    def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
+        """The report of the next task, which runs now."""
+        while self.waiting and (self.waiting[0].told.node, self.waiting[0].told.turn) in self.gone:
+            self.waiting.popleft()
+        if not self.waiting:
+            return []
+        told, inputs, *_ = self.waiting.popleft()
+        result, report = execute(told, self.functions[told.step], [self._seen(v) for v in inputs], self.store)
+        if report.state == "done":
+            self.results[told.node] = result
+        return [(report, "here")]
+
+    def fetch(self, nodes: Sequence[int]) -> list[Any]:
+        return [self.results[n] for n in nodes]
+
+    def close(self) -> None:
+        self.results.clear()
+
+    def _seen(self, view: View) -> Any:
+        return self.results[view] if isinstance(view, int) else [self._seen(v) for v in view]
+
+
+def needed(inputs: Sequence[View]) -> list[int]:
+    """The results that inputs are made of, each once."""
+    return list(dict.fromkeys(flat(inputs)))

@@ -1,0 +1,83 @@
+"""Run a flow from Python: in this process, on processes of this machine, or on any Dask scheduler.
+
+    outcome = run_flow(flow, workers=2)       outcome.value, outcome.record.chosen
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from partita.dataflow.flow import FlowError
+from partita.dataflow.graph import FlowGraph, unfold
+from partita.dataflow.run.engine import Engine, Outcome, Progress, Settings, run
+from partita.dataflow.run.in_process import InProcess
+from partita.dataflow.run.numbers import Numbers
+from partita.dataflow.store import Store
+from partita.errors import BadInput, MissingDependency
+
+MOST_WORKERS = 512
+
+
+def run_flow(
+    flow: Callable[[], Any] | FlowGraph | Any,
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    store: Store | None = None,
+    numbers: Numbers | None = None,
+    memory_bytes: float = math.inf,
+    stop_on_error: bool = False,
+    check: bool = True,
+    dashboard: str | None = None,
+    modules: Sequence[ModuleType] = (),
+    paths: Sequence[str | Path] = (),
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a flow: a function that returns one, what it returned, or that unfolded.
+
+    `workers` processes of this machine (default: a process a core; 0: no others, all in this one), or those of a
+    `scheduler`'s address. `store` keeps results from run to run, `numbers` scores. `memory_bytes` is what results may take in all workers
+    together. `modules` are sent to workers as they are, `paths` are where workers import from. Raises FlowError and its kin.
+    """
+    graph = flow if isinstance(flow, FlowGraph) else unfold(flow() if callable(flow) else flow)
+    workers = _count(workers)
+    functions = [s.function for s in graph.steps]
+    with contextlib.ExitStack() as stack:
+        began = time.monotonic()
+        engine: Engine
+        if workers == 0 and scheduler is None:
+            engine = InProcess(functions, store)
+        else:
+            engine = _dask(stack, functions, workers, scheduler, store, dashboard, modules, paths)
+        stack.callback(engine.close)
+        settings = Settings(memory_bytes, stop_on_error, check, time.monotonic() - began)
+        return run(graph, engine, settings, store if store is not None else frozenset(), numbers, progress)
+
+
+def _count(workers: int | None) -> int:
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not 0 <= workers <= MOST_WORKERS:
+        raise BadInput(f"{workers} workers", hint=f"give 0 (in this process) to {MOST_WORKERS}")
+    return workers
+
+
+def _dask(
+    stack: contextlib.ExitStack, functions: Sequence[Callable[..., Any]], workers: int, scheduler: str | None,
+    store: Store | None, dashboard: str | None, modules: Sequence[ModuleType], paths: Sequence[str | Path],
+) -> Engine:  # fmt: skip
+    try:
+        from partita.dataflow.run.on_dask import OnDask, cluster
+    except ImportError as error:
+        raise MissingDependency(f"flows on several processes need Dask: {error}", hint="pip install 'partita[flow]', or run with --workers 0") from error  # fmt: skip
+    if scheduler is not None and "://" not in scheduler:
+        raise FlowError(f"the scheduler {scheduler!r} is no address", hint="write tcp://HOST:PORT")
+    address = scheduler or stack.enter_context(cluster(workers, dashboard))
+    return OnDask.connect(address, functions, modules, [str(p) for p in paths], store)

@@ -1,0 +1,69 @@
+"""Scores from run to run: a line for each, appended as they come, so that a run that was killed need not score again.
+
+A number is not worth a file of its own in the store, but costs what its task took, and all that its task needs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from partita.errors import BadInput
+from partita.files import read_text
+
+MOST_BYTES = 100_000_000  #: a longer file is begun anew
+
+
+@dataclass
+class Numbers:
+    """Key -> number, in memory and in a file; `found` is what earlier runs left."""
+
+    path: Path
+    found: dict[str, float] = field(default_factory=dict)
+    out: IO[str] | None = None
+
+    @staticmethod
+    def open(path: str | Path) -> Numbers:
+        """The numbers in a file; lines that are damaged, as a killed run's last one may be, do not count.
+
+        Raises BadInput where the file cannot be read or written.
+        """
+        path = Path(path)
+        found = read_numbers(path) if path.exists() else {}
+        try:
+            begin = path.exists() and path.stat().st_size > MOST_BYTES
+            out = open(path, "w" if begin else "a", encoding="utf-8")  # noqa: SIM115
+            out.write("\n")  # behind half a line
+        except OSError as error:
+            raise BadInput(f"{path} cannot be written: {error.strerror}", hint="name another folder: -o DIR") from error
+        return Numbers(path, found, out)
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        """Keep some; what the disk does not take is computed again next time."""
+        if self.out is not None and numbers:
+            try:
+                self.out.write("".join(json.dumps([k, v]) + "\n" for k, v in numbers.items() if math.isfinite(v)))
+                self.out.flush()
+            except OSError:
+                self.out = None
+
+    def close(self) -> None:
+        if self.out is not None:
+            self.out.close()
+
+
+def read_numbers(path: Path) -> dict[str, float]:
+    """The sound lines of a file. Raises BadInput where it is no text or too large. O(lines)."""
+    found: dict[str, float] = {}
+    for line in read_text(path, BadInput).splitlines():
+        try:
+            key, value = json.loads(line)
+            if isinstance(key, str) and isinstance(value, float | int) and not isinstance(value, bool):
+                found[key] = float(value)
+        except (ValueError, TypeError, RecursionError, OverflowError):
+            continue
+    return found

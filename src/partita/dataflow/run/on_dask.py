@@ -1,0 +1,239 @@
+"""A flow's tasks on Dask distributed: processes on this machine, or any scheduler's workers.
+
+    with cluster(workers=2) as address:   with OnDask.connect(address, functions) as engine: ...
+
+Tasks go to the scheduler in bundles, with the keys of what they read; the scheduler places them, moves inputs and runs a lost
+task again. Reports come back in bundles too, as events of a topic of this run: a task costs neither a round trip nor a
+callback. A key is never used twice (the turn is in it): a key that was cancelled and comes back would be taken for cancelled
+(dask #2609). The run's order is the priority of a bundle, and Dask's own order, depth first as well, holds within one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import dask
+from dask._task_spec import Task, TaskRef
+from distributed import Client, LocalCluster
+
+from partita.dataflow.plan.course import View
+from partita.dataflow.run.in_process import Order, needed
+from partita.dataflow.run.task import Report
+from partita.dataflow.run.worker import Functions, Member, Missing, run_clump
+from partita.dataflow.store import Store
+from partita.errors import BadInput, PartitaError
+
+CONNECT_S = 10.0
+LOOK_S = 1.0  #: how often futures are looked at for what nobody reported: a task whose worker died too often
+MOST_CLUMP = 20  #: tasks
+DEATHS = 10  #: of workers under one task before the task is given up
+_OURS = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False, "distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False, "distributed.scheduler.allowed-failures": DEATHS, "distributed.comm.timeouts.connect": "10s"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def cluster(workers: int, dashboard: str | None = None) -> Iterator[str]:
+    """A scheduler and processes of one thread each on this machine, on loopback only; gives the address.
+
+    Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
+    """
+    with dask.config.set(_OURS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a port that is taken, a machine without IPv6: not ours to say
+        made = LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=dashboard,
+            worker_dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL,
+        )  # fmt: skip
+    try:
+        yield made.scheduler_address
+    finally:
+        with contextlib.suppress(Exception):
+            made.close(timeout=10)
+
+
+class _Task(Task):  # type: ignore[misc]
+    """A task whose token is its key: it is never used twice, and Dask would digest all that it holds for one."""
+
+    __slots__ = ()
+
+    def __dask_tokenize__(self) -> str:
+        return str(self.key)
+
+
+@dataclass(eq=False)
+class _Clump:
+    """A task of Dask's: one of ours, or several brief ones."""
+
+    key: str
+    wanted: set[tuple[int, int]]  #: (node, turn) of those whose result is still needed
+    future: Any = None
+
+
+@dataclass
+class OnDask:
+    """An engine on a Dask scheduler."""
+
+    client: Client
+    name: str  #: of this run: its topic and its keys
+    workers: int
+    clump_of: dict[int, tuple[_Clump, int]] = field(default_factory=dict)  #: node -> its latest clump, and its place there
+    turns: dict[int, int] = field(default_factory=dict)
+    clumps: int = 0
+    underway: dict[int, int] = field(default_factory=dict)  #: node -> turn of those without a report
+    suspects: set[tuple[int, int]] = field(default_factory=set)
+    events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
+    looked: float = field(default_factory=time.monotonic)
+
+    @staticmethod
+    def connect(
+        address: str, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType] = (), paths: Sequence[str] = (),
+        store: Store | None = None,
+    ) -> OnDask:  # fmt: skip
+        """Raises BadInput where no scheduler answers, or it has no workers."""
+        try:
+            client = Client(address, timeout=CONNECT_S, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise BadInput(f"no Dask scheduler answers at {address}", hint="start one: dask scheduler; dask worker ADDRESS") from error  # fmt: skip
+        try:
+            return OnDask._ready(client, functions, modules, paths, store)
+        except BaseException:
+            client.close(timeout=2)
+            raise
+
+    @staticmethod
+    def _ready(
+        client: Client, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType], paths: Sequence[str],
+        store: Store | None,
+    ) -> OnDask:  # fmt: skip
+        threads = sum(w["nthreads"] for w in client.scheduler_info(n_workers=-1)["workers"].values())
+        if not threads:
+            raise BadInput("the Dask scheduler has no workers", hint="start some: dask worker ADDRESS")
+        name = f"partita-{secrets.token_hex(4)}"
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            packed = cloudpickle.dumps(list(functions))
+        except Exception as error:
+            raise BadInput(f"the flow's functions cannot be sent to workers: {error}", hint="keep open files, locks and clients out of their globals") from error  # fmt: skip
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
+        client.register_plugin(Functions(name, packed, tuple(paths), store), name=name)
+        engine = OnDask(client, name, threads)
+        client.subscribe_topic(name, lambda event: engine.events.put(event[1]))
+        return engine
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        """One bundle for the scheduler: tasks may read what others of it, or earlier ones, give.
+
+        Brief tasks that follow each other become one task of Dask's, a clump: running each for itself would take the
+        scheduler longer than the task.
+        """
+        if not orders:
+            return
+        made = [self._clump(group) for group in _grouped(orders, self.workers)]
+        bundle = {c.key: task for c, task in made}
+        futures = self.client.get(bundle, list(bundle), sync=False, priority=-min(o.place for o in orders))
+        for (clump, _), future in zip(made, futures, strict=True):
+            clump.future = future
+
+    def _clump(self, orders: Sequence[Order]) -> tuple[_Clump, Task]:
+        own = {o.told.node: k for k, o in enumerate(orders)}
+        outside = [n for n in dict.fromkeys(n for o in orders for n in needed(o.inputs)) if n not in own]
+        read = [self.clump_of[n] for n in outside]
+        clumps = list({c.key: c for c, _ in read}.values())
+        at = {c.key: k for k, c in enumerate(clumps)}
+        number = {n: k for k, n in enumerate(outside)} | {n: -1 - k for n, k in own.items()}
+        members = tuple(Member(o.told, tuple(_placed(v, number) for v in o.inputs)) for o in orders)
+        self.clumps += 1
+        clump = _Clump(f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}", {(o.told.node, o.told.turn) for o in orders})
+        for o in orders:
+            self.clump_of[o.told.node] = (clump, own[o.told.node])
+            self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
+        sources = tuple((at[c.key], k) for c, k in read)
+        return clump, _Task(clump.key, run_clump, self.name, members, sources, *[TaskRef(c.key) for c in clumps])
+
+    def release(self, gone: Sequence[tuple[int, int]]) -> None:
+        """Results and tasks that nobody needs: the scheduler forgets them, and does not begin what has not begun."""
+        for node, turn in gone:
+            if self.turns.get(node) == turn and node in self.clump_of:
+                clump, _ = self.clump_of.pop(node)
+                self.underway.pop(node, None)
+                clump.wanted.discard((node, turn))
+                if not clump.wanted and clump.future is not None:
+                    clump.future.release()
+                    clump.future = None
+
+    def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
+        """The reports that have come; waits for the first."""
+        found: list[tuple[Report, str]] = []
+        with contextlib.suppress(queue.Empty):
+            bundle = self.events.get(timeout=timeout_s)
+            while True:
+                found += [(Report(*row), bundle["worker"]) for row in bundle["reports"]]
+                bundle = self.events.get_nowait()
+        for report, _ in found:
+            if self.underway.get(report.node) == report.turn:
+                del self.underway[report.node]
+        if time.monotonic() - self.looked > LOOK_S:
+            self.looked = time.monotonic()
+            found += self._unreported()
+        return found
+
+    def _unreported(self) -> list[tuple[Report, str]]:
+        """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
+        if self.client.status not in ("running", "connecting"):
+            raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
+        futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
+        bad = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ("error", "cancelled", "lost")}
+        sure, self.suspects = bad & self.suspects, bad
+        now = time.time()
+        found: list[tuple[Report, str]] = []
+        for node, turn in sure:
+            if futures[node].status == "error":
+                why = " ".join(str(futures[node].exception(timeout=5)).split())[:300]
+                found.append((Report(node, turn, "failed", now, now, reason=why), ""))
+            else:
+                found.append((Report(node, turn, "lost", now, now, reason="the scheduler forgot it"), ""))
+            self.underway.pop(node, None)
+        return found
+
+    def fetch(self, nodes: Sequence[int]) -> list[Any]:
+        """Results, brought here. Raises PartitaError where one is lost."""
+        clumps = {self.clump_of[n][0].key: self.clump_of[n][0].future for n in nodes}
+        brought = dict(zip(clumps, self.client.gather(list(clumps.values())), strict=True))
+        found = [brought[self.clump_of[n][0].key][self.clump_of[n][1]] for n in nodes]
+        if any(isinstance(x, Missing) for x in found):
+            raise PartitaError("a result was lost on its way", hint="finished results are kept: partita flow resume")
+        return found
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.release([(n, t) for n, t in self.turns.items()])
+            self.client.unregister_worker_plugin(self.name)
+        with contextlib.suppress(Exception):
+            self.client.close(timeout=5)
+
+
+def _grouped(orders: Sequence[Order], workers: int) -> list[list[Order]]:
+    """Neighbours that are brief together, so that each worker gets two clumps or more; the others for themselves."""
+    most = min(MOST_CLUMP, max(1, len(orders) // (2 * workers)))
+    groups: list[list[Order]] = []
+    for o in orders:
+        if o.brief and groups and groups[-1][0].brief and len(groups[-1]) < most:
+            groups[-1].append(o)
+        else:
+            groups.append([o])
+    return groups
+
+
+def _placed(view: View, at: dict[int, int]) -> View:
+    return at[view] if isinstance(view, int) else [_placed(v, at) for v in view]

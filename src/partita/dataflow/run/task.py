@@ -1,0 +1,183 @@
+"""One task, where it runs: on a worker, or in this process. What it took and what came of it is reported beside the result.
+
+A task is told by its step's number; the functions travel once (`Functions`), not with every task. Some tasks are run twice
+to see whether a step gives the same again and leaves its arguments as they were: what does not is never kept for later.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import Parameter, Signature, signature
+from typing import Any, Literal
+
+import numpy as np
+
+from partita.dataflow.graph import Slot
+from partita.dataflow.keys import content_of
+from partita.dataflow.store import Put, Store
+from partita.errors import JobError, PartitaError, place_of, sentence_of
+
+WRITE_BYTES_PER_S = 200e6
+WRITE_S = 0.004  #: of a file, synchronised
+WORTH_KEEPING = 1.0  #: a result is stored when computing took so many times what storing takes
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a task needs to be told, apart from its inputs."""
+
+    node: int
+    turn: int
+    step: int
+    kind: Literal["compute", "load"]
+    key: str
+    label: str  #: of the step
+    arguments: tuple[tuple[str, Any], ...]  #: with a `Slot` for each input
+    keep: bool  #: whether the result may be stored
+    twice: bool  #: whether to run it twice
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a task went; times are seconds since the epoch. All of it is plain, so that it may cross as a message."""
+
+    node: int
+    turn: int
+    state: Literal["done", "failed", "lost"]
+    started_s: float
+    ended_s: float
+    size_bytes: float = 0.0
+    value: float | None = None
+    same: bool | None = None
+    stored: bool = False
+    reason: str = ""
+
+
+def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None) -> tuple[Any, Report]:
+    """(result, report) of a task; the result of one that failed is None."""
+    started = time.time()
+    if told.kind == "load":
+        return _loaded(told, started, store)
+    arguments = {name: _filled(a, inputs) for name, a in told.arguments}
+    try:
+        before = _content(list(inputs)) if told.twice else None
+        result = _called(function, arguments)
+        took = time.time() - started
+        same = _again(function, arguments, result, inputs, before) if told.twice else None
+        ended = started + took if told.twice else time.time()
+        stored = _stored(told, store, result, took) if told.keep and same is not False else False
+        value = _number(result)
+        return result, Report(told.node, told.turn, "done", started, ended, size_of(result), value, same, stored)
+    except Exception as error:
+        said = str(error) if isinstance(error, PartitaError) else sentence_of(error) + place_of(error)
+        return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
+
+
+def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Report]:
+    found = store.get(told.key) if store is not None else None
+    if found is None:
+        return None, Report(told.node, told.turn, "lost", started, time.time(), reason="the store has it no longer")
+    size, number = size_of(found.value), _number(found.value)
+    return found.value, Report(told.node, told.turn, "done", started, time.time(), size, number, None, True)
+
+
+def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """By position where the function wants that, by name otherwise."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    parameters = _signature(function).parameters
+    for name, value in arguments.items():
+        kind = parameters[name].kind
+        if kind is Parameter.VAR_POSITIONAL:
+            args += value
+        elif kind is Parameter.VAR_KEYWORD:
+            kwargs |= value
+        elif kind is Parameter.POSITIONAL_ONLY or (kind is Parameter.POSITIONAL_OR_KEYWORD and not kwargs):
+            args.append(value)
+        else:
+            kwargs[name] = value
+    return function(*args, **kwargs)
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> Signature:
+    return signature(function)
+
+
+def _filled(argument: Any, inputs: Sequence[Any]) -> Any:
+    if isinstance(argument, Slot):
+        return inputs[argument.place]
+    if type(argument) in (list, tuple):
+        return type(argument)(_filled(x, inputs) for x in argument)
+    if type(argument) is dict:
+        return {k: _filled(x, inputs) for k, x in argument.items()}
+    return argument
+
+
+def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any, inputs: Sequence[Any], before: str | None) -> bool | None:  # fmt: skip
+    """Whether the same comes out again; None where results cannot be compared. Raises JobError where arguments changed."""
+    if before is not None and _content(list(inputs)) != before:
+        raise JobError(
+            "the step changes what it is given, and others are given the same", hint="let it copy what it writes to"
+        )
+    first = _content(result)
+    return None if first is None else _content(_called(function, arguments)) == first
+
+
+def _content(value: Any) -> str | None:
+    try:
+        return content_of(value)
+    except PartitaError:
+        return None
+
+
+def _stored(told: Told, store: Store | None, result: Any, took_s: float) -> bool:
+    """Keep what would cost more to compute again than to write."""
+    if store is None or took_s < WORTH_KEEPING * (WRITE_S + size_of(result) / WRITE_BYTES_PER_S):
+        return False
+    return isinstance(store.put(told.key, result, took_s), Put)
+
+
+def _number(result: Any) -> float | None:
+    if isinstance(result, bool | int | float | np.number | np.bool_):
+        return float(result)
+    if isinstance(result, np.ndarray) and result.size == 1 and result.dtype.kind in "biuf":
+        return float(result.reshape(-1)[0])
+    item = getattr(result, "item", None)
+    if getattr(result, "ndim", None) == 0 and callable(item):
+        found = item()
+        return float(found) if isinstance(found, int | float) else None
+    return None
+
+
+def size_of(value: Any, level: int = 0) -> float:
+    """Bytes a result takes in memory, about: arrays exactly, containers and objects by their parts."""
+    found = getattr(value, "nbytes", None)
+    if isinstance(found, int):
+        return float(found)
+    usage = getattr(value, "memory_usage", None)
+    if callable(usage):  # pandas
+        return float(np.sum(usage(deep=False)))
+    if level > 6:
+        return float(sys.getsizeof(value, 64))
+    if isinstance(value, dict):
+        return 64.0 + sum(size_of(v, level + 1) + 64 for v in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        if len(value) > 1000 and not isinstance(value, set | frozenset):
+            few = value[:: len(value) // 100]
+            return 64.0 + len(value) * sum(size_of(v, level + 1) for v in few) / len(few)
+        return 64.0 + sum(size_of(v, level + 1) for v in value)
+    own = getattr(value, "__dict__", None)
+    if own and not callable(value):
+        return 64.0 + size_of(own, level + 1)
+    state = getattr(value, "__getstate__", None)
+    if callable(state) and type(value).__module__.startswith(("sklearn", "scipy")):  # compiled classes keep their arrays there
+        try:
+            return 64.0 + size_of(state(), level + 1)
+        except TypeError:
+            return float(sys.getsizeof(value, 64))
+    return float(sys.getsizeof(value, 64))

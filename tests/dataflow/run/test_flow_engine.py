@@ -1,0 +1,271 @@
+"""Flows run: the answers are those of computing everything for itself, each task runs once, nothing is left behind."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dataflow.run.flow_samples import begin, mix, plainly, score, some_flow
+
+from partita.dataflow import FlowError, choose, explore, first_over, gather, halving, largest, run_flow, smallest, step, top, unfold
+from partita.dataflow.plan.course import flat
+from partita.dataflow.run.engine import Settings, _Run
+from partita.dataflow.run.in_process import InProcess
+from partita.dataflow.run.numbers import Numbers
+from partita.dataflow.store import Store
+
+
+def here(flow: Any, **settings: Any) -> Any:
+    return run_flow(flow, workers=0, **settings)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_answers_are_those_of_computing_everything_for_itself(seed: int) -> None:
+    flow = some_flow(seed)
+    assert here(flow, check=False).value == plainly(flow, {})
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_little_memory_changes_no_answer(seed: int) -> None:
+    flow = some_flow(seed)
+    found = here(flow, memory_bytes=400.0, check=False)
+    assert found.value == plainly(flow, {})
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_task_runs_once_and_nothing_is_left(seed: int) -> None:
+    graph = unfold(some_flow(seed))
+    engine = InProcess([s.function for s in graph.steps])
+    going = _Run(graph, engine, Settings(check=False), frozenset(), None, None)
+    record = going.to_the_end().record
+    course = going.course
+    assert all(t.runs <= 1 for t in record.tasks)
+    assert record.tasks_run + record.tasks_pruned + record.tasks_cancelled <= graph.tasks
+    engine.release(course.take_released())
+    asked = {course._real(n) for _, s in graph.sinks for n in flat(course.view(s))}
+    assert set(course.held) == asked == set(engine.results)
+    assert min(course.refs) >= 0
+
+
+def test_what_branches_share_runs_once() -> None:
+    ran: list[str] = []
+
+    @step(version="1")
+    def load() -> int:
+        ran.append("load")
+        return 1
+
+    @step(version="1")
+    def scale(x: int, by: int) -> int:
+        ran.append(f"scale {by}")
+        return x * by
+
+    @step(version="1")
+    def fit(x: int, c: int) -> int:
+        return x + c
+
+    scaled = scale(load(), explore("by", [1, 2, 3]))
+    model = fit(scaled, explore("c", list(range(10))))
+    found = here(choose(model, by=fit(model, 0)), check=False)
+    assert sorted(ran) == ["load", "scale 1", "scale 2", "scale 3"]
+    assert found.value == 12
+    assert found.record.chosen[0].options == {"by": "3", "c": "9"}
+    assert (found.record.configurations, found.record.branches) == (30, 30)
+    assert found.record.tasks_run + found.record.tasks_shared == 30 * 4
+
+
+def test_a_choose_after_a_choose_reuses_what_the_first_has_computed() -> None:
+    first = mix(begin(1), explore("a", [1, 2, 3]))
+    second = mix(first, explore("b", [1, 2, 3, 4]))
+    best = choose(second, by=score(second), over="b")
+    found = here(choose(best, by=score(best), over="a"), check=False)
+    assert sum(t.state == "run" and t.label == "score" for t in found.record.tasks) == 12
+    assert sum(t.state == "shared" for t in found.record.tasks) == 3
+
+
+def test_convex_branches_are_never_run() -> None:
+    model = mix(begin(5), explore("x", list(range(40)), ordered=True))
+
+    @step
+    def bend(row: list[int], x: int) -> float:
+        return -float((x - 23) ** 2)
+
+    found = here(choose(model, by=bend(model, explore("x", list(range(40)), ordered=True)), shape="convex"), check=False)
+    assert found.record.chosen[0].options == {"x": "23"}
+    assert found.record.branches_pruned >= 25
+    assert found.record.tasks_pruned >= 50
+    assert all("never run" in s.reason for s in found.record.choices[0].scores if s.score is None)
+
+
+def test_an_option_that_raises_loses_its_branch_only() -> None:
+    @step
+    def shaky(row: list[int], a: int) -> list[int]:
+        if a == 2:
+            raise ValueError("two is too much")
+        return [row[0] + a, 0]
+
+    value = shaky(begin(1), explore("a", [1, 2, 3]))
+    flow = choose(mix(value, 1), by=score(mix(value, 1)))
+    found = here(flow)
+    (choice,) = found.record.choices
+    assert [s.score is None for s in choice.scores] == [False, True, False]
+    assert "two is too much" in choice.scores[1].reason
+    assert any("two is too much" in note for note in found.record.notes)
+    with pytest.raises(FlowError, match="two is too much"):
+        here(flow, stop_on_error=True)
+
+
+def test_a_flow_whose_options_all_raise_says_why() -> None:
+    @step
+    def broken(row: list[int], a: int) -> list[int]:
+        raise ValueError("never")
+
+    value = broken(begin(1), explore("a", [1, 2]))
+    with pytest.raises(FlowError, match="never"):
+        here(choose(value, by=score(value)))
+
+
+def test_a_score_that_is_no_number_loses() -> None:
+    @step
+    def odd(row: list[int], a: int) -> float:
+        return float("nan") if a == 1 else 0.0
+
+    a = explore("a", [1, 2])
+    found = here(choose(mix(begin(1), a), by=odd(begin(1), a)))
+    assert found.record.chosen[0].options == {"a": "2"}
+    assert "nan" in found.record.choices[0].scores[0].reason
+
+
+def test_a_step_that_changes_its_input_is_told() -> None:
+    @step
+    def spoil(row: Any, a: int) -> Any:
+        row[0] = a
+        return row
+
+    @step
+    def fresh() -> Any:
+        return np.zeros(3)
+
+    found = here(gather(spoil(fresh(), explore("a", [1, 2, 3])), over="a"), check=False)
+    assert len(found.value) == 3
+    with pytest.raises(FlowError, match="changes what it is given"):
+        here(gather(spoil(fresh(), explore("a", [1, 2, 3])), over="a"))
+
+
+def test_a_step_that_is_not_deterministic_is_told_and_not_kept(tmp_path: Path) -> None:
+    count = itertools.count()
+
+    @step(version="1")
+    def draw(row: list[int], a: int) -> list[int]:
+        return [next(count), a]
+
+    value = draw(begin(1), explore("a", [1, 2, 3]))
+    flow = choose(value, by=score(value))
+    numbers = Numbers.open(tmp_path / "scores.jsonl")
+    found = here(flow, store=Store.open(tmp_path / "store"), numbers=numbers)
+    assert any("draw is not deterministic" in note for note in found.record.notes)
+    assert len(Numbers.open(tmp_path / "scores.jsonl").found) < 3
+
+
+def test_halving_spends_more_on_the_better_ones() -> None:
+    ran: list[tuple[int, int]] = []
+
+    @step(version="1")
+    def train(lr: int, epochs: int) -> list[int]:
+        ran.append((lr, epochs))
+        return [lr, epochs]
+
+    @step(version="1")
+    def quality(model: list[int]) -> float:
+        return -abs(model[0] - 5) + 0.01 * model[1]
+
+    model = train(explore("lr", list(range(9))), explore("epochs", [1, 3, 9], ordered=True))
+    for asynchronous in (False, True):
+        ran.clear()
+        found = here(choose(model, by=quality(model), over="lr", select=halving("epochs", keep=1 / 3, asynchronous=asynchronous)), check=False)  # fmt: skip
+        assert found.value == [5, 9]
+        if not asynchronous:
+            assert [sum(e == b for _, e in ran) for b in (1, 3, 9)] == [9, 3, 1]
+
+
+def test_first_over_stops_early() -> None:
+    ran: list[int] = []
+
+    @step(version="1")
+    def quality(a: int) -> float:
+        ran.append(a)
+        return a / 10
+
+    a = explore("a", list(range(30)))
+    found = here(choose(mix(begin(1), a), by=quality(a), select=first_over(0.35)), check=False)
+    assert len(found.value) == 1
+    assert max(ran) <= 6
+
+
+def test_the_best_few_are_a_list_the_best_first() -> None:
+    a = explore("a", [3, 1, 2])
+
+    @step(version="1")
+    def same(x: int) -> int:
+        return x
+
+    assert here(choose(same(a), by=same(a), select=top(2))).value == [3, 2]
+    assert here(choose(same(a), by=same(a), select=top(2, largest=False))).value == [1, 2]
+    assert here(choose(same(a), by=same(a), select=smallest())).value == 1
+
+
+def test_a_second_run_computes_only_what_differs(tmp_path: Path) -> None:
+    import time
+
+    @step(version="1")
+    def slow(x: int, a: int) -> Any:
+        time.sleep(0.02)
+        return np.full(10, x + a)
+
+    @step(version="1")
+    def mean(x: Any) -> float:
+        return float(x.mean())
+
+    def flow(options: list[int]) -> Any:
+        value = slow(0, explore("a", options))
+        return choose(value, by=mean(value))
+
+    def once(options: list[int]) -> Any:
+        numbers = Numbers.open(tmp_path / "scores.jsonl")
+        return here(flow(options), store=Store.open(tmp_path / "store"), numbers=numbers, check=False)
+
+    assert once([1, 2, 3]).record.tasks_run == 6
+    again = once([1, 2, 3])
+    assert (again.record.tasks_run, again.record.tasks_cached) == (0, 4)
+    more = once([1, 2, 3, 4])
+    assert more.record.tasks_run == 2
+    assert more.value.tolist() == [4] * 10
+
+
+def test_bad_flows_are_refused() -> None:
+    with pytest.raises(FlowError, match="depends on no explore"):
+        unfold(choose(begin(1), by=score(begin(1))))
+    with pytest.raises(FlowError, match="no branches"):
+        v = mix(begin(1), explore("a", [1]))
+        unfold(choose(v, by=score(v), over="b"))
+    with pytest.raises(FlowError, match="0 options"):
+        explore("a", [])
+    with pytest.raises(FlowError, match="cycle"):
+        loop: list[Any] = []
+        loop.append(loop)
+        begin(loop)
+    with pytest.raises(FlowError, match="two explores"):
+        unfold(mix(mix(begin(1), explore("a", [1])), explore("a", [2])))
+    with pytest.raises(FlowError, match="ordered"):
+        v = mix(begin(1), explore("a", [1, 2]))
+        unfold(choose(v, by=score(v), shape="convex"))
+    with pytest.raises(FlowError, match="no value"):
+        unfold(3)
+    with pytest.raises(FlowError, match="missing"):
+        mix(begin(1))
+    with pytest.raises(FlowError, match="is true"):
+        bool(begin(1))
+    assert largest() == largest()

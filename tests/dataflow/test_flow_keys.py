@@ -1,0 +1,321 @@
+"""Keys: the same for the same work in every process, another for any change that may matter."""
+
+from __future__ import annotations
+
+import enum
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.dataflow.keys import Memo, Ref, content_of, key_of
+from partita.errors import JobError
+
+PIPELINE = """
+import numpy as np
+from dataclasses import dataclass
+
+FACTOR = 3.0
+NAMES = {"b", "a", "c", "d", "e"}
+
+@dataclass(frozen=True)
+class Setting:
+    depth: int
+    kind: str = "x"
+
+    def doubled(self):
+        return 2 * self.depth
+
+def deepest(x):
+    return x + 1
+
+def helper(x, factor=2):
+    '''What it does.'''
+    return deepest(x) * factor * FACTOR if x not in {"one", "two", "three"} else recursive(x)
+
+def recursive(x):
+    return helper(x - 1) if x else 0
+
+class Scaler:
+    def fit(self, x):
+        return Scaler(), np.mean(helper(x))
+
+def step(data, setting, scale=Scaler):
+    # a comment
+    inner = lambda y: [helper(z) for z in y]
+    return inner(data), setting.doubled(), scale().fit(data), NAMES
+"""
+
+
+def module(text: str, folder: Path, name: str = "pipeline") -> ModuleType:
+    """A module of the user's own, from its text."""
+    path = folder / f"{name}.py"
+    path.write_text(textwrap.dedent(text))
+    found = ModuleType(name)
+    found.__file__ = str(path)
+    sys.modules[name] = found
+    exec(compile(path.read_text(), str(path), "exec", dont_inherit=True), found.__dict__)
+    return found
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Any:
+    """The key of `step` in a pipeline text, after replacements."""
+
+    def made(*changes: tuple[str, str]) -> str:
+        text = PIPELINE
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        m = module(text, tmp_path)
+        return key_of(m.step, {"data": Ref("abc"), "setting": m.Setting(2)})
+
+    yield made
+    sys.modules.pop("pipeline", None)
+
+
+SAME = {
+    "a comment": ("# a comment", "# another comment\n\n    # of two lines"),
+    "white space": ("2 * self.depth", "2   *   (self.depth)"),
+    "a docstring": ("'''What it does.'''", "'''Something else.'''"),
+    "no docstring": ("    '''What it does.'''\n", ""),
+    "a new docstring": ("def recursive(x):\n", "def recursive(x):\n    '''Goes on.'''\n"),
+    "something unread": ("FACTOR = 3.0", "FACTOR = 3.0\nUNREAD = 7"),
+    "lines above": ("FACTOR = 3.0", "\n\n\nFACTOR = 3.0"),
+    "order of definitions of a set": ('{"b", "a", "c", "d", "e"}', '{"e", "d", "c", "b", "a"}'),
+}
+OTHER = {
+    "its own code": ("inner(data), setting", "inner(data[1:]), setting"),
+    "a helper": ("deepest(x) * factor", "deepest(x) + factor"),
+    "a helper's helper": ("return x + 1", "return x + 2"),
+    "a function in a circle": ("if x else 0", "if x else 1"),
+    "a default": ("factor=2", "factor=3"),
+    "a constant that a helper reads": ("FACTOR = 3.0", "FACTOR = 3"),
+    "a set that it reads": ('"d", "e"}', '"d", "f"}'),
+    "a method of a class it makes": ("np.mean", "np.median"),
+    "a method of an argument's class": ("2 * self.depth", "3 * self.depth"),
+    "a lambda inside": ("[helper(z) for z in y]", "[helper(-z) for z in y]"),
+    "a constant inside": ('{"one", "two", "three"}', '{"one", "two", "four"}'),
+    "a field's default": ('kind: str = "x"', 'kind: str = "y"'),
+    "a default of another kind": ("scale=Scaler", "scale=None"),
+}
+
+
+@pytest.mark.parametrize("change", SAME.values(), ids=SAME)
+def test_what_does_not_matter_leaves_the_key(key: Callable[..., str], change: tuple[str, str]) -> None:
+    assert key(change) == key()
+
+
+@pytest.mark.parametrize("change", OTHER.values(), ids=OTHER)
+def test_what_may_matter_changes_the_key(key: Callable[..., str], change: tuple[str, str]) -> None:
+    assert key(change) != key()
+
+
+def test_another_process_with_another_hash_seed_has_the_same_keys(tmp_path: Path) -> None:
+    """Two processes run it as their main program; here it is a module."""
+    text = PIPELINE + textwrap.dedent(
+        """
+        if __name__ == "__main__":
+            import pandas, scipy.sparse
+            from partita.dataflow.keys import Ref, content_of, key_of
+            values = [{"a", "b", "zz", 3.5}, {"x": [1, (2,)], 3: None}, np.arange(12.0).reshape(3, 4).T, Setting(3),
+                      pandas.DataFrame({"a": [1, 2], "b": ["x", None]}), scipy.sparse.eye(3, format="csr"),
+                      frozenset({"p", "q", "r"}), {step, helper, deepest}]
+            print(key_of(step, {"setting": Setting(2), "data": Ref("abc")}), *map(content_of, values))
+        """
+    )
+    path = tmp_path / "pipeline.py"
+    path.write_text(text)
+    told = set()
+    for seed in ("1", "4711"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        told.add(
+            subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, check=True).stdout
+        )
+    assert len(told) == 1
+    m = module(text, tmp_path)
+    assert told.pop().split()[0] == key_of(m.step, {"data": Ref("abc"), "setting": m.Setting(2)})
+    del sys.modules["pipeline"]
+
+
+def test_a_named_version_stands_for_the_code() -> None:
+    def one(x: int) -> int:
+        return x
+
+    first = key_of(one, {"x": 1}, "v1")
+
+    def one(x: int) -> int:  # type: ignore[no-redef]
+        return x + 1
+
+    assert key_of(one, {"x": 1}, "v1") == first
+    assert key_of(one, {"x": 1}, "v2") != first
+    assert key_of(one, {"x": 1}) != first
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class Box:
+    inside: Any
+
+
+DISTINCT = [
+    None, True, 1, 1.0, 1j, "1", b"1", -0.0, 0.0, 10**30, (), [], {}, set(), (1, 2), [1, 2], (1, (2,)), ((1,), 2), ("ab", "c"), ("a", "bc"),
+    {"a": 1, "b": 2}, {"b": 2, "a": 1}, {1, 2}, frozenset({1, 2}), range(3), range(0, 3, 2), float("nan"), float("inf"), OrderedDict(a=1, b=2),
+    Colour.RED, Colour.BLUE, Box(1), Box(1.0), Box(Box(1)), Ref("a"), Ref("b"), "a", min, max, np.sin, np.mean, np.float32, Box,
+    np.zeros(3), np.zeros(3, np.float32), np.zeros((3, 1)), np.zeros((1, 3)), np.array(["a", "b"]), np.array(["a", "b"], object), np.array(["ab", ""], object),
+    np.float64(1.0), np.float32(1.0), np.zeros(0), np.zeros((0, 2)), np.ma.masked_array([0.0, 0.0, 0.0], [0, 0, 1]), np.random.default_rng(1), np.random.default_rng(2),
+    np.zeros(3, [("a", "f8")]), np.zeros(3, [("b", "f8")]), np.dtype("f4"), np.arange(5000.0), np.arange(5000.0)[::-1],
+]  # fmt: skip
+
+
+def test_values_differ_by_type_and_content() -> None:
+    keys = [content_of(v) for v in DISTINCT]
+    assert len(set(keys)) == len(keys)
+    assert keys == [content_of(v) for v in DISTINCT]
+    memo = Memo()
+    assert keys == [content_of(v, memo) for v in DISTINCT] == [content_of(v, memo) for v in DISTINCT]
+
+
+def test_arrays_are_told_by_content_and_not_by_layout() -> None:
+    a = np.arange(12.0).reshape(3, 4)
+    assert content_of(a) == content_of(np.asfortranarray(a)) == content_of(np.repeat(a, 2, axis=1)[:, ::2])
+    assert content_of(a) != content_of(a.T)
+    assert content_of(a) != content_of(a + np.eye(3, 4) * 1e-15)
+
+
+def test_tables_are_told_by_content() -> None:
+    pd = pytest.importorskip("pandas")
+    base = pd.DataFrame({"a": [1, 2, 3], "b": ["x", None, "z"], "c": pd.Categorical(["u", "v", "u"])})
+    changed = [
+        base, base.rename(columns={"a": "d"}), base.set_index("a"), base.iloc[::-1], base.assign(b=["x", "y", "z"]), base.astype({"a": "int32"}),
+        base.assign(c=pd.Categorical(["u", "v", "u"], ["v", "u"])), base["a"], base["b"], base.assign(a=[1, 2, None]),
+        base.assign(t=pd.date_range("2020-01-01", periods=3, tz="UTC")), base.set_index(["a", "b"]), base.index, base.columns,
+    ]  # fmt: skip
+    keys = [content_of(v) for v in changed]
+    assert len(set(keys)) == len(keys)
+    assert keys == [content_of(v.copy()) for v in changed]
+
+
+def test_tensors_and_models_are_told_by_content() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.arange(6.0)
+    values = [
+        a,
+        a.to(torch.bfloat16),
+        a.reshape(2, 3),
+        a + 1,
+        a.numpy(),
+        torch.nn.Parameter(a),
+        a.clone().requires_grad_(),
+    ]
+    keys = [content_of(v) for v in values]
+    assert len(set(keys)) >= len(keys) - 1  # a parameter is a tensor that wants a gradient
+    assert content_of(a) == content_of(a.clone())
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    before = content_of(model)
+    assert content_of(model) == before
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1
+    assert content_of(model) != before
+
+
+def test_estimators_are_told_by_parameters_and_by_what_fitting_added() -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+    assert content_of(linear.Ridge(0.5)) == content_of(linear.Ridge(alpha=0.5))
+    assert content_of(linear.Ridge(0.5)) != content_of(linear.Ridge(0.25))
+    assert content_of(linear.Ridge()) != content_of(linear.Lasso())
+    x, y = np.arange(6.0).reshape(3, 2), np.arange(3.0)
+    assert content_of(linear.Ridge().fit(x, y)) not in (
+        content_of(linear.Ridge()),
+        content_of(linear.Ridge().fit(x, -y)),
+    )
+    made = [
+        make_pipeline(FunctionTransformer(f), StandardScaler(with_mean=m))
+        for f in (np.sin, np.cos)
+        for m in (True, False)
+    ]
+    assert len({content_of(p) for p in made}) == 4
+
+
+def test_a_file_is_told_by_its_bytes(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    one.write_text("a")
+    two.write_text("a")
+    assert content_of(one) == content_of(two)
+    two.write_text("b")
+    assert content_of(one) != content_of(two)
+    with pytest.raises(JobError, match="the folder"):
+        content_of(tmp_path)
+
+
+def test_what_has_no_content_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def guarded(x: int) -> int:
+        with lock:
+            return x
+
+    with pytest.raises(
+        JobError, match=r"guarded cannot be told by content: guarded reads _thread\.lock.*hint: name a version"
+    ):
+        key_of(guarded, {"x": 1})
+    assert key_of(guarded, {"x": 1}, "1")
+    with open(tmp_path / "f", "w") as file, pytest.raises(JobError, match="argument x of guarded"):
+        key_of(guarded, {"x": file}, "1")
+    with pytest.raises(JobError, match="generator"):
+        content_of(x for x in ())
+
+
+def test_a_value_that_holds_itself_ends() -> None:
+    circle: list[Any] = [1]
+    circle.append(circle)
+    other: list[Any] = [2]
+    other.append(other)
+    assert content_of(circle) != content_of(other)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(JobError, match="deep"):
+        content_of(deep)
+    while deep:  # freed level by level
+        deep = deep.pop()
+
+
+def test_many_functions_that_call_each_other_are_digested_once_each(tmp_path: Path) -> None:
+    """Each of 60 calls all others: 60! ways through them."""
+    names = [f"f{k}" for k in range(60)]
+    text = "\n".join(f"def {n}(x):\n    return [{', '.join(names)}]" for n in names)
+    m = module(text, tmp_path, "crowd")
+    memo = Memo()
+    first = [key_of(getattr(m, n), {}, None, memo) for n in names[:5]]
+    assert [key_of(getattr(m, n), {}, None, Memo()) for n in reversed(names[:5])] == first[::-1]
+    del sys.modules["crowd"]
+
+
+def test_other_modules_of_the_users_own_are_followed(tmp_path: Path) -> None:
+    def made(body: str) -> str:
+        module(f"def helper(x):\n    return {body}\ndef unread(x):\n    return {body}", tmp_path, "helpers")
+        m = module("import helpers\nimport helpers as h\ndef step(x):\n    return h.helper(x)", tmp_path)
+        m.__dict__["h"] = sys.modules["helpers"]
+        return key_of(m.step, {"x": 1})
+
+    assert made("x + 1") == made("x + 1") != made("x + 2")
+    del sys.modules["helpers"], sys.modules["pipeline"]
