@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 from dataflow.run.flow_samples import begin, mix, plainly, score, some_flow
 
-from partita.dataflow import FlowError, choose, explore, first_over, gather, halving, largest, run_flow, smallest, step, top, unfold
+from partita.dataflow import (
+    FlowError,
+    choose,
+    explore,
+    first_over,
+    gather,
+    halving,
+    largest,
+    run_flow,
+    smallest,
+    step,
+    top,
+    unfold,
+)
 from partita.dataflow.plan.course import flat
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.in_process import InProcess
@@ -93,7 +106,9 @@ def test_convex_branches_are_never_run() -> None:
     def bend(row: list[int], x: int) -> float:
         return -float((x - 23) ** 2)
 
-    found = here(choose(model, by=bend(model, explore("x", list(range(40)), ordered=True)), shape="convex"), check=False)
+    found = here(
+        choose(model, by=bend(model, explore("x", list(range(40)), ordered=True)), shape="convex"), check=False
+    )
     assert found.record.chosen[0].options == {"x": "23"}
     assert found.record.branches_pruned >= 25
     assert found.record.tasks_pruned >= 50

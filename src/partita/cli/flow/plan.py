@@ -13,7 +13,9 @@ from partita.page.text import Kind, facts, table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("flow", metavar="FLOW", help="a Python file with a function flow(); another one: FLOW.py:function")
+    parser.add_argument(
+        "flow", metavar="FLOW", help="a Python file with a function flow(); another one: FLOW.py:function"
+    )
 
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:

@@ -26,7 +26,9 @@ class Costs:
     """Samples of what ran, and what follows for the others."""
 
     graph: FlowGraph
-    rows: dict[int, list[tuple[Mapping[str, str], float, float]]] = field(default_factory=dict)  #: step -> (options, seconds, bytes)
+    rows: dict[int, list[tuple[Mapping[str, str], float, float]]] = field(
+        default_factory=dict
+    )  #: step -> (options, seconds, bytes)
     fitted: dict[int, tuple[int, _Fit]] = field(default_factory=dict)  #: step -> (samples it was made of, fit)
     total: tuple[int, float, float] = (0, 0.0, 0.0)  #: tasks, seconds, bytes
     sums: dict[int, tuple[int, float, float]] = field(default_factory=dict)  #: of each step

@@ -123,7 +123,9 @@ class Course:
 
     def __post_init__(self) -> None:
         n = len(self.graph)
-        self.place: list[int] = depth_first(self.graph, self.limits.scouts and math.isinf(self.limits.memory_bytes)).tolist()
+        self.place: list[int] = depth_first(
+            self.graph, self.limits.scouts and math.isinf(self.limits.memory_bytes)
+        ).tolist()
         self.state = [State.IDLE] * n
         self.refs = [len(c) for c in self.graph.consumers]
         self.holds = [True] * n  #: whether it counts as a reader of what it needs
@@ -140,11 +142,17 @@ class Course:
         self.twin: dict[int, int] = {}  #: a call that turned out to be another one
         self.twins: dict[int, list[int]] = {}
         self.judged = {
-            k: Judged(set(range(len(n.choice.candidates))), set(range(len(n.choice.candidates))), leaders=Leaders(n.choice) if Leaders.serve(n.choice) else None)
+            k: Judged(
+                set(range(len(n.choice.candidates))),
+                set(range(len(n.choice.candidates))),
+                leaders=Leaders(n.choice) if Leaders.serve(n.choice) else None,
+            )
             for k, n in enumerate(self.graph.nodes)
             if n.choice
         }
-        self.roles: list[list[tuple[int, int, bool]]] = [[] for _ in range(n)]  #: (choose, candidate, whether as its score)
+        self.roles: list[list[tuple[int, int, bool]]] = [
+            [] for _ in range(n)
+        ]  #: (choose, candidate, whether as its score)
         for k in self.judged:
             for i, c in enumerate(self._choice(k).candidates):
                 self.roles[c.value].append((k, i, False))
@@ -550,7 +558,9 @@ class Course:
         choice, j = self._choice(choose), self.judged[choose]
         if j.leaders is not None:
             wanted = range(len(choice.candidates)) if not j.outstanding else ()
-            verdict = Verdict(tuple(i for i in wanted if i not in j.scores and i not in j.failed), kept=j.leaders.kept())
+            verdict = Verdict(
+                tuple(i for i in wanted if i not in j.scores and i not in j.failed), kept=j.leaders.kept()
+            )
         else:
             verdict = judge(choice, j.scores, j.failed, self.limits.ahead)
         j.contradiction = j.contradiction or verdict.contradiction
@@ -664,7 +674,12 @@ class Course:
         if other == node or self.graph.nodes[other].kind != "call":
             return False
         event = self.ran[other]
-        if self.state[other] in (State.OUT, State.IDLE) and event is not None and self._only_scores(node) and other not in self.reason:
+        if (
+            self.state[other] in (State.OUT, State.IDLE)
+            and event is not None
+            and self._only_scores(node)
+            and other not in self.reason
+        ):
             self.ran[node], self.state[node], self.size[node] = event, State.HELD, 0.0  # its number is known
             self.borrowed.add(node)
             self._let_go_of_needs(node)
@@ -715,7 +730,11 @@ class Course:
         wanted = self.worth(node)[1]
         reads = set(flat(tuple(self.view(n) for n in self.graph.nodes[node].needs))) if kind == "compute" else set()
         while self.held_bytes + self.underway_bytes + wanted > limit:
-            held = [k for k in self.held if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.is_sink]
+            held = [
+                k
+                for k in self.held
+                if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.is_sink
+            ]
             victim = cheapest([self._holding(k) for k in held])
             if victim is None:
                 return self.running == 0
