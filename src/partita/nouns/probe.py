@@ -28,6 +28,7 @@ from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray, IntArray
 from partita.records import lean, record
 
+NEAR = 12  #: readings that are taken together for a device's speed
 RESTLESS = 0.5  #: readings of one device that vary by more than this share are not to be trusted
 
 
@@ -95,7 +96,7 @@ class Readings:
     piece_s: FloatArray  #: [devices, steps, pieces] CPU seconds; nan where no reading was taken after the step
     core_share: FloatArray  #: [devices, steps] of its core while it computed; nan where it did not
 
-    def speeds(self, probe: Probe, near: int = 12) -> FloatArray:
+    def speeds(self, probe: Probe, near: int = NEAR) -> FloatArray:
         """[devices, steps] the speed of each device in each step: the share of its core in that step, and the mean of what the
         `near` readings closest to it say. nan where a device was never read."""
         found = np.full(self.core_share.shape, np.nan)

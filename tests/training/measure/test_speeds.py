@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from partita.nouns.cluster import Device
+from partita.nouns.probe import Readings
 from partita.training.measure.speeds import job_probe, relative_speed, with_speeds
 
 PIECES = (("a",), ("b", "c"))
@@ -68,3 +69,17 @@ def test_devices_on_one_core_have_one_speed() -> None:
     speeds = {d.name: d.speed for d in found}
     assert speeds["cpu1"] == speeds["cpu3"] == pytest.approx(0.5, rel=0.1)
     assert speeds["cpu0"] == speeds["cpu2"] == 1.0
+
+
+def test_the_device_that_was_measured_has_its_own_speed_however_its_readings_scatter() -> None:
+    """Some readings take much longer than the others; a run's mean must not lie below measuring's for it."""
+    found, pieces = [], [(str(i),) for i in range(12)]
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        turn = np.arange(400) % 12
+        rows = np.full((400, 12), np.nan)
+        rows[np.arange(400), turn] = np.linspace(1e-3, 4e-3, 12)[turn] * np.exp(0.5 * draw.exponential(0.5, 400))
+        own = np.column_stack([np.arange(48.0), rows[:48]])
+        run = Readings(("cpu0",), rows[None, 48:], np.ones((1, 352)))
+        found.append(float(np.mean(run.speeds(job_probe(pieces, 1, own, 1.0)))))
+    assert np.mean(found) == pytest.approx(1.0, abs=0.01)
