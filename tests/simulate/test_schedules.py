@@ -91,6 +91,7 @@ def test_chunks_run_to_their_end_with_any_number_of_micro_batches(devices: int, 
     for plan, parts in ((round_and_round, 2), (there_and_back, 3)):
         assert plan.check(training_chain(len(plan.stages)), Cluster.uniform(devices)) == []
         orders = device_orders(plan)
+        assert held_of(replace(plan, schedule="given", orders=orders)) == held_of(plan)
         assert len(unit_ends(orders)) == parts * len(plan.stages) * micro_batches
         for d, order in orders.items():
             assert len(set(order)) == len(order)

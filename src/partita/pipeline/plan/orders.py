@@ -40,7 +40,8 @@ STEPS = (1, 2, 4, 8)  #: states by which a cut is moved
 ANNEALED = 2  #: chains whose orders are searched for longer
 WALKS = 3000  #: moves of that search
 SHOP, SLOT = 900.0, 0.1  #: effort (see `bench.Effort`) of making a shop, and of walking over a slot
-WALKED = 30  #: times that a program is walked over, for each chain looked at
+WALKED = 20  #: times that a program is walked over, for each chain looked at
+JOINED = 150  #: backwards of a program in which each is tried in one, at every chain
 BUDGET_SHARE = 0.3  #: of the budget, for all this
 
 Value = Callable[[Shop], float]
@@ -135,7 +136,7 @@ class _Search:
         begun = [_fixed(chain, s, start.in_flight, bench) for s in _schedules_of(chain)]
         shop = shop_of(bench, self._parted[bench.number], chain)
         names = [bench.cluster.devices[d].name for d in devices_of(chain)]
-        self.left -= WALKS * SLOT * 3 * shop.device.size
+        self.left -= _effort(shop, WALKS + 12 * shop.device.size)
         best = searched(shop, names, begun, walks=WALKS, seed=self.task.wish.seed)
         if best is not None:
             yield Arranged(
@@ -184,7 +185,7 @@ class _Search:
         if not _runs(bench, chain):
             return math.inf
         shop = shop_of(bench, self._parted[bench.number], chain)
-        self.left -= SHOP + WALKED * SLOT * 3 * shop.device.size
+        self.left -= SHOP + _effort(shop, WALKED + (shop.device.size if shop.device.size <= JOINED else 0))
         return value(shop)
 
 
@@ -209,8 +210,14 @@ def _schedules_of(chain: Chain) -> list[Schedule]:
 
 
 def _quick_s(shop: Shop, begun: list[Found]) -> float:
-    """The best of list scheduling and of known orders, then backwards in one wherever that costs nothing."""
-    return joined(shop, min([*listings(shop), *(rewalked(shop, b) for b in begun)], key=lambda f: f.seconds)).seconds
+    """The best of list scheduling and of known orders; in small programs, then, backwards in one wherever that costs nothing."""
+    best = min([*listings(shop), *(rewalked(shop, b) for b in begun)], key=lambda f: f.seconds)
+    return joined(shop, best).seconds if shop.device.size <= JOINED else best.seconds
+
+
+def _effort(shop: Shop, walks: int) -> float:
+    """Effort of so many walks over a program."""
+    return walks * SLOT * 3 * shop.device.size
 
 
 def _fixed_s(shop: Shop, begun: Found) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from partita.errors import PlanError
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot
@@ -70,12 +71,14 @@ def held_of(plan: PipelinePlan) -> tuple[int, ...]:
     """[stages] of how many micro-batches one device of the stage keeps activations at once, at most: from the forward to the
     end of the backward, its weights' part included.
 
-    O(stages) for a schedule and equal shares, else O(slots).
+    O(stages) for a schedule of stages and equal shares, O(devices^2 chunks) for one of chunks, else O(slots).
     """
     if plan.schedule in BY_STAGE and not any(s.shares for s in plan.stages):
         replicas = [s.replicas for s in plan.stages]
         flown = in_flight_of(plan.schedule, replicas, plan.micro_batches, plan.in_flight)
         return tuple(-(-held // m) for held, m in zip(flown, replicas, strict=True))
+    if plan.schedule in BY_DEVICE:  # the same again and again after that
+        plan = replace(plan, micro_batches=min(plan.micro_batches, 4 * len(plan.devices)))
     most = [0] * len(plan.stages)
     for (_, k), held in held_on(plan).items():
         most[k] = max(most[k], held)

@@ -182,7 +182,7 @@ class _Module(nn.Module):
         values |= dict(zip(self._code.gives, outputs, strict=True))
         if self._code.has_loss:
             return values[self._loss]
-        return tuple(_contiguous(values[v]) for v in self._outgoing)
+        return tuple(_sendable(values[v]) for v in self._outgoing)
 
 
 class _Contiguous(torch.autograd.Function):
@@ -200,6 +200,12 @@ class _Contiguous(torch.autograd.Function):
 def _contiguous(value: Tensor) -> Tensor:
     result: Tensor = _Contiguous.apply(value)  # type: ignore[no-untyped-call]
     return result
+
+
+def _sendable(value: Tensor) -> Tensor:
+    """The value in plain layout and no view: after the first part of a split backward that engine detaches it in place."""
+    plain = value.contiguous()
+    return plain.clone() if plain._is_view() else plain
 
 
 def _handed_over(captured: Captured, plan: PipelinePlan, stage: int) -> tuple[list[str], list[str]]:

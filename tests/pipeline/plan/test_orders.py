@@ -1,0 +1,122 @@
+"""Schedules beyond 1F1B: chosen by simulated step time, within memory, with a bound that holds for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline.plan.planning_worlds import QUIET, chain_profile, profiles
+
+from partita.errors import Infeasible
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.plan import PlanFile
+from partita.nouns.profile import Profile
+from partita.nouns.stage_memory import stage_memory
+from partita.pipeline.plan.planner import SIMPLER, plan_pipeline
+from partita.simulate.predicted import predicted
+from partita.simulate.schedules import device_orders
+
+SCHEDULES = ("auto", "interleaved", "zb-h1", "zb-h2", "zb-v", "searched")
+WISH = {"allow_replicas": False, "allow_recompute": False, "budget_s": 0.3}
+
+
+def priced(profile: Profile, parting: float = 0.0) -> Profile:
+    """Half of each backward can wait; splitting takes a share of it."""
+    samples = []
+    for s in profile.samples:
+        backward = np.array([[float(t.phase == "backward")] for t in s.graph.tasks]) * np.ones(len(s.costs.kinds))
+        finite = np.where(np.isfinite(s.costs.seconds), s.costs.seconds, 0.0)
+        samples.append(
+            replace(s, costs=replace(s.costs, weight_share=backward / 2, parting_s=parting * backward * finite))
+        )
+    return replace(profile, samples=tuple(samples))
+
+
+def most_bytes(file: PlanFile) -> dict[str, float]:
+    """Device -> the most that it holds at once, counted slot by slot."""
+    plan = file.plan
+    assert isinstance(plan, PipelinePlan)
+    needs = [stage_memory(file.graph, s.tasks, file.problem.optimizer_bytes_per_parameter_byte) for s in plan.stages]  # type: ignore[union-attr]
+    found: dict[str, float] = defaultdict(float)
+    for device, order in device_orders(plan).items():
+        last = {(s.stage, s.micro_batch): i for i, s in enumerate(order)}
+        held = sum(needs[k].weights for k in plan.stages_of(device))
+        for i, s in enumerate(order):
+            held += needs[s.stage].kept * (s.part == "F")
+            found[device] = max(found[device], held)
+            held -= needs[s.stage].kept * (last[s.stage, s.micro_batch] == i)
+    return found
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(max_examples=10, deadline=None, database=None, suppress_health_check=QUIET)
+@given(data=st.data())
+def test_contract_of_schedules(schedule: str, data: st.DataObject) -> None:
+    """Sound, as fast as it says, above its bound, within memory, and the same again."""
+    profile = priced(
+        data.draw(profiles(most_tasks=5, tight=data.draw(st.booleans()))), data.draw(st.sampled_from([0.0, 0.2]))
+    )
+    try:
+        file = plan_pipeline(profile, schedule=schedule, **WISH)  # type: ignore[arg-type]
+    except Infeasible:
+        return
+    plan, verdict = file.plan, file.verdict
+    assert plan.check(file.graph, file.cluster) == []
+    assert verdict.value_s == pytest.approx(predicted(file.problem, plan).duration_s, rel=1e-12)
+    assert 0 < verdict.lower_bound_s <= verdict.value_s
+    for device, held in most_bytes(file).items():
+        assert held <= file.cluster.by_name[device].memory_bytes * (1 + 1e-9)
+    assert plan_pipeline(profile, schedule=schedule, **WISH).plan == plan  # type: ignore[arg-type]
+    if schedule == "auto":
+        simple = plan_pipeline(profile, schedule="1f1b", **WISH).verdict  # type: ignore[arg-type]
+        assert verdict.value_s <= simple.value_s * (1 + 1e-12)
+        assert verdict.value_s <= min(verdict.compared_s.values()) / (1 - SIMPLER) * (1 + 1e-12)
+
+
+def test_a_wait_is_filled_and_the_file_says_by_which_schedule(tmp_path: Path) -> None:
+    """Six equal layers on two devices, eight micro-batches: 1F1B waits, and something else waits less."""
+    profile = priced(chain_profile())
+    simple = plan_pipeline(profile, schedule="1f1b", **WISH).verdict  # type: ignore[arg-type]
+    file = plan_pipeline(profile, schedule="auto", **WISH)  # type: ignore[arg-type]
+    assert file.verdict.value_s < 0.97 * simple.value_s
+    assert file.verdict.lower_bound_s <= file.verdict.value_s
+    assert {"1f1b", "zb-h1", "interleaved", "zb-v", "searched"} <= file.verdict.compared_s.keys()
+    again = PlanFile.read(file.write(tmp_path / "plan.json"))
+    assert again.plan == file.plan
+    assert again.verdict.compared_s == file.verdict.compared_s
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-h2", "zb-v"])
+def test_a_schedule_that_is_asked_for_is_the_plans(schedule: str) -> None:
+    file = plan_pipeline(priced(chain_profile()), schedule=schedule, **WISH)  # type: ignore[arg-type]
+    assert isinstance(file.plan, PipelinePlan)
+    assert file.plan.schedule == schedule
+    assert len(file.plan.devices) == 2
+
+
+def test_what_parting_costs_decides() -> None:
+    """Where it takes as much as the whole backward, no backward is parted."""
+    file = plan_pipeline(priced(chain_profile(), 1.0), schedule="searched", **WISH)  # type: ignore[arg-type]
+    assert isinstance(file.plan, PipelinePlan)
+    assert not any(s.part == "W" for order in file.plan.orders.values() for s in order)
+
+
+def test_one_device_has_one_schedule() -> None:
+    profile = priced(chain_profile(devices=1))
+    assert len(plan_pipeline(profile, schedule="auto", **WISH).plan.devices) == 1  # type: ignore[arg-type, union-attr]
+    with pytest.raises(Infeasible, match="no plan of schedule zb-h1"):
+        plan_pipeline(profile, schedule="zb-h1", **WISH)  # type: ignore[arg-type]
+
+
+def test_memory_decides_too() -> None:
+    """With room for less in flight the step takes longer, and still nobody holds more than there is."""
+    free = plan_pipeline(priced(chain_profile(kept=1.0)), schedule="auto", **WISH).verdict.value_s  # type: ignore[arg-type]
+    tight = plan_pipeline(priced(chain_profile(kept=1.0, memory=19.0)), schedule="auto", **WISH)  # type: ignore[arg-type]
+    assert max(most_bytes(tight).values()) <= 19.0
+    assert free <= tight.verdict.value_s < math.inf
