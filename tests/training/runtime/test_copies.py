@@ -167,6 +167,16 @@ def test_text_that_grows_finds_room(files: CopyFiles, ranks: list[Rank]) -> None
     assert all(torch.equal(v, t) for v, t in zip(slot.views, kept.values(), strict=True))
 
 
+def test_a_rank_without_work_has_a_copy_too(files: CopyFiles, ranks: list[Rank]) -> None:
+    """Of nothing: it may have work again by the next plan."""
+    ranks[1].tensors, ranks[1].parameters = {}, []
+    for step in (1, 2):
+        ranks[0].copy(step)
+        ranks[1].copies.write(Progress(step, 1, step), {}, OptimizerState(), {})
+    assert files.newest == 2
+    assert set(read(files.handles, 2, ["r0.w", "r1.w"]).model) == {"r0.w"}
+
+
 def test_no_room_is_said(files: CopyFiles, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(12, os.strerror(12))

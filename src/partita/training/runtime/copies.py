@@ -77,7 +77,7 @@ class _Slot:
             at += -(-t.numel() * t.element_size() // _ALIGNED) * _ALIGNED
             ends.append(at)
         self.index, self.text_at, self.views = index, at, None
-        starts = [HEAD_BYTES, *ends[:-1]]
+        starts = [HEAD_BYTES, *ends][: len(ends)]
         self.words = json.dumps([[*row, s] for row, s in zip(index, starts, strict=True)]).encode() + b"\n"
         self._make_room(at + len(self.words))
         assert self.memory is not None
