@@ -145,13 +145,13 @@ class _Run:
         """Fill the window when it is half empty; let go of what nobody needs."""
         window = self._window()
         room = window - self.course.running
-        if 2 * room >= window or not self.course.running:
-            self.engine.submit([self._order(job) for job in self.course.next_jobs(room)])
+        jobs = self.course.next_jobs(room) if 2 * room >= window or not self.course.running else []
         gone = self.course.take_released()
         if gone:
             self.engine.release(gone)
             for node, _ in gone:
                 self._moved(node, None)
+        self.engine.submit([self._order(job) for job in jobs])
 
     def _window(self) -> int:
         n, seconds, _ = self.costs.total
@@ -339,6 +339,8 @@ class _Run:
     def _notes(self) -> list[str]:
         """What a person should know."""
         notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.course.changing)]  # fmt: skip
+        if self.course.stretch > 1:
+            notes.append(f"results were allowed {self.course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs")
         for k, j in self.course.judged.items():
             if j.contradiction:
                 name = self.graph.nodes[k].label
