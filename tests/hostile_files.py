@@ -6,6 +6,8 @@ A reader joins the contract (`test_hostile_files`) with a row in READERS: a soun
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import json
 import random
 import re
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dataflow.flow_record import small_record
 from offload.report.sample_offload import make_problem
 from pipeline.report.sample_run import make_plan, make_story
 from small_worlds import VERDICT, given_costs, placed, training_chain
@@ -23,6 +26,9 @@ from spark.plan.shop_brute import layered
 from spark.small_logs import gated, two_stages, written
 
 from partita.cli.compile_kernels import tiny_traces
+from partita.dataflow.report.page import page as flow_page
+from partita.dataflow.report.story import read_run
+from partita.dataflow.store.format import read_result, write_result
 from partita.errors import BadInput
 from partita.files import read_json, read_toml, write_whole
 from partita.mapping.plan.surrogates import Score
@@ -454,7 +460,27 @@ MODELS = {
     ),
 }
 
-READERS: dict[str, Reader] = {**GROUND, **PLACEMENT, **OFFLOAD, **SPARK, **MAPPING, **MODELS}
+RESULT = {"a": np.arange(3.0), "b": (1, {2, 3}, b"x"), "c": [np.float32(1.0), "text"]}
+
+
+def _result(_: Path) -> bytes:
+    file = io.BytesIO()
+    write_result(file, "k" * 40, RESULT, 1.0, "there are none here")
+    return file.getvalue()
+
+
+def _resealed(path: Path) -> object:
+    """A result whose seal is right whatever is in it: who may write to the folder can seal."""
+    raw = path.read_bytes()[:-32]
+    return read_result(bytearray(raw + hashlib.sha256(raw).digest()), str(path), "there are none here").value
+
+
+FLOW = {
+    "flow run": Reader(".json", lambda _: _json(small_record().to_json()), lambda p: flow_page(read_run(p)).encode()),
+    "flow result": Reader("", _result, _resealed),
+}
+
+READERS: dict[str, Reader] = {**GROUND, **PLACEMENT, **OFFLOAD, **SPARK, **MAPPING, **MODELS, **FLOW}
 
 
 def sound_file(name: str, folder: Path) -> Path:

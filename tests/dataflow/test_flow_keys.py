@@ -122,22 +122,22 @@ def test_what_may_matter_changes_the_key(key: Callable[..., str], change: tuple[
 
 
 def test_another_process_with_another_hash_seed_has_the_same_keys(tmp_path: Path) -> None:
-    """Three processes; one of them runs the module as its main program."""
+    """Two processes run it as their main program; here it is a module."""
     text = PIPELINE + textwrap.dedent(
         """
         if __name__ == "__main__":
-            import pandas, sklearn.linear_model, scipy.sparse
+            import pandas, scipy.sparse
             from partita.dataflow.keys import Ref, content_of, key_of
             values = [{"a", "b", "zz", 3.5}, {"x": [1, (2,)], 3: None}, np.arange(12.0).reshape(3, 4).T, Setting(3),
                       pandas.DataFrame({"a": [1, 2], "b": ["x", None]}), scipy.sparse.eye(3, format="csr"),
-                      sklearn.linear_model.Ridge(0.5), frozenset({"p", "q", "r"}), {step, helper, deepest}]
+                      frozenset({"p", "q", "r"}), {step, helper, deepest}]
             print(key_of(step, {"setting": Setting(2), "data": Ref("abc")}), *map(content_of, values))
         """
     )
     path = tmp_path / "pipeline.py"
     path.write_text(text)
     told = set()
-    for seed in ("0", "1", "4711"):
+    for seed in ("1", "4711"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
         told.add(
             subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, check=True).stdout

@@ -45,7 +45,7 @@ def same(a: Any, b: Any) -> bool:
         return (
             a.dtype == b.dtype
             and a.shape == b.shape
-            and a.tobytes() == b.tobytes()
+            and (a.tolist() == b.tolist() if a.dtype.hasobject else a.tobytes() == b.tobytes())
         )
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a)

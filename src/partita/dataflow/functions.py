@@ -4,6 +4,7 @@
     defaults    and keyword defaults, by content
     closure     what the cells hold, by content
     globals     functions and classes of the user's own files recursively, constants by content, modules by name and version
+    imports     inside of the function: a library by its version, one's own file by its bytes
 
 The compiled code is what runs, even where the file was edited since; it belongs to one version of Python, which is in the
 digest. A function or class of a library (site-packages, the standard library) is its name and the library's version.
@@ -12,12 +13,15 @@ digest. A function or class of a library (site-packages, the standard library) i
 from __future__ import annotations
 
 import dis
+import hashlib
 import importlib.metadata
+import importlib.util
 import platform
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -25,8 +29,7 @@ from typing import Any, TypeAlias
 Content: TypeAlias = Callable[[object], bytes]  #: the digest of a value
 
 PYTHON = f"python {platform.python_version_tuple()[0]}.{platform.python_version_tuple()[1]}"
-_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_NAME")
 _DULL = frozenset({"RESUME", "CACHE", "NOP", "EXTENDED_ARG", "PRECALL"})
 _CLASS_DULL = frozenset({"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__"})  # fmt: skip
 
@@ -46,6 +49,9 @@ def function_parts(function: FunctionType, content: Content) -> Iterator[object]
     for name, value in globals_read(function):
         yield name
         yield content(value)
+    for name in sorted(_reads(function.__code__)["IMPORT_NAME"]):
+        yield name
+        yield imported(name)
 
 
 def _cell(cell: Any) -> object:
@@ -75,7 +81,8 @@ _FLAGS = 0x2AC  # *args, **kwargs, generators and coroutines; the others say how
 
 def globals_read(function: FunctionType) -> list[tuple[str, object]]:
     """(name, value) of the globals that a function reads, sorted; of the user's own modules, the attributes it may read."""
-    names, attributes = _names(function.__code__)
+    reads = _reads(function.__code__)
+    names, attributes = reads["LOAD_GLOBAL"] | reads["LOAD_NAME"], reads["LOAD_ATTR"] | reads["LOAD_METHOD"]
     found: dict[str, object] = {}
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
@@ -86,20 +93,38 @@ def globals_read(function: FunctionType) -> list[tuple[str, object]]:
     return sorted(found.items())
 
 
-def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """(globals, attributes) that code and the code in its constants reads."""
-    names: set[str] = set()
-    attributes: set[str] = set()
+def _reads(code: CodeType) -> dict[str, set[str]]:
+    """{instruction: names} of what code, and the code in its constants, reads of the world."""
+    found: dict[str, set[str]] = {name: set() for name in _READS}
     for i in dis.get_instructions(code):
-        if i.opname in _GLOBALS:
-            names.add(i.argval)
-        elif i.opname in _ATTRIBUTES:
-            attributes.add(i.argval)
+        if i.opname in found:
+            found[i.opname].add(i.argval)
         elif isinstance(i.argval, CodeType):
-            inner, deeper = _names(i.argval)
-            names |= inner
-            attributes |= deeper
-    return names, attributes
+            for name, inner in _reads(i.argval).items():
+                found[name] |= inner
+    return found
+
+
+def imported(name: str) -> str:
+    """The version of a library, the digest of a file of the user's own; "" where there is neither.
+
+    >>> imported("json") == PYTHON
+    True
+    """
+    top, _, rest = name.partition(".")
+    spec = None if top in sys.stdlib_module_names else _found(top)
+    if spec is None or spec.origin is None or not _own_file(spec.origin):
+        return version_of(name)
+    places = [Path(p, *rest.split(".")) for p in spec.submodule_search_locations or ()] if rest else [Path(spec.origin)]
+    files = (f for p in places for f in (p, p.with_suffix(".py"), p / "__init__.py") if f.is_file())
+    return next((hashlib.sha256(f.read_bytes()).hexdigest() for f in files), "")
+
+
+def _found(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # a main program has none
+        return None
 
 
 def class_parts(kind: type, content: Content) -> Iterator[object]:
@@ -172,13 +197,30 @@ def version_of(module: str) -> str:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return PYTHON
-    found = getattr(sys.modules.get(top), "__version__", None)
-    if isinstance(found, str):
-        return found
+    return _installed(_OFTEN.get(top, top)) or next(
+        (v for v in map(_installed, _distributions().get(top, ())) if v), ""
+    )
+
+
+def _installed(distribution: str) -> str:
     try:
-        return importlib.metadata.version(top)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+_OFTEN = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "yaml": "PyYAML",
+    "skimage": "scikit-image",
+}  # to read all takes half a second
+
+
+@cache
+def _distributions() -> dict[str, list[str]]:
+    """What is imported -> what was installed, where the names differ: sklearn is of scikit-learn."""
+    return {k: sorted(v) for k, v in importlib.metadata.packages_distributions().items()}
 
 
 def named_parts(item: Any) -> Iterable[object]:

@@ -188,7 +188,6 @@ class _Digester:
     @cached_property
     def _kinds(self) -> tuple[tuple[Any, Callable[[Any], bytes]], ...]:
         return (
-            (Ref, lambda v: _sealed("ref", [v.key])),
             (ModuleType, lambda v: _sealed("module", [v.__name__, version_of(v.__name__)])),
             (MethodType, lambda v: _sealed("method", [self(v.__self__), self(v.__func__)])),
             (BuiltinFunctionType, self._builtin),
@@ -335,7 +334,8 @@ class _Digester:
         except Exception as error:
             raise _Untold(f"{_shown(value)} ({sentence_of(error)})") from error
         if isinstance(reduced, str):
-            return _sealed("named", (reduced, *named_parts(type(value))))
+            module = str(getattr(value, "__module__", None) or type(value).__module__)
+            return _sealed("named", (reduced, module, version_of(module), *named_parts(type(value))))
         make, args, state, *rest = (*reduced, None)[:6]
         items = [list(r) for r in rest if r is not None]
         return _sealed("object", [self(type(value)), self(make), self(args), self(state), self(items)])
@@ -377,6 +377,7 @@ _SIMPLE: Mapping[type, Callable[[Any], object]] = {
     float: lambda v: struct.pack("<d", v),
     complex: lambda v: struct.pack("<dd", v.real, v.imag),
     str: lambda v: v,
+    Ref: lambda v: v.key,
     bytes: lambda v: v,
     bytearray: lambda v: v,
     type(Ellipsis): lambda v: b"",

@@ -1,0 +1,533 @@
+"""Explore and choose: 144 configurations in three nested levels, ours beside what people do, and what happens when things go wrong.
+
+    python benchmarks/flow.py explore  [--set digits|mnist|cifar10|a9a --data DIR] [--rows 1300] [--rounds 6] [--json]
+    python benchmarks/flow.py memory   a third of what all intermediates take against plenty, and Dask's own spilling beside it
+    python benchmarks/flow.py pruning  100 random convex and 100 monotone cases, and 100 that are declared wrongly
+    python benchmarks/flow.py overhead 10,000 tiny tasks
+    python benchmarks/flow.py kills    a worker killed at random moments, 20 runs
+    python benchmarks/flow.py again    a second run with one option changed, over a store
+    python benchmarks/flow.py predicted  the total foreseen after a tenth of the work against the total measured
+
+`explore` takes turns: one configuration after another in this process; `dask.delayed` once a configuration; with the sharing
+written out by hand; joblib with its Memory cache (a fresh one each round); ours. Dask's alternatives and ours run on the same
+scheduler and workers, a process a core with one thread each; all scores are checked to be the same. `--skip` leaves some out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import flow_jobs as jobs
+import joblib
+import psutil
+from distributed import Client, LocalCluster
+from harness import Json, Machine, Samples, in_turn, parser, run_script, said
+from intervals import RESTLESS, RESTLESS_ALONE, Claim, Interval, bootstrap, ratio
+
+from partita.cli.talk import Talk
+from partita.dataflow import choose, explore, largest, step, unfold
+from partita.dataflow.run.launch import run_flow
+from partita.dataflow.run.on_dask import cluster
+from partita.dataflow.store import Store
+
+HERE = Path(__file__).parent
+CORES = len(os.sched_getaffinity(0))
+ALONE, ONCE, BY_HAND, MEMORY, OURS = "one after another", "dask.delayed once a configuration", "dask.delayed, sharing by hand", "joblib with Memory", "ours"  # fmt: skip
+
+LESS = Claim("at least 90 % less time than one after another", low=0.90, most_drift=RESTLESS)
+TWICE = "at least twice as fast as {}"
+NOT_SLOWER = Claim("not slower than dask.delayed with the sharing written by hand", low=1.0)
+SAME = Claim("the same answers", low=1.0, high=1.0, most_drift=math.inf)
+LITTLE_MEMORY = Claim("with a third of the memory at most 1.3 times the time", high=1.3)
+ALL_CASES = Claim("all cases", low=1.0, high=1.0, most_drift=math.inf)
+A_MS = Claim("at most 1 ms a task", high=1e-3, most_drift=RESTLESS_ALONE)
+FORESEEN = Claim("after a tenth of the work the total is foreseen within 15 %", high=0.15)
+
+
+def source_of(given: Any) -> jobs.Source:
+    return jobs.Source(given.set, given.data or "", given.rows, given.components)
+
+
+@contextlib.contextmanager
+def workers() -> Iterator[tuple[str, Client]]:
+    """Processes, one a core, that have imported what the steps need."""
+    with cluster(CORES) as address, Client(address, set_as_default=False) as client:
+        client.run(_ready, str(HERE))
+        yield address, client
+
+
+def _ready(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
+    import flow_jobs  # noqa: F401
+
+
+# ---- explore ------------------------------------------------------------------------------------------------------------
+
+
+def one_after_another(source: jobs.Source) -> dict[jobs.Config, float]:
+    return {c: jobs.alone(source, c) for c in jobs.configs()}
+
+
+def once_a_configuration(source: jobs.Source, client: Client) -> dict[jobs.Config, float]:
+    each = {c: dask.delayed(jobs.alone, pure=False)(source, c) for c in jobs.configs()}
+    return dict(zip(each, client.gather(client.compute(list(each.values()))), strict=True))
+
+
+def by_hand(source: jobs.Source, client: Client) -> dict[jobs.Config, float]:
+    """What somebody writes who knows what is shared."""
+    plain = (jobs.load, jobs.prepare, jobs.features, jobs.moments, jobs.fit, jobs.accuracy)
+    load, prepare, features, moments, fit, accuracy = (dask.delayed(f, pure=False) for f in plain)
+    data = load(source)
+    prepared = {p: prepare(data, p) for p in jobs.PREPARED}
+    made = {(p, f): features(prepared[p], f, source.components) for p in jobs.PREPARED for f in jobs.FEATURES}
+    known = {at: moments(x) for at, x in made.items()}
+    each = {}
+    for c in jobs.configs():
+        at = c.prepared, c.features
+        each[c] = accuracy(fit(known[at], c.model, c.strength), made[at])
+    return dict(zip(each, client.gather(client.compute(list(each.values()))), strict=True))
+
+
+def _cached(folder: str, source: jobs.Source, c: jobs.Config) -> float:
+    keep = joblib.Memory(folder, verbose=0).cache
+    data = keep(jobs.features)(keep(jobs.prepare)(keep(jobs.load)(source), c.prepared), c.features, source.components)
+    return jobs.accuracy(jobs.fit(keep(jobs.moments)(data), c.model, c.strength), data)
+
+
+def joblib_memory(source: jobs.Source) -> dict[jobs.Config, float]:
+    folder = tempfile.mkdtemp()
+    try:
+        each = list(jobs.configs())
+        with joblib.parallel_config("loky", n_jobs=CORES, inner_max_num_threads=1):
+            return dict(
+                zip(each, joblib.Parallel()(joblib.delayed(_cached)(folder, source, c) for c in each), strict=True)
+            )
+    finally:
+        shutil.rmtree(folder)
+
+
+def ours(source: jobs.Source, address: str, **how: Any) -> Any:
+    """The run's outcome; its scores by configuration are `scores_of`."""
+    return run_flow(jobs.flow(source), scheduler=address, paths=[HERE], check=False, **how)
+
+
+def scores_of(outcome: Any) -> dict[jobs.Config, float]:
+    """The scores that the innermost choices compared."""
+    found = {}
+    for choice in outcome.record.choices:
+        if choice.name == "model":
+            for row in choice.scores:
+                model = row.options["model"]
+                strength = row.options[f"strength of {model}"]
+                found[jobs.Config(choice.options["prepared"], choice.options["features"], model, float(strength))] = (
+                    row.score
+                )
+    return found
+
+
+def explored(given: Any, machine: Machine, talk: Talk) -> Json:
+    source = source_of(given)
+    with workers() as (address, client):
+        works: dict[str, Callable[[], Any]] = {
+            ALONE: lambda: one_after_another(source),
+            ONCE: lambda: once_a_configuration(source, client),
+            BY_HAND: lambda: by_hand(source, client),
+            MEMORY: lambda: joblib_memory(source),
+            OURS: lambda: ours(source, address),
+        }
+        works = {n: w for n, w in works.items() if n not in given.skip}
+        ours(source, address)  # imports and kernels, once for all
+        talk.step(
+            f"{len(list(jobs.configs()))} configurations of {source.name}, {given.rounds} rounds of {', '.join(works)}"
+        )
+        samples = in_turn(works, given.rounds, between=lambda: machine.look_again(20.0))
+    outcomes = samples[OURS].results
+    answers = {n: [scores_of(r) if n == OURS else r for r in s.results] for n, s in samples.items()}
+    first = answers[next(iter(answers))][0]
+    same = {n: all(_same(first, a) for a in rows) for n, rows in answers.items()}
+    best = max(first, key=lambda c: first[c])
+    claims: dict[str, tuple[Claim, Interval]] = {"same": (SAME, Interval.exact(float(all(same.values()))))}
+    mine = samples[OURS].wall_s
+    if ALONE in samples:
+        claims["less"] = (LESS, bootstrap(lambda a, b: 1 - a / b, mine, samples[ALONE].wall_s))
+    for name in (ONCE, MEMORY):
+        if name in samples:
+            claims[name] = (Claim(TWICE.format(name), low=2.0), ratio(samples[name].wall_s, mine))
+    if BY_HAND in samples:
+        claims["by hand"] = (NOT_SLOWER, ratio(samples[BY_HAND].wall_s, mine))
+    record = outcomes[-1].record
+    return {
+        "setting": {"set": source.name, "rows": source.rows, "configurations": len(first), "workers": CORES},
+        "samples": {n: s.to_json() for n, s in samples.items()},
+        "same": same,
+        "best": {"configuration": vars(best), "score": first[best]},
+        "chosen": [c.options for c in record.chosen],
+        "totals": {k: v for k, v in record.totals().items() if k != "chosen"},
+        **_judged(machine, claims),
+    }
+
+
+def _same(one: dict[jobs.Config, float], two: dict[jobs.Config, float]) -> bool:
+    return one.keys() == two.keys() and all(two[c] is not None and abs(one[c] - two[c]) < 1e-12 for c in one)
+
+
+def explored_text(d: Json) -> str:
+    s, mine = d["setting"], statistics.median(d["samples"][OURS]["wall_s"])
+    lines = [
+        f"{s['configurations']} configurations of {s['set']}, {s['rows']} rows, {s['workers']} workers; best: {d['best']}"
+    ]
+    for name, sample in d["samples"].items():
+        t = statistics.median(sample["wall_s"])
+        lines.append(
+            f"{name}: {t:.2f} s ({min(sample['wall_s']):.2f} to {max(sample['wall_s']):.2f}), {t / mine:.2f} times ours; same answers: {d['same'][name]}"
+        )
+    return "\n".join([*lines, said(d)])
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------------
+
+
+def memory(given: Any, machine: Machine, talk: Talk) -> Json:
+    source = source_of(given)
+    with workers() as (address, client):
+        plenty = ours(source, address)
+        all_bytes = sum(t.bytes for t in plenty.record.tasks)
+        third = all_bytes / 3
+        pids = client.run(os.getpid)
+        with spilling(third) as spiller:
+            works: dict[str, Callable[[], Any]] = {
+                "plenty": lambda: ours(source, address),
+                "a third": lambda: ours(source, address, memory_bytes=third),
+                "dask by hand, plenty": lambda: by_hand(source, client),
+                "dask by hand, spilling at a third": lambda: by_hand(source, spiller),
+            }
+            samples = in_turn(works, given.rounds, between=lambda: machine.look_again(20.0))
+        lost = len(set(pids.values()) - set(client.run(os.getpid).values()))
+    tight = [o.record for o in samples["a third"].results]
+    claims = {
+        "time": (LITTLE_MEMORY, ratio(samples["a third"].wall_s, samples["plenty"].wall_s)),
+        "killed": (Claim("no worker killed", high=0.0, most_drift=math.inf), Interval.exact(float(lost))),
+        "held": (
+            Claim("results never held more than was allowed", high=1.0, most_drift=math.inf),
+            Interval.exact(max(r.peak_bytes for r in tight) / third),
+        ),
+    }
+    return {
+        "all_bytes": all_bytes, "peaks": {n: [o.record.peak_bytes for o in samples[n].results] for n in ("plenty", "a third")},
+        "computed_again": [sum(t.runs - 1 for t in r.tasks if t.runs > 1) for r in tight], "dropped": [r.dropped for r in tight],
+        "samples": {n: s.to_json() for n, s in samples.items()}, **_judged(machine, claims),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def spilling(most_bytes: float) -> Iterator[Client]:
+    """Workers of Dask that spill what is least recently used as soon as results take more than that, all together."""
+    limit = 8 << 30
+    how = {"target": most_bytes / CORES / limit, "spill": False, "pause": False, "terminate": False}
+    with dask.config.set({f"distributed.worker.memory.{k}": v for k, v in how.items()}):
+        made = LocalCluster(
+            n_workers=CORES,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            memory_limit=limit,
+            silence_logs=50,
+        )
+        with made, Client(made, set_as_default=False) as client:
+            client.run(_ready, str(HERE))
+            yield client
+
+
+def memory_text(d: Json) -> str:
+    lines = [
+        f"all intermediates: {d['all_bytes'] / 1e6:.0f} MB; most held {max(d['peaks']['plenty']) / 1e6:.0f} MB with plenty, {max(d['peaks']['a third']) / 1e6:.0f} MB with a third; computed again: {d['computed_again']}"
+    ]
+    lines += [f"{n}: {statistics.median(s['wall_s']):.2f} s" for n, s in d["samples"].items()]
+    return "\n".join([*lines, said(d)])
+
+
+# ---- pruning ------------------------------------------------------------------------------------------------------------
+
+
+@step
+def value_at(values: tuple[float, ...], k: int) -> float:
+    return values[k]
+
+
+@step
+def itself(value: float) -> float:
+    return value
+
+
+def shaped_case(kind: str, dice: random.Random) -> tuple[float, ...]:
+    """Scores of 5 to 60 options: convex (rises to its best, falls after it, at any speed), monotone, or neither."""
+    n = dice.randrange(5, 61)
+    if kind == "convex":
+        top = dice.randrange(n)
+        down = sorted((-dice.expovariate(1.0) for _ in range(n)), reverse=True)
+        found = [0.0] * n
+        for k in sorted(range(n), key=lambda k: abs(k - top)):
+            found[k] = 0.0 if k == top else found[k + 1 if k < top else k - 1] + down[k]
+        return tuple(found)
+    if kind == "monotone":
+        rows = sorted(dice.random() for _ in range(n))
+        return tuple(rows if dice.random() < 0.5 else rows[::-1])
+    return tuple(dice.random() for _ in range(n))
+
+
+def chosen_by_flow(values: tuple[float, ...], shape: str | None) -> Any:
+    at = explore("k", list(range(len(values))), ordered=True)
+    found = value_at(values, at)
+    return run_flow(choose(found, by=itself(found), over="k", select=largest(), shape=shape), workers=0)
+
+
+def pruning(given: Any, machine: Machine, talk: Talk) -> Json:
+    rows: dict[str, list[Json]] = {}
+    for kind, shape in (("convex", "convex"), ("monotone", "monotone"), ("declared wrongly", "convex")):
+        dice = random.Random(kind)
+        rows[kind] = []
+        for k in range(given.cases):
+            talk.progress(f"{kind} cases", k, given.cases)
+            values = shaped_case(kind, dice)
+            record = (outcome := chosen_by_flow(values, shape)).record
+            told = any(c.contradiction for c in record.choices)
+            rows[kind].append(
+                {
+                    "options": len(values),
+                    "never_run": record.branches_pruned,
+                    "right": outcome.value == max(values),
+                    "told": told,
+                }
+            )
+    share = {kind: statistics.fmean(r["right"] for r in found) for kind, found in rows.items()}
+    honest = [r["right"] or r["told"] for r in rows["declared wrongly"]]
+    claims = {
+        "convex": (ALL_CASES, Interval.exact(share["convex"])),
+        "monotone": (ALL_CASES, Interval.exact(share["monotone"])),
+        "no alarm where the declaration is right": (
+            ALL_CASES,
+            Interval.exact(float(not any(r["told"] for kind in ("convex", "monotone") for r in rows[kind]))),
+        ),
+    }
+    return {"cases": rows, "right": share, "told_or_right": statistics.fmean(honest), **_judged(machine, claims)}
+
+
+def pruning_text(d: Json) -> str:
+    lines = []
+    for kind, rows in d["cases"].items():
+        never, options = sum(r["never_run"] for r in rows), sum(r["options"] for r in rows)
+        lines.append(
+            f"{kind}: {never} of {options} branches never ran; the exhaustive choice in {sum(r['right'] for r in rows)} of {len(rows)}; a contradiction told in {sum(r['told'] for r in rows)}"
+        )
+    return "\n".join([*lines, said(d)])
+
+
+# ---- overhead -----------------------------------------------------------------------------------------------------------
+
+
+@step
+def number_of(a: int, b: int) -> int:
+    return a + b
+
+
+@step
+def plus(a: int, b: int) -> int:
+    return a + b
+
+
+def tiny(tasks: int) -> Any:
+    """Two levels of tasks that do nothing, and a choice over all: about `tasks` of them."""
+    side = int((tasks / 2) ** 0.5)
+    found = number_of(explore("a", list(range(side))), explore("b", list(range(side))))
+    return choose(found, by=plus(found, 1), select=largest())
+
+
+def overhead(given: Any, machine: Machine, talk: Talk) -> Json:
+    rows: Json = {}
+    here = psutil.Process()
+    with workers() as (address, _):
+        for tasks in (given.tasks // 4, given.tasks):
+            began = time.perf_counter()
+            graph = unfold(tiny(tasks))
+            unfolded = time.perf_counter() - began
+            works = {"in this process": lambda g=graph: run_flow(g, workers=0, check=False), "on Dask": lambda g=graph: run_flow(g, scheduler=address, paths=[HERE], check=False)}  # fmt: skip
+            before = here.memory_info().rss
+            samples: dict[str, Samples] = in_turn(works, given.rounds, between=lambda: machine.look_again(20.0))
+            rows[str(graph.tasks)] = {
+                "unfold_s": unfolded,
+                "samples": {n: s.to_json() for n, s in samples.items()},
+                "grown_bytes": here.memory_info().rss - before,
+            }
+    n = max(map(int, rows))
+    last = rows[str(n)]
+    claims = {
+        name: (A_MS, bootstrap(lambda t: (t + last["unfold_s"]) / n, s["wall_s"]))
+        for name, s in last["samples"].items()
+    }
+    return {"tasks": rows, **_judged(machine, claims)}
+
+
+def overhead_text(d: Json) -> str:
+    lines = []
+    for tasks, row in d["tasks"].items():
+        each = ", ".join(
+            f"{n} {1e3 * statistics.median(s['wall_s']) / int(tasks):.2f} ms" for n, s in row["samples"].items()
+        )
+        lines.append(
+            f"{tasks} tasks: unfolding {1e3 * row['unfold_s'] / int(tasks):.3f} ms a task; {each}; memory of scheduler and client grew by {row['grown_bytes'] / 1e6:.0f} MB"
+        )
+    return "\n".join([*lines, said(d)])
+
+
+# ---- kills --------------------------------------------------------------------------------------------------------------
+
+
+def kills(given: Any, machine: Machine, talk: Talk) -> Json:
+    source, dice, rows = source_of(given), random.Random(0), []
+    with workers() as (address, client):
+        quiet = ours(source, address)
+        took, right = quiet.record.seconds, scores_of(quiet)
+        for k in range(given.kills):
+            talk.progress("workers killed", k, given.kills)
+            pids = [p for p in client.run(os.getpid, on_error="ignore").values() if p]
+            at = dice.uniform(0.0, took)
+            killer = threading.Timer(at, os.kill, (dice.choice(pids), signal.SIGKILL))
+            killer.start()
+            record = (outcome := ours(source, address)).record
+            killer.join()
+            again = [t for t in record.tasks if t.runs > 1]
+            rows.append(
+                {
+                    "at_s": at,
+                    "seconds": record.seconds,
+                    "same": _same(right, scores_of(outcome)),
+                    "computed_again": len(again),
+                }
+            )
+            client.wait_for_workers(CORES)
+    claims = {"same": (SAME, Interval.exact(statistics.fmean(r["same"] for r in rows)))}
+    return {"undisturbed_s": took, "runs": rows, **_judged(machine, claims)}
+
+
+def kills_text(d: Json) -> str:
+    runs = d["runs"]
+    slower = statistics.median(r["seconds"] for r in runs) / d["undisturbed_s"]
+    return f"{len(runs)} runs, a worker killed in each: the same answers in {sum(r['same'] for r in runs)}; {slower:.2f} times the time; tasks computed again: {[r['computed_again'] for r in runs]}\n{said(d)}"
+
+
+# ---- again --------------------------------------------------------------------------------------------------------------
+
+
+def again(given: Any, machine: Machine, talk: Talk) -> Json:
+    """First a run over an empty store, then one with another strength for ridge, then that without a store."""
+    source = source_of(given)
+    changed = {**jobs.STRENGTHS, "ridge": (0.1, 1.0, 10.0, 1000.0)}
+    rows: dict[str, list[float]] = {"first": [], "one option changed": [], "without a store": []}
+    ran: dict[str, list[int]] = {name: [] for name in rows}
+    said_: list[str] = []
+    with workers() as (address, _):
+        for k in range(given.rounds):
+            talk.progress("rounds", k, given.rounds)
+            machine.look_again(20.0)
+            with tempfile.TemporaryDirectory() as folder:
+                store = Store.open(Path(folder) / "results", say=said_.append)
+                for name, strengths, kept in (
+                    ("first", None, store),
+                    ("one option changed", changed, store),
+                    ("without a store", changed, None),
+                ):
+                    record = run_flow(
+                        jobs.flow(source, strengths), scheduler=address, paths=[HERE], check=False, store=kept
+                    ).record
+                    rows[name].append(record.seconds)
+                    ran[name].append(record.tasks_run)
+    claims = {
+        "less": (
+            Claim("less time than without a store", low=1.0),
+            ratio(rows["without a store"], rows["one option changed"]),
+        )
+    }
+    return {"seconds": rows, "tasks_run": ran, "said": said_, **_judged(machine, claims)}
+
+
+def again_text(d: Json) -> str:
+    lines = [
+        f"{name}: {statistics.median(s):.2f} s, {d['tasks_run'][name][0]} tasks run" for name, s in d["seconds"].items()
+    ]
+    return "\n".join([*lines, said(d)])
+
+
+# ---- predicted ----------------------------------------------------------------------------------------------------------
+
+
+def predicted(given: Any, machine: Machine, talk: Talk) -> Json:
+    source, rows = source_of(given), []
+    with workers() as (address, _):
+        ours(source, address)
+        for _ in range(given.rounds):
+            machine.look_again(20.0)
+            record = ours(source, address).record
+            rows.append(
+                {"predicted_s": record.predicted_s, "seconds": record.seconds, "predictions": record.predictions}
+            )
+    errors = [abs(r["predicted_s"] / r["seconds"] - 1) if r["predicted_s"] else math.inf for r in rows]
+    claims = {"error": (FORESEEN, bootstrap(lambda e: e, errors))}
+    return {"runs": rows, "errors": errors, **_judged(machine, claims)}
+
+
+def predicted_text(d: Json) -> str:
+    return f"errors of the total after a tenth of the work: {', '.join(f'{e:.0%}' for e in d['errors'])}\n{said(d)}"
+
+
+# ---- the script ---------------------------------------------------------------------------------------------------------
+
+
+def _judged(machine: Machine, claims: dict[str, tuple[Claim, Interval]]) -> Json:
+    record = machine.finished()
+    return {"verdicts": machine.verdicts(claims), "machine_record": record}
+
+
+PARTS = {
+    "explore": (explored, explored_text), "memory": (memory, memory_text), "pruning": (pruning, pruning_text), "overhead": (overhead, overhead_text),
+    "kills": (kills, kills_text), "again": (again, again_text), "predicted": (predicted, predicted_text),
+}  # fmt: skip
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("part", choices=PARTS)
+    options.add_argument("--set", choices=jobs.SETS, default="digits")
+    options.add_argument("--data", metavar="DIR", help="holds mnist/train.parquet, cifar10/train.parquet, a9a/a9a")
+    options.add_argument("--rows", type=int, default=1300, help="for training; default: 1300")
+    options.add_argument("--components", type=int, default=400, help="of a kernel; default: 400")
+    options.add_argument("--rounds", type=int, default=6)
+    options.add_argument(
+        "--skip", nargs="*", default=[], metavar="ALTERNATIVE", help="of explore, e.g. 'one after another'"
+    )
+    options.add_argument("--cases", type=int, default=100, help="of pruning, each kind; default: 100")
+    options.add_argument("--tasks", type=int, default=10_000, help="of overhead; default: 10,000")
+    options.add_argument("--kills", type=int, default=20, help="runs with a worker killed; default: 20")
+    given = options.parse_args()
+    if given.set != "digits" and not given.data:
+        options.error(f"--set {given.set} needs --data DIR")
+    work, text = PARTS[given.part]
+    return run_script(given, lambda m, t: work(given, m, t), text, ("dask", "distributed", "joblib", "scikit-learn"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The page of a flow's run: everything of the record is on it, and nothing of it is markup."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dataflow.flow_record import small_record
+
+from partita.dataflow.report.page import headline, lede, page
+from partita.dataflow.report.story import FlowStory, held, read_run
+from partita.errors import BadInput
+from partita.files import dump_json, write_whole
+
+
+class Words(HTMLParser):
+    """The text of a page, and its elements, which must close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open[-1:]):
+            self.words.append(data)
+
+
+def test_the_page_tells_the_run() -> None:
+    text = page(small_record(), "digits")
+    words = " ".join(Words(text).words)
+    for part in (
+        "6 configurations in 400 ms.",
+        "scaling",
+        "standard",
+        "0.93",
+        "<10>",
+        "cannot win: convex",
+        "ValueError: <C>",
+        "step <scale> differs",
+        "cached",
+        "pruned",
+        "+5.0 %",
+        "1 branch never ran",
+    ):
+        assert part in words, part
+    assert "<scale>" not in text
+    assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_choices_stand_below_the_branches_they_were_made_on() -> None:
+    story = FlowStory("x", small_record())
+    (top,) = story.trees
+    assert top.choice.name == "choose scaling"
+    assert [b.names for b in top.branches] == ["scaling standard", "scaling none"]  # the kept one first
+    assert [[t.choice.options["scaling"] for t in b.below] for b in top.branches] == [["standard"], ["none"]]
+    assert [b.row.score for b in top.branches[0].below[0].branches] == [pytest.approx(0.93), pytest.approx(0.92), None]
+
+
+def test_a_record_without_anything_is_a_page() -> None:
+    empty = replace(
+        small_record(), tasks=(), choices=(), memory=(), chosen=(), predictions=(), notes=(), predicted_s=None, seconds=0.0, tasks_run=0, tasks_shared=0,
+        tasks_cached=0, tasks_pruned=0, tasks_failed=0, workers=0,
+    )  # fmt: skip
+    Words(page(empty))
+
+
+def test_headline_and_lede_count() -> None:
+    assert headline(small_record()) == "6 configurations in 400 ms."
+    assert lede(small_record()) == "One after another they are 18 calls; 6 ran: 67 % of them did not have to."
+
+
+def test_memory_is_summed_over_workers() -> None:
+    points = held(small_record())
+    assert points[0] == (0.0, 0.0)
+    assert max(b for _, b in points) == 7e6  # 4 MB at one, 3 MB at the other
+    assert [t for t, _ in points] == sorted(t for t, _ in points)
+
+
+def test_a_record_goes_to_its_file_and_back(tmp_path: Path) -> None:
+    path = write_whole(tmp_path / "run.json", dump_json(small_record().to_json()))
+    assert read_run(path) == small_record()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": "other"}, "not 'partita-flow-run'"),
+        ({"seconds": float("nan")}, "seconds is nan"),
+        ({"workers": "two"}, "workers is 'two'"),
+        ({"memory": [{"t_s": 1e300, "worker": "a", "bytes": 1.0}]}, "memory\\[0\\] is 1e\\+300"),
+        (
+            {"tasks": [{"key": "a", "label": "b", "options": {}, "state": "run", "started_s": 2.0, "ended_s": 1.0}]},
+            "ends before it starts",
+        ),
+        ({"tasks": [{"key": "a", "label": "b", "options": {}, "state": "lost"}]}, "not one of 'run'"),
+    ],
+)
+def test_a_record_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**small_record().to_json(), **change}))
+    with pytest.raises(BadInput, match=said):
+        read_run(path)
