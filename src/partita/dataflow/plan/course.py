@@ -126,7 +126,9 @@ class Course:
 
     def __post_init__(self) -> None:
         n = len(self.graph)
-        self.place: list[int] = depth_first(self.graph, self.limits.scouts and math.isinf(self.limits.memory_bytes)).tolist()
+        self.place: list[int] = depth_first(
+            self.graph, self.limits.scouts and math.isinf(self.limits.memory_bytes)
+        ).tolist()
         self.state = [State.IDLE] * n
         self.refs = [len(c) for c in self.graph.consumers]
         self.holds = [True] * n  #: whether it counts as a reader of what it needs
@@ -144,11 +146,17 @@ class Course:
         self.twin: dict[int, int] = {}  #: a call that turned out to be another one
         self.twins: dict[int, list[int]] = {}
         self.judged = {
-            k: Judged(set(range(len(n.choice.candidates))), set(range(len(n.choice.candidates))), leaders=Leaders(n.choice) if Leaders.serve(n.choice) else None)
+            k: Judged(
+                set(range(len(n.choice.candidates))),
+                set(range(len(n.choice.candidates))),
+                leaders=Leaders(n.choice) if Leaders.serve(n.choice) else None,
+            )
             for k, n in enumerate(self.graph.nodes)
             if n.choice
         }
-        self.roles: list[list[tuple[int, int, bool]]] = [[] for _ in range(n)]  #: (choose, candidate, whether as its score)
+        self.roles: list[list[tuple[int, int, bool]]] = [
+            [] for _ in range(n)
+        ]  #: (choose, candidate, whether as its score)
         for k in self.judged:
             for i, c in enumerate(self._choice(k).candidates):
                 self.roles[c.value].append((k, i, False))
@@ -560,7 +568,9 @@ class Course:
         choice, j = self._choice(choose), self.judged[choose]
         if j.leaders is not None:
             wanted = range(len(choice.candidates)) if not j.outstanding else ()
-            verdict = Verdict(tuple(i for i in wanted if i not in j.scores and i not in j.failed), kept=j.leaders.kept())
+            verdict = Verdict(
+                tuple(i for i in wanted if i not in j.scores and i not in j.failed), kept=j.leaders.kept()
+            )
         else:
             verdict = judge(choice, j.scores, j.failed, self.limits.ahead)
         j.contradiction = j.contradiction or verdict.contradiction
@@ -674,7 +684,12 @@ class Course:
         if other == node or self.graph.nodes[other].kind != "call":
             return False
         event = self.ran[other]
-        if self.state[other] in (State.OUT, State.IDLE) and event is not None and self._only_scores(node) and other not in self.reason:
+        if (
+            self.state[other] in (State.OUT, State.IDLE)
+            and event is not None
+            and self._only_scores(node)
+            and other not in self.reason
+        ):
             self.ran[node], self.state[node], self.size[node] = event, State.HELD, 0.0  # its number is known
             self.borrowed.add(node)
             self._let_go_of_needs(node)
@@ -722,12 +737,18 @@ class Course:
         limit = self.limits.memory_bytes * self.stretch
         if math.isinf(limit):
             return True
-        if self.dropped > DROPS * self.stretch * (10 + self.graph.tasks):  # too little for its widest tasks: it would go in circles
+        if self.dropped > DROPS * self.stretch * (
+            10 + self.graph.tasks
+        ):  # too little for its widest tasks: it would go in circles
             self.stretch *= 1.25
         wanted = self.worth(node)[1]
         reads = set(flat(tuple(self.view(n) for n in self.graph.nodes[node].needs))) if kind == "compute" else set()
         while self.held_bytes + self.underway_bytes + wanted > limit:
-            held = [k for k in self.held if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.is_sink]
+            held = [
+                k
+                for k in self.held
+                if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.is_sink
+            ]
             later = [k for k in held if self._next_use(k) > self.urgency[node]]
             if not later and self.running:
                 return False  # what is needed sooner stays; something will end
@@ -740,7 +761,9 @@ class Course:
     def _next_use(self, node: int) -> int:
         """The place in the order of the next one that reads it."""
         readers = [r for k in (node, *self.twins.get(node, ())) for r in self.graph.consumers[k]]
-        return min((self.place[r] for r in readers if self.state[r] in (State.IDLE, State.WAITING)), default=len(self.place))
+        return min(
+            (self.place[r] for r in readers if self.state[r] in (State.IDLE, State.WAITING)), default=len(self.place)
+        )
 
     def _holding(self, node: int) -> Holding:
         stored = self.graph.nodes[node].key in self.known

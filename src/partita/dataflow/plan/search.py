@@ -47,7 +47,9 @@ def peak(n: int, scores: Scores, count: int = 1, ahead: int = 1) -> Step:
         return Step(wanted=_probes(low, high, scores, inside, ahead))
     known = sorted({-1, *scores, n})
     a, b = max(pairwise(known), key=lambda gap: gap[1] - gap[0])
-    if b - a - 1 > max(n / 3, 2):  # a large part was never looked at: one sample in it, to see whether the declaration holds
+    if b - a - 1 > max(
+        n / 3, 2
+    ):  # a large part was never looked at: one sample in it, to see whether the declaration holds
         return Step(wanted=((a + b) // 2,))
     return _grown(n, scores, count)
 

@@ -31,7 +31,19 @@ LEAST_WINDOW, MOST_WINDOW = 3, 400  #: tasks a worker
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
-LOOKS = (0.03, 0.05, 0.07, 0.09, 0.11, 0.13, 0.16, 0.2, 0.3, 0.5, 0.75)  #: parts of the tasks after which the rest is predicted
+LOOKS = (
+    0.03,
+    0.05,
+    0.07,
+    0.09,
+    0.11,
+    0.13,
+    0.16,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+)  #: parts of the tasks after which the rest is predicted
 TENTH = 0.1
 BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
 
@@ -69,7 +81,9 @@ class Outcome:
     def value(self) -> Any:
         """The one result. Raises FlowError where the flow has several."""
         if len(self.values) != 1:
-            raise FlowError(f"the flow has {len(self.values)} results", hint="take .values, or choose over what is left")
+            raise FlowError(
+                f"the flow has {len(self.values)} results", hint="take .values, or choose over what is left"
+            )
         return self.values[0]
 
 
@@ -115,7 +129,9 @@ class _Run:
         self.costs = Costs(self.graph)
         limits = Limits(max(2, self.engine.workers), self.settings.memory_bytes)
         self.began = time.time()
-        self.course = Course(self.graph, self.known, self.numbers.found if self.numbers else {}, limits, self.costs.worth)
+        self.course = Course(
+            self.graph, self.known, self.numbers.found if self.numbers else {}, limits, self.costs.worth
+        )
 
     def to_the_end(self) -> Outcome:
         course, quiet = self.course, 0
@@ -162,7 +178,9 @@ class _Run:
         node = self.graph.nodes[job.node]
         step = self.graph.steps[node.step]
         keep = step.cache and not self._changes(job.node)
-        told = Told(job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job))
+        told = Told(
+            job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job)
+        )
         return Order(told, job.inputs, job.place, self._brief(node.step))
 
     def _brief(self, step: int) -> bool:
@@ -218,7 +236,9 @@ class _Run:
         """Keep numbers for later runs, unless their step was seen to give others the second time."""
         if self.numbers is not None:
             fresh = [r for r, _ in reports if r.state == "done" and r.value is not None and r.same is not False]
-            kept = [r for r in fresh if not self._changes(r.node) and self.graph.steps[self.graph.nodes[r.node].step].cache]
+            kept = [
+                r for r in fresh if not self._changes(r.node) and self.graph.steps[self.graph.nodes[r.node].step].cache
+            ]
             self.numbers.add({self.course.key(r.node): r.value for r in kept if r.value is not None})
 
     def _take(self, report: Report, worker: str) -> None:
@@ -302,7 +322,9 @@ class _Run:
                 return TaskRow(node.key, node.label, node.options, "failed", reason=course.reason[k], readers=readers)
             cut = k in course.cancelled
             why = "its branch lost while it ran" if cut else "nobody needed it"
-            return TaskRow(node.key, node.label, node.options, "cancelled" if cut else "pruned", reason=why, readers=readers)
+            return TaskRow(
+                node.key, node.label, node.options, "cancelled" if cut else "pruned", reason=why, readers=readers
+            )
         state = "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
         return TaskRow(
             node.key, node.label, node.options, state, event.started_s, event.ended_s, event.worker, event.size_bytes,
@@ -340,7 +362,9 @@ class _Run:
         """What a person should know."""
         notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.course.changing)]  # fmt: skip
         if self.course.stretch > 1:
-            notes.append(f"results were allowed {self.course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs")
+            notes.append(
+                f"results were allowed {self.course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs"
+            )
         for k, j in self.course.judged.items():
             if j.contradiction:
                 name = self.graph.nodes[k].label
@@ -350,7 +374,9 @@ class _Run:
             if self.graph.nodes[k].kind == "call" and self.course.ran[k] is not None:
                 told = f"{self._said(k)}: {why}"
                 lost[told] = lost.get(told, 0) + 1
-        notes += [f"lost: {told}" for told in list(lost)[:20]] + ([f"and {len(lost) - 20} more lost"] if len(lost) > 20 else [])
+        notes += [f"lost: {told}" for told in list(lost)[:20]] + (
+            [f"and {len(lost) - 20} more lost"] if len(lost) > 20 else []
+        )
         return notes
 
     # ---- short ------------------------------------------------------------------------------------------------------------

@@ -84,7 +84,9 @@ class OnDask:
     client: Client
     name: str  #: of this run: its topic and its keys
     workers: int
-    clump_of: dict[int, tuple[_Clump, int]] = field(default_factory=dict)  #: node -> its latest clump, and its place there
+    clump_of: dict[int, tuple[_Clump, int]] = field(
+        default_factory=dict
+    )  #: node -> its latest clump, and its place there
     turns: dict[int, int] = field(default_factory=dict)
     clumps: int = 0
     underway: dict[int, int] = field(default_factory=dict)  #: node -> turn of those without a report
@@ -154,7 +156,9 @@ class OnDask:
         number = {n: k for k, n in enumerate(outside)} | {n: -1 - k for n, k in own.items()}
         members = tuple(Member(o.told, tuple(_placed(v, number) for v in o.inputs)) for o in orders)
         self.clumps += 1
-        clump = _Clump(f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}", {(o.told.node, o.told.turn) for o in orders})
+        clump = _Clump(
+            f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}", {(o.told.node, o.told.turn) for o in orders}
+        )
         for o in orders:
             self.clump_of[o.told.node] = (clump, own[o.told.node])
             self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
@@ -193,7 +197,11 @@ class OnDask:
         if self.client.status not in ("running", "connecting"):
             raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
         futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
-        bad = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ("error", "cancelled", "lost")}
+        bad = {
+            (n, self.underway[n])
+            for n, f in futures.items()
+            if f is not None and f.status in ("error", "cancelled", "lost")
+        }
         sure, self.suspects = bad & self.suspects, bad
         now = time.time()
         found: list[tuple[Report, str]] = []

@@ -61,7 +61,9 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
                 self.worker.log_event(self.name, {"worker": str(self.worker.name), "reports": reports})
 
 
-def run_clump(name: str, members: tuple[Member, ...], sources: tuple[tuple[int, int], ...], *clumps: list[Any]) -> list[Any]:
+def run_clump(
+    name: str, members: tuple[Member, ...], sources: tuple[tuple[int, int], ...], *clumps: list[Any]
+) -> list[Any]:
     """The results of a few tasks, one after another; `sources` say which result of which other clump each input is.
 
     Never raises for a task's fault: its report has said it, and what reads it is told that it is missing.
