@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from partita.errors import InternalError, PartitaError
 
 Progress = Callable[[str, int, int], None]
 AHEAD_S = 0.15  #: work that a worker should always have before it
-LEAST_WINDOW, MOST_WINDOW = 3, 400  #: tasks a worker
+LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
@@ -45,6 +46,7 @@ LOOKS = (
     0.75,
 )  #: parts of the tasks after which the rest is predicted
 TENTH = 0.1
+MOST_SIMULATED = 3000  #: tasks: simulating them takes 0.3 s, in which nothing is handed out
 BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
 
 
@@ -120,6 +122,7 @@ class _Run:
     lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
     predictions: list[tuple[float, float]] = field(default_factory=list)
     tenth: float | None = None
+    changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
     wait_for: int = 0  #: which of LOOKS is next
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
     ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
@@ -148,7 +151,7 @@ class _Run:
                 self._take(report, worker)
             self._predict()
             if self.progress is not None and reports:
-                self.progress("tasks", min(self._settled(), self.graph.tasks), self.graph.tasks)
+                self.progress("tasks", len(self.done), self.graph.tasks)
         seconds = time.time() - self.began
         values = self._values()
         if self.progress is not None:
@@ -200,12 +203,15 @@ class _Run:
         return True
 
     def _changes(self, node: int) -> bool:
-        """Whether a step upstream, or its own, was seen to give something else the second time."""
+        """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
         if not self.course.changing:
             return False
-        return self.graph.nodes[node].step in self.course.changing or any(
-            self._changes(n) for n in self.graph.nodes[node].needs
-        )
+        if self.changed[0] != len(self.course.changing):
+            of = {}
+            for k, n in enumerate(self.graph.nodes):  # needs stand before those that need them
+                of[k] = n.step in self.course.changing or any(of[m] for m in n.needs)
+            self.changed = (len(self.course.changing), of)
+        return self.changed[1][node]
 
     # ---- in ---------------------------------------------------------------------------------------------------------------
 
@@ -224,13 +230,21 @@ class _Run:
         elapsed = time.time() - self.began
         while self.wait_for < len(LOOKS) and done >= LOOKS[self.wait_for] * self.graph.tasks:
             self.wait_for += 1
-        left = simulate(
-            self.graph, lambda k: self.costs.worth(k), self.engine.workers, typical(self.gaps), self.done,
-            self.known, self.numbers.found if self.numbers else {}, self.settings.memory_bytes,
-        )  # fmt: skip
-        self.predictions.append((elapsed, elapsed + left.seconds))
-        if self.tenth is None and self.busy_s >= TENTH * (self.busy_s + left.busy_s):
-            self.tenth = elapsed + left.seconds
+        left_s, left_busy_s = self._left()
+        self.predictions.append((elapsed, elapsed + left_s))
+        if self.tenth is None and self.busy_s >= TENTH * (self.busy_s + left_busy_s):
+            self.tenth = elapsed + left_s
+
+    def _left(self) -> tuple[float, float]:
+        """(seconds, seconds of all tasks together) that are left: simulated; by the mean of each step where that takes too long."""
+        course, each = self.course, typical(self.gaps)
+        if self.graph.tasks <= MOST_SIMULATED:
+            known = self.numbers.found if self.numbers else {}
+            found = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self.known, known, self.settings.memory_bytes)  # fmt: skip
+            return found.seconds, found.busy_s
+        open_ = Counter(n.step for k, n in enumerate(self.graph.nodes) if n.kind == "call" and course.state[k] in (State.IDLE, State.WAITING, State.RUNNING))  # fmt: skip
+        busy = sum(count * (each + self.costs.mean(step)[0]) for step, count in open_.items())
+        return busy / self.engine.workers, busy
 
     def _note(self, reports: Sequence[tuple[Report, str]]) -> None:
         """Keep numbers for later runs, unless their step was seen to give others the second time."""
@@ -380,9 +394,6 @@ class _Run:
         return notes
 
     # ---- short ------------------------------------------------------------------------------------------------------------
-
-    def _settled(self) -> int:
-        return sum(s in (State.HELD, State.OUT, State.FAILED) for s, n in zip(self.course.state, self.graph.nodes, strict=True) if n.kind == "call")  # fmt: skip
 
     def _said(self, k: int) -> str:
         return self.graph.nodes[k].label + _on(self.graph.nodes[k].options)
