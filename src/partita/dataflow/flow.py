@@ -40,7 +40,9 @@ class Value:
     """What a flow will compute; equal only to itself."""
 
     def __bool__(self) -> bool:
-        raise FlowError("a flow asks whether a value is true, and nothing is computed yet", hint="put the if into a step")
+        raise FlowError(
+            "a flow asks whether a value is true, and nothing is computed yet", hint="put the if into a step"
+        )
 
     def __iter__(self) -> Any:
         raise FlowError("a flow unpacks a value, and nothing is computed yet", hint="take its parts in a step")
@@ -168,7 +170,13 @@ def label(value: Any) -> str:
 
 
 def choose(
-    value: Any, *, by: Any, over: str | Sequence[str] = (), select: Select | None = None, shape: Shape = None, name: str = ""
+    value: Any,
+    *,
+    by: Any,
+    over: str | Sequence[str] = (),
+    select: Select | None = None,
+    shape: Shape = None,
+    name: str = "",
 ) -> Any:
     """Keep the results that `select` says (default: the one with the largest score), over the names `over` (default: all).
 
@@ -201,7 +209,9 @@ def frozen(argument: Any, level: int = 0) -> Any:
     Raises FlowError for a list that holds itself.
     """
     if level > MOST_LEVELS:
-        raise FlowError(f"an argument with more than {MOST_LEVELS} lists in each other: a cycle", hint="a flow has no circles")
+        raise FlowError(
+            f"an argument with more than {MOST_LEVELS} lists in each other: a cycle", hint="a flow has no circles"
+        )
     if type(argument) in (list, tuple):
         return type(argument)(frozen(x, level + 1) for x in argument)
     if type(argument) is dict:
@@ -209,4 +219,3 @@ def frozen(argument: Any, level: int = 0) -> Any:
     if isinstance(argument, Step):
         return argument.function
     return argument
-

@@ -146,7 +146,9 @@ class _Unfolding:
             if below:
                 waiting += below
                 if len(waiting) > MOST_NODES:
-                    raise FlowError(f"more than {MOST_NODES:,} values wait for each other: a cycle", hint="a flow has no circles")
+                    raise FlowError(
+                        f"more than {MOST_NODES:,} values wait for each other: a cycle", hint="a flow has no circles"
+                    )
                 continue
             waiting.pop()
             if id(v) not in self.tables:
@@ -163,7 +165,9 @@ class _Unfolding:
             return self._gathered(value)
         if isinstance(value, Explore):
             return self._explored(value)
-        raise FlowError(f"a value of the unknown kind {type(value).__name__}", hint="use step, explore, choose and gather")
+        raise FlowError(
+            f"a value of the unknown kind {type(value).__name__}", hint="use step, explore, choose and gather"
+        )
 
     def _explored(self, e: Explore) -> Rows:
         """A row for each option: its value, or, where that is one of the flow, each of its branches."""
@@ -192,7 +196,9 @@ class _Unfolding:
             return [({}, argument)]
         if isinstance(argument, dict):
             keys = list(argument)
-            return [(o, dict(zip(keys, row, strict=True))) for o, row in joined([self._argument(argument[k]) for k in keys])]
+            return [
+                (o, dict(zip(keys, row, strict=True))) for o, row in joined([self._argument(argument[k]) for k in keys])
+            ]
         return [(o, type(argument)(row)) for o, row in joined([self._argument(x) for x in argument])]
 
     def _called(self, call: Call) -> Rows:
@@ -210,13 +216,21 @@ class _Unfolding:
         return rows
 
     def _node(
-        self, kind: Kind, step: Step, options: Options, needs: tuple[int, ...], place: int, arguments: tuple[tuple[str, Any], ...]
+        self,
+        kind: Kind,
+        step: Step,
+        options: Options,
+        needs: tuple[int, ...],
+        place: int,
+        arguments: tuple[tuple[str, Any], ...],
     ) -> int:
         told = {n: _told(a, needs, self.nodes) for n, a in arguments}
         try:
             key = key_of(step.function, told, step.version, self.memo)
         except RecursionError as error:
-            raise FlowError(f"an argument of step {step.name}: {sentence_of(error)}", hint="hand in something flatter") from error
+            raise FlowError(
+                f"an argument of step {step.name}: {sentence_of(error)}", hint="hand in something flatter"
+            ) from error
         return self._add(Node(kind, key, step.name, self.labelled(options), needs, place, arguments))
 
     def _add(self, node: Node) -> int:
@@ -243,7 +257,9 @@ class _Unfolding:
         self._check_order(choose, over, budget)
         found: Rows = []
         for options, group in _grouped(rows, over):
-            candidates = self._candidates(group, over, budget, isinstance(choose.select, First) or choose.shape is not None)
+            candidates = self._candidates(
+                group, over, budget, isinstance(choose.select, First) or choose.shape is not None
+            )
             needs = tuple(n for c in candidates for n in (c.value, c.score))
             said = choose.name or f"choose {', '.join(over)}"
             choice = Choice(said, over, choose.select, choose.shape, candidates)
@@ -277,7 +293,9 @@ class _Unfolding:
         if choose.shape is not None and budget:
             raise FlowError("a halving with a shape", hint="declare one of the two")
         if choose.shape == "convex" and isinstance(choose.select, Threshold | First):
-            raise FlowError(f"a convex choose that keeps {choose.select}", hint="a threshold needs shape='monotone', or none")
+            raise FlowError(
+                f"a convex choose that keeps {choose.select}", hint="a threshold needs shape='monotone', or none"
+            )
         if budget and not (budget in self.names and self.names[budget].ordered):
             raise FlowError(f"halving over {budget!r}", hint="name an explore with ordered=True, budgets that grow")
         if budget and len(over) < 2:
@@ -304,7 +322,9 @@ class _Unfolding:
             ordered = sorted(group, key=lambda row: [row[0].get(n, -1) for n in over])
             needs = tuple(node for _, node in ordered)
             key = key_of(_chosen_by, {"of": [Ref(self.nodes[n].key) for n in needs]}, "gather 1", self.memo)
-            found.append((options, self._add(Node("gather", key, f"gather {', '.join(over)}", self.labelled(options), needs))))
+            found.append(
+                (options, self._add(Node("gather", key, f"gather {', '.join(over)}", self.labelled(options), needs)))
+            )
         return found
 
     def labelled(self, options: Options) -> dict[str, str]:

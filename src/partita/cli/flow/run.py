@@ -21,7 +21,9 @@ FOLDER = "flow-results"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("flow", metavar="FLOW", help="a Python file with a function flow(); another one: FLOW.py:function")
+    parser.add_argument(
+        "flow", metavar="FLOW", help="a Python file with a function flow(); another one: FLOW.py:function"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="processes on this machine, one thread each; default: one a core; 0: all in this process")  # fmt: skip
     parser.add_argument("--scheduler", metavar="ADDRESS", help="instead: a Dask scheduler that runs, tcp://HOST:PORT")
     parser.add_argument("--memory", metavar="SIZE", help="what results may take in all workers together, e.g. 2GB; default: no limit")  # fmt: skip

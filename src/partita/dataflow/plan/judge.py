@@ -83,7 +83,9 @@ def judge(choice: Choice, scores: Scores, failed: Mapping[int, str] = NOBODY, ah
     """
     if choice.shape is not None:
         if failed:
-            return _with(_exhaustive(choice, scores, failed, ahead), "an option failed, so what lies between is not known")
+            return _with(
+                _exhaustive(choice, scores, failed, ahead), "an option failed, so what lies between is not known"
+            )
         verdict = _shaped(choice, scores, ahead)
         if not verdict.contradiction:
             return verdict
@@ -159,7 +161,9 @@ def _threshold(choice: Choice, select: Threshold, scores: Scores, failed: Mappin
     lost = {i: f"{s:g} is not {select}" for i, s in scores.items() if sign * s < sign * select.at}
     wanted = _open(choice, scores, failed)
     passed = [i for i in scores if i not in lost]
-    return Verdict(wanted, lost, None if wanted else best_first(passed, {i: sign * scores[i] for i in passed}, len(passed)))
+    return Verdict(
+        wanted, lost, None if wanted else best_first(passed, {i: sign * scores[i] for i in passed}, len(passed))
+    )
 
 
 def _first(choice: Choice, select: First, scores: Scores, failed: Mapping[int, str], ahead: int) -> Verdict:
@@ -201,7 +205,11 @@ def _halving(choice: Choice, select: Halving, scores: Scores, failed: Mapping[in
         open_ = any(i not in scores and i not in failed for i in here)
         if open_ and not select.asynchronous:
             return Verdict(tuple(wanted), lost)
-        go_on = come[: max(1, math.floor(len(come) * select.keep + 1e-9))] if not open_ or len(come) * select.keep >= 1 else []
+        go_on = (
+            come[: max(1, math.floor(len(come) * select.keep + 1e-9))]
+            if not open_ or len(come) * select.keep >= 1
+            else []
+        )
         up = {choice.candidates[i].config for i in go_on}
         if select.asynchronous:  # who went on before stays on, though others have overtaken it since
             up |= {c for c in alive if any((c, r) in at and at[c, r] in scores for r in rungs[level + 1 :])}
@@ -209,8 +217,18 @@ def _halving(choice: Choice, select: Halving, scores: Scores, failed: Mapping[in
             out = {choice.candidates[i].config for i in here} - up
             for c in out:
                 told = scores.get(at[c, rung])
-                why = f"stopped after budget {level + 1}: {told:g} is not among the best {len(go_on)}" if told is not None else "failed"
+                why = (
+                    f"stopped after budget {level + 1}: {told:g} is not among the best {len(go_on)}"
+                    if told is not None
+                    else "failed"
+                )
                 lost.update({at[c, r]: why for r in rungs[level:] if (c, r) in at and at[c, r] not in failed})
-        lost.update({i: "its options go on with a larger budget" for i in here if i in scores and choice.candidates[i].config in up})
+        lost.update(
+            {
+                i: "its options go on with a larger budget"
+                for i in here
+                if i in scores and choice.candidates[i].config in up
+            }
+        )
         alive = up
     return Verdict(tuple(wanted), lost)

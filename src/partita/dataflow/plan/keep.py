@@ -51,9 +51,7 @@ def cheapest(held: Sequence[Holding]) -> int | None:
     return min(held, key=lambda h: (h.worth, h.node)).node if held else None
 
 
-def recompute_s(
-    node: int, graph: FlowGraph, seconds: Callable[[int], float], held: Callable[[int], bool]
-) -> float:
+def recompute_s(node: int, graph: FlowGraph, seconds: Callable[[int], float], held: Callable[[int], bool]) -> float:
     """What having a result again costs: its own time and that of all upstream that is not held. O(upstream)."""
     total, seen, waiting = 0.0, {node}, [node]
     while waiting and len(seen) <= MOST_UPSTREAM:

@@ -47,7 +47,9 @@ def peak(n: int, scores: Scores, count: int = 1, ahead: int = 1) -> Step:
         return Step(wanted=_probes(low, high, scores, inside, ahead))
     known = sorted({-1, *scores, n})
     a, b = max(pairwise(known), key=lambda gap: gap[1] - gap[0])
-    if b - a - 1 > max(n / 3, 2):  # a large part was never looked at: one sample in it, to see whether the declaration holds
+    if b - a - 1 > max(
+        n / 3, 2
+    ):  # a large part was never looked at: one sample in it, to see whether the declaration holds
         return Step(wanted=((a + b) // 2,))
     return _grown(n, scores, count)
 
@@ -120,10 +122,10 @@ def end(n: int, scores: Scores, count: int = 1) -> Step:
         return Step(wanted=first)
     if scores[0] >= scores[n - 1]:
         block = range(min(count, n))
-    else:  # of equal ones the first wins: the best ones must be known down to where they get worse
-        low = n - min(count, n)
-        while low > 0 and (low - 1 not in scores or scores[low - 1] == scores[n - 1]):
-            if low - 1 not in scores:
+    else:  # of equal ones the first wins: look on until it gets worse than the last that is kept
+        last = low = n - min(count, n)
+        while low > 0 and scores.get(low - 1, scores.get(last)) == scores.get(last):
+            if low - 1 not in scores or last not in scores:
                 return Step(wanted=tuple(i for i in range(low - 1, n) if i not in scores))
             low -= 1
         block = range(low, n)

@@ -80,7 +80,9 @@ def simulate(
         now, node, turn, worker, began = heapq.heappop(running)
         free.append(worker)
         value = done.get(node)
-        course.done(Done(node, turn, began, now, str(worker), worth(node)[1], guess.get(node, 0.0) if value is None else value))
+        course.done(
+            Done(node, turn, began, now, str(worker), worth(node)[1], guess.get(node, 0.0) if value is None else value)
+        )
     scored = sum(len(j.scores) for j in course.judged.values())
     return Simulated(now, busy, course.peak_bytes, tasks, scored)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,12 +28,25 @@ from partita.errors import InternalError, PartitaError
 
 Progress = Callable[[str, int, int], None]
 AHEAD_S = 0.15  #: work that a worker should always have before it
-LEAST_WINDOW, MOST_WINDOW = 3, 400  #: tasks a worker
+LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
-LOOKS = (0.03, 0.05, 0.07, 0.09, 0.11, 0.13, 0.16, 0.2, 0.3, 0.5, 0.75)  #: parts of the tasks after which the rest is predicted
+LOOKS = (
+    0.03,
+    0.05,
+    0.07,
+    0.09,
+    0.11,
+    0.13,
+    0.16,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+)  #: parts of the tasks after which the rest is predicted
 TENTH = 0.1
+MOST_SIMULATED = 3000  #: tasks: simulating them takes 0.3 s, in which nothing is handed out
 BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
 
 
@@ -69,7 +83,9 @@ class Outcome:
     def value(self) -> Any:
         """The one result. Raises FlowError where the flow has several."""
         if len(self.values) != 1:
-            raise FlowError(f"the flow has {len(self.values)} results", hint="take .values, or choose over what is left")
+            raise FlowError(
+                f"the flow has {len(self.values)} results", hint="take .values, or choose over what is left"
+            )
         return self.values[0]
 
 
@@ -106,6 +122,7 @@ class _Run:
     lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
     predictions: list[tuple[float, float]] = field(default_factory=list)
     tenth: float | None = None
+    changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
     wait_for: int = 0  #: which of LOOKS is next
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
     ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
@@ -115,7 +132,9 @@ class _Run:
         self.costs = Costs(self.graph)
         limits = Limits(max(2, self.engine.workers), self.settings.memory_bytes)
         self.began = time.time()
-        self.course = Course(self.graph, self.known, self.numbers.found if self.numbers else {}, limits, self.costs.worth)
+        self.course = Course(
+            self.graph, self.known, self.numbers.found if self.numbers else {}, limits, self.costs.worth
+        )
 
     def to_the_end(self) -> Outcome:
         course, quiet = self.course, 0
@@ -132,7 +151,7 @@ class _Run:
                 self._take(report, worker)
             self._predict()
             if self.progress is not None and reports:
-                self.progress("tasks", min(self._settled(), self.graph.tasks), self.graph.tasks)
+                self.progress("tasks", len(self.done), self.graph.tasks)
         seconds = time.time() - self.began
         values = self._values()
         if self.progress is not None:
@@ -145,13 +164,13 @@ class _Run:
         """Fill the window when it is half empty; let go of what nobody needs."""
         window = self._window()
         room = window - self.course.running
-        if 2 * room >= window or not self.course.running:
-            self.engine.submit([self._order(job) for job in self.course.next_jobs(room)])
+        jobs = self.course.next_jobs(room) if 2 * room >= window or not self.course.running else []
         gone = self.course.take_released()
         if gone:
             self.engine.release(gone)
             for node, _ in gone:
                 self._moved(node, None)
+        self.engine.submit([self._order(job) for job in jobs])
 
     def _window(self) -> int:
         n, seconds, _ = self.costs.total
@@ -162,7 +181,9 @@ class _Run:
         node = self.graph.nodes[job.node]
         step = self.graph.steps[node.step]
         keep = step.cache and not self._changes(job.node)
-        told = Told(job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job))
+        told = Told(
+            job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job)
+        )
         return Order(told, job.inputs, job.place, self._brief(node.step))
 
     def _brief(self, step: int) -> bool:
@@ -182,12 +203,15 @@ class _Run:
         return True
 
     def _changes(self, node: int) -> bool:
-        """Whether a step upstream, or its own, was seen to give something else the second time."""
+        """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
         if not self.course.changing:
             return False
-        return self.graph.nodes[node].step in self.course.changing or any(
-            self._changes(n) for n in self.graph.nodes[node].needs
-        )
+        if self.changed[0] != len(self.course.changing):
+            of = {}
+            for k, n in enumerate(self.graph.nodes):  # needs stand before those that need them
+                of[k] = n.step in self.course.changing or any(of[m] for m in n.needs)
+            self.changed = (len(self.course.changing), of)
+        return self.changed[1][node]
 
     # ---- in ---------------------------------------------------------------------------------------------------------------
 
@@ -206,19 +230,29 @@ class _Run:
         elapsed = time.time() - self.began
         while self.wait_for < len(LOOKS) and done >= LOOKS[self.wait_for] * self.graph.tasks:
             self.wait_for += 1
-        left = simulate(
-            self.graph, lambda k: self.costs.worth(k), self.engine.workers, typical(self.gaps), self.done,
-            self.known, self.numbers.found if self.numbers else {}, self.settings.memory_bytes,
-        )  # fmt: skip
-        self.predictions.append((elapsed, elapsed + left.seconds))
-        if self.tenth is None and self.busy_s >= TENTH * (self.busy_s + left.busy_s):
-            self.tenth = elapsed + left.seconds
+        left_s, left_busy_s = self._left()
+        self.predictions.append((elapsed, elapsed + left_s))
+        if self.tenth is None and self.busy_s >= TENTH * (self.busy_s + left_busy_s):
+            self.tenth = elapsed + left_s
+
+    def _left(self) -> tuple[float, float]:
+        """(seconds, seconds of all tasks together) that are left: simulated; by the mean of each step where that takes too long."""
+        course, each = self.course, typical(self.gaps)
+        if self.graph.tasks <= MOST_SIMULATED:
+            known = self.numbers.found if self.numbers else {}
+            found = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self.known, known, self.settings.memory_bytes)  # fmt: skip
+            return found.seconds, found.busy_s
+        open_ = Counter(n.step for k, n in enumerate(self.graph.nodes) if n.kind == "call" and course.state[k] in (State.IDLE, State.WAITING, State.RUNNING))  # fmt: skip
+        busy = sum(count * (each + self.costs.mean(step)[0]) for step, count in open_.items())
+        return busy / self.engine.workers, busy
 
     def _note(self, reports: Sequence[tuple[Report, str]]) -> None:
         """Keep numbers for later runs, unless their step was seen to give others the second time."""
         if self.numbers is not None:
             fresh = [r for r, _ in reports if r.state == "done" and r.value is not None and r.same is not False]
-            kept = [r for r in fresh if not self._changes(r.node) and self.graph.steps[self.graph.nodes[r.node].step].cache]
+            kept = [
+                r for r in fresh if not self._changes(r.node) and self.graph.steps[self.graph.nodes[r.node].step].cache
+            ]
             self.numbers.add({self.course.key(r.node): r.value for r in kept if r.value is not None})
 
     def _take(self, report: Report, worker: str) -> None:
@@ -302,7 +336,9 @@ class _Run:
                 return TaskRow(node.key, node.label, node.options, "failed", reason=course.reason[k], readers=readers)
             cut = k in course.cancelled
             why = "its branch lost while it ran" if cut else "nobody needed it"
-            return TaskRow(node.key, node.label, node.options, "cancelled" if cut else "pruned", reason=why, readers=readers)
+            return TaskRow(
+                node.key, node.label, node.options, "cancelled" if cut else "pruned", reason=why, readers=readers
+            )
         state = "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
         return TaskRow(
             node.key, node.label, node.options, state, event.started_s, event.ended_s, event.worker, event.size_bytes,
@@ -339,6 +375,10 @@ class _Run:
     def _notes(self) -> list[str]:
         """What a person should know."""
         notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.course.changing)]  # fmt: skip
+        if self.course.stretch > 1:
+            notes.append(
+                f"results were allowed {self.course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs"
+            )
         for k, j in self.course.judged.items():
             if j.contradiction:
                 name = self.graph.nodes[k].label
@@ -348,13 +388,12 @@ class _Run:
             if self.graph.nodes[k].kind == "call" and self.course.ran[k] is not None:
                 told = f"{self._said(k)}: {why}"
                 lost[told] = lost.get(told, 0) + 1
-        notes += [f"lost: {told}" for told in list(lost)[:20]] + ([f"and {len(lost) - 20} more lost"] if len(lost) > 20 else [])
+        notes += [f"lost: {told}" for told in list(lost)[:20]] + (
+            [f"and {len(lost) - 20} more lost"] if len(lost) > 20 else []
+        )
         return notes
 
     # ---- short ------------------------------------------------------------------------------------------------------------
-
-    def _settled(self) -> int:
-        return sum(s in (State.HELD, State.OUT, State.FAILED) for s, n in zip(self.course.state, self.graph.nodes, strict=True) if n.kind == "call")  # fmt: skip
 
     def _said(self, k: int) -> str:
         return self.graph.nodes[k].label + _on(self.graph.nodes[k].options)

@@ -1,6 +1,6 @@
 """Run a flow from Python: in this process, on processes of this machine, or on any Dask scheduler.
 
-    outcome = run_flow(flow, workers=2)       outcome.value, outcome.record.chosen
+outcome = run_flow(flow, workers=2)       outcome.value, outcome.record.chosen
 """
 
 from __future__ import annotations

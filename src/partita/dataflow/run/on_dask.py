@@ -36,6 +36,7 @@ from partita.errors import BadInput, PartitaError
 CONNECT_S = 10.0
 LOOK_S = 1.0  #: how often futures are looked at for what nobody reported: a task whose worker died too often
 MOST_CLUMP = 20  #: tasks
+ENDED = ("error", "cancelled", "lost", "finished")
 DEATHS = 10  #: of workers under one task before the task is given up
 _OURS = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False, "distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False, "distributed.scheduler.allowed-failures": DEATHS, "distributed.comm.timeouts.connect": "10s"}  # fmt: skip
 
@@ -84,11 +85,13 @@ class OnDask:
     client: Client
     name: str  #: of this run: its topic and its keys
     workers: int
-    clump_of: dict[int, tuple[_Clump, int]] = field(default_factory=dict)  #: node -> its latest clump, and its place there
+    clump_of: dict[int, tuple[_Clump, int]] = field(
+        default_factory=dict
+    )  #: node -> its latest clump, and its place there
     turns: dict[int, int] = field(default_factory=dict)
     clumps: int = 0
     underway: dict[int, int] = field(default_factory=dict)  #: node -> turn of those without a report
-    suspects: set[tuple[int, int]] = field(default_factory=set)
+    suspects: dict[tuple[int, int], int] = field(default_factory=dict)  #: ended without a report -> looks since
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     looked: float = field(default_factory=time.monotonic)
 
@@ -154,7 +157,9 @@ class OnDask:
         number = {n: k for k, n in enumerate(outside)} | {n: -1 - k for n, k in own.items()}
         members = tuple(Member(o.told, tuple(_placed(v, number) for v in o.inputs)) for o in orders)
         self.clumps += 1
-        clump = _Clump(f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}", {(o.told.node, o.told.turn) for o in orders})
+        clump = _Clump(
+            f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}", {(o.told.node, o.told.turn) for o in orders}
+        )
         for o in orders:
             self.clump_of[o.told.node] = (clump, own[o.told.node])
             self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
@@ -193,8 +198,11 @@ class OnDask:
         if self.client.status not in ("running", "connecting"):
             raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
         futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
-        bad = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ("error", "cancelled", "lost")}
-        sure, self.suspects = bad & self.suspects, bad
+        ended = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ENDED}
+        self.suspects = {s: self.suspects.get(s, 0) + 1 for s in ended}
+        sure = [
+            (n, t) for (n, t), seen in self.suspects.items() if seen > (1 if futures[n].status != "finished" else 4)
+        ]
         now = time.time()
         found: list[tuple[Report, str]] = []
         for node, turn in sure:
@@ -202,7 +210,9 @@ class OnDask:
                 why = " ".join(str(futures[node].exception(timeout=5)).split())[:300]
                 found.append((Report(node, turn, "failed", now, now, reason=why), ""))
             else:
-                found.append((Report(node, turn, "lost", now, now, reason="the scheduler forgot it"), ""))
+                found.append(
+                    (Report(node, turn, "lost", now, now, reason="its result, or its report, went astray"), "")
+                )
             self.underway.pop(node, None)
         return found
 

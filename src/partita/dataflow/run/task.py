@@ -175,7 +175,9 @@ def size_of(value: Any, level: int = 0) -> float:
     if own and not callable(value):
         return 64.0 + size_of(own, level + 1)
     state = getattr(value, "__getstate__", None)
-    if callable(state) and type(value).__module__.startswith(("sklearn", "scipy")):  # compiled classes keep their arrays there
+    if callable(state) and type(value).__module__.startswith(
+        ("sklearn", "scipy")
+    ):  # compiled classes keep their arrays there
         try:
             return 64.0 + size_of(state(), level + 1)
         except TypeError:

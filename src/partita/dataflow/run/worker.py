@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
@@ -42,26 +43,32 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     functions: Sequence[Callable[..., Any]] = field(default=(), init=False)
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
+    lock: Any = field(default=None, init=False)
 
     def setup(self, worker: Worker) -> None:
-        self.worker = worker
+        self.worker, self.lock = worker, threading.Lock()
         sys.path += [p for p in self.paths if p not in sys.path]
         self.functions = cloudpickle.loads(self.packed)
 
     def report(self, report: Report) -> None:
         """From the thread that ran the task."""
-        self.reports.append(astuple(report))
-        if len(self.reports) == 1:
+        with self.lock:
+            self.reports.append(astuple(report))
+            first = len(self.reports) == 1
+        if first:
             self.worker.loop.add_callback(self.worker.loop.call_later, FLUSH_S, self._flush)
 
     def _flush(self) -> None:
-        reports, self.reports = self.reports, []
+        with self.lock:
+            reports, self.reports = self.reports, []
         if reports:
             with contextlib.suppress(Exception):  # the scheduler is away: it will ask for all this anew
                 self.worker.log_event(self.name, {"worker": str(self.worker.name), "reports": reports})
 
 
-def run_clump(name: str, members: tuple[Member, ...], sources: tuple[tuple[int, int], ...], *clumps: list[Any]) -> list[Any]:
+def run_clump(
+    name: str, members: tuple[Member, ...], sources: tuple[tuple[int, int], ...], *clumps: list[Any]
+) -> list[Any]:
     """The results of a few tasks, one after another; `sources` say which result of which other clump each input is.
 
     Never raises for a task's fault: its report has said it, and what reads it is told that it is missing.
