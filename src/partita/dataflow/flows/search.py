@@ -34,7 +34,7 @@ def search_flow(
     n_iter: int | None = None,
     scoring: Any = None,
     seed: int = 0,
-) -> Value:
+) -> Any:
     """The best of a grid's candidates by the mean of their scores over the folds, fitted to all data.
 
     `grid`, `cv` and `scoring` as scikit-learn's searches take them: a list of grids holds the candidates of all of them.
@@ -49,7 +49,7 @@ def search_flow(
 
 def candidates_flow(
     pipeline: Any, candidates: Sequence[Mapping[str, Any]], X: Any, y: Any = None, *, cv: Any = 5, scoring: Any = None
-) -> Value:
+) -> Any:
     """The best of these candidates, parameters by name, fitted to all data; what they have in common runs once."""
     each = {label: _checked(pipeline, c) for label, c in labelled(candidates).items()}
     scores = scores_flow(pipeline, list(each.values()), X, y, cv=cv, scoring=scoring)
@@ -58,7 +58,7 @@ def candidates_flow(
     return _refitted(pipeline, choose(told, by=score, over="candidate"), _whole(X, y))
 
 
-def best_of(pipeline: Any, params: Mapping[str, Any], X: Any, y: Any, *, cv: Any = 5, scoring: Any = None) -> Value:
+def best_of(pipeline: Any, params: Mapping[str, Any], X: Any, y: Any, *, cv: Any = 5, scoring: Any = None) -> Any:
     """The best of the options that `params` explore, fitted to all data."""
     score = score_flow(pipeline, params, X, y, cv=cv, scoring=scoring)
     names = [p.name for p in params.values() if isinstance(p, Value) and hasattr(p, "name")]
@@ -69,17 +69,17 @@ def best_of(pipeline: Any, params: Mapping[str, Any], X: Any, y: Any, *, cv: Any
     )
 
 
-def cross_validation_flow(pipeline: Any, X: Any, y: Any = None, *, cv: Any = 5, scoring: Any = None) -> Value:
+def cross_validation_flow(pipeline: Any, X: Any, y: Any = None, *, cv: Any = 5, scoring: Any = None) -> Any:
     """The list of the scores of a pipeline, one a fold."""
     return gather(_fold_score(pipeline, {}, X, y, cv, scoring), over="fold")
 
 
-def score_flow(pipeline: Any, params: Mapping[str, Any], X: Any, y: Any, *, cv: Any = 5, scoring: Any = None) -> Value:
+def score_flow(pipeline: Any, params: Mapping[str, Any], X: Any, y: Any, *, cv: Any = 5, scoring: Any = None) -> Any:
     """The mean score over the folds; `params` may hold explores."""
     return _mean(gather(_fold_score(pipeline, params, X, y, cv, scoring), over="fold"))
 
 
-def scores_flow(pipeline: Any, candidates: Sequence[Mapping[str, Any]], X: Any, y: Any, *, cv: Any = 5, scoring: Any = None) -> list[Value]:  # fmt: skip
+def scores_flow(pipeline: Any, candidates: Sequence[Mapping[str, Any]], X: Any, y: Any, *, cv: Any = 5, scoring: Any = None) -> list[Any]:  # fmt: skip
     """The mean score of each candidate."""
     fold = _folds(pipeline, X, y, cv)
     return [_mean(gather(_scored_in(pipeline, c, fold, scoring), over="fold")) for c in candidates]
@@ -116,11 +116,11 @@ def _ways(grid: Grid | Sequence[Grid], most: int) -> int:
 # ---- the flow of one candidate
 
 
-def _fold_score(pipeline: Any, params: Mapping[str, Any], X: Any, y: Any, cv: Any, scoring: Any) -> Value:
+def _fold_score(pipeline: Any, params: Mapping[str, Any], X: Any, y: Any, cv: Any, scoring: Any) -> Any:
     return _scored_in(pipeline, _checked(pipeline, params), _folds(pipeline, X, y, cv), scoring)
 
 
-def _folds(pipeline: Any, X: Any, y: Any, cv: Any) -> Value:
+def _folds(pipeline: Any, X: Any, y: Any, cv: Any) -> Any:
     """The data of a fold, train and test: an explore by the name "fold"."""
     from sklearn.base import is_classifier
     from sklearn.model_selection import check_cv
@@ -128,15 +128,15 @@ def _folds(pipeline: Any, X: Any, y: Any, cv: Any) -> Value:
     splits = list(check_cv(cv, y, classifier=is_classifier(pipeline)).split(X, y))
     if not splits:
         raise JobError("cv has no folds", hint="give a number of folds, at least 2")
-    return _part(_whole(X, y), explore("fold", {str(k): split for k, split in enumerate(splits)}))  # type: ignore[no-any-return]
+    return _part(_whole(X, y), explore("fold", {str(k): split for k, split in enumerate(splits)}))
 
 
-def _scored_in(pipeline: Any, params: Mapping[str, Any], data: Value, scoring: Any) -> Value:
+def _scored_in(pipeline: Any, params: Mapping[str, Any], data: Value, scoring: Any) -> Any:
     """The pipeline's steps one after the other, each with its own parameters, and the score of the last."""
     *before, (name, last) = _stages(pipeline)
     for stage, estimator in before:
         data = _transformed(params.get(stage, estimator), _own(params, stage), data)
-    return _scored(params.get(name, last), _own(params, name), data, scoring)  # type: ignore[no-any-return]
+    return _scored(params.get(name, last), _own(params, name), data, scoring)
 
 
 def _stages(pipeline: Any) -> list[tuple[str, Any]]:
