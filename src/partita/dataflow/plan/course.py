@@ -38,7 +38,7 @@ View: TypeAlias = "int | list[View]"  #: what a node stands for: a call, or a li
 Worth: TypeAlias = Callable[[int], tuple[float, float]]  #: node -> (seconds, bytes) expected
 
 
-DROPS = 2  #: a task that memory may take before its limit is widened
+DROPS = 0.5  #: results dropped a task, before the limit of memory is widened
 
 
 class State(IntEnum):

@@ -30,7 +30,7 @@ from distributed import Client, LocalCluster
 from partita.dataflow.plan.course import View
 from partita.dataflow.run.in_process import Order, needed
 from partita.dataflow.run.task import Report
-from partita.dataflow.run.worker import Functions, Member, Missing, run_clump
+from partita.dataflow.run.worker import Functions, Member, Missing, packed, run_clump
 from partita.dataflow.store import Store
 from partita.errors import BadInput, PartitaError
 
@@ -105,6 +105,7 @@ class OnDask:
     client: Client
     name: str  #: of this run: its topic and its keys
     workers: int
+    modules: tuple[ModuleType, ...] = ()  #: travel by value while this is open
     clump_of: dict[int, tuple[_Clump, int]] = field(
         default_factory=dict
     )  #: node -> its latest clump, and its place there
@@ -145,14 +146,11 @@ class OnDask:
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
-            packed = cloudpickle.dumps(list(functions))
+            told = cloudpickle.dumps(list(functions))
         except Exception as error:
             raise BadInput(f"the flow's functions cannot be sent to workers: {error}", hint="keep open files, locks and clients out of their globals") from error  # fmt: skip
-        finally:
-            for module in modules:
-                cloudpickle.unregister_pickle_by_value(module)
-        client.register_plugin(Functions(name, packed, tuple(paths), store), name=name)
-        engine = OnDask(client, name, sum(threads.values()), threads=threads)
+        client.register_plugin(Functions(name, told, tuple(paths), store), name=name)
+        engine = OnDask(client, name, sum(threads.values()), tuple(modules), threads=threads)
         client.subscribe_topic(name, lambda event: engine.events.put(event[1]))
         return engine
 
@@ -192,7 +190,9 @@ class OnDask:
             self.clump_of[o.told.node] = (clump, own[o.told.node])
             self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
         sources = tuple((at[c.key], k) for c, k in read)
-        return clump, _Task(clump.key, run_clump, self.name, members, sources, *[TaskRef(c.key) for c in clumps])
+        return clump, _Task(
+            clump.key, run_clump, self.name, packed(members), sources, *[TaskRef(c.key) for c in clumps]
+        )
 
     def _best_worker(self, reads: Sequence[_Clump], expected_s: float) -> str:
         """Where a clump would be done first: behind what is under way there, and what it reads brought along.
@@ -299,6 +299,8 @@ class OnDask:
             self.client.unregister_worker_plugin(self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
+        for module in self.modules:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _threads(client: Client) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import cloudpickle
 from distributed import Worker, WorkerPlugin, get_worker
 
+from partita.dataflow.graph import Slot
 from partita.dataflow.plan.course import View
 from partita.dataflow.run.task import Report, Told, execute
 from partita.dataflow.store import Store
@@ -68,17 +70,30 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
                 )
 
 
-def run_clump(
-    name: str, members: tuple[Member, ...], sources: tuple[tuple[int, int], ...], *clumps: list[Any]
-) -> list[Any]:
-    """The results of a few tasks, one after another; `sources` say which result of which other clump each input is.
+def packed(members: tuple[Member, ...]) -> bytes:
+    """Members as bytes, which the scheduler passes on unread. Values of the user's own classes travel with their class."""
+    plain = all(_is_plain(a) for m in members for _, a in m.told.arguments)
+    return pickle.dumps(members, 5) if plain else cloudpickle.dumps(members, 5)
+
+
+def _is_plain(argument: Any) -> bool:
+    if type(argument) in (list, tuple):
+        return all(map(_is_plain, argument))
+    return type(argument) in _PLAIN
+
+
+_PLAIN = frozenset((int, float, str, bool, type(None), bytes, Slot))
+
+
+def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *clumps: list[Any]) -> list[Any]:
+    """The results of a few tasks (`packed`), one after another; `sources` say which result of which other clump each input is.
 
     Never raises for a task's fault: its report has said it, and what reads it is told that it is missing.
     """
     plugin: Functions = get_worker().plugins[name]
     given = [clumps[c][k] for c, k in sources]
     results: list[Any] = []
-    for member in members:
+    for member in cloudpickle.loads(members):
         inputs = [_shaped(v, given, results) for v in member.inputs]
         told = member.told
         if any(_lacks(i) for i in inputs):
