@@ -279,3 +279,14 @@ def test_bad_flows_are_refused() -> None:
     for told, makes in refused:
         with pytest.raises(FlowError, match=told):
             makes()
+
+
+def test_scores_that_a_killed_run_cut_off_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "scores.jsonl"
+    Numbers.open(path).add({"a" * 40: 0.5, "b" * 40: float("nan")})
+    with open(path, "a") as file:
+        file.write('["cccc", "x"]\n[1, 2]\n{}\n["dddd", true]\n["eeee", 0.2')
+    again = Numbers.open(path)
+    assert again.found == {"a" * 40: 0.5}
+    again.add({"f" * 40: 1.0})
+    assert Numbers.open(path).found == {"a" * 40: 0.5, "f" * 40: 1.0}
