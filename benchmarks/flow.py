@@ -244,7 +244,7 @@ def spilling(most_bytes: float) -> Iterator[Client]:
             n_workers=CORES,
             threads_per_worker=1,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             memory_limit=limit,
             silence_logs=50,
         )
