@@ -123,6 +123,7 @@ class _Run:
     predictions: list[tuple[float, float]] = field(default_factory=list)
     tenth: float | None = None
     changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
+    unkept: dict[str, str] = field(default_factory=dict)  #: why results could not be kept -> the first such step
     wait_for: int = 0  #: which of LOOKS is next
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
     ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
@@ -184,23 +185,19 @@ class _Run:
         told = Told(
             job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job)
         )
-        return Order(told, job.inputs, job.place, self._brief(node.step))
+        return Order(told, job.inputs, job.place, self._brief(node.step), self.costs.mean(node.step)[0])
 
     def _brief(self, step: int) -> bool:
         seconds, size = self.costs.mean(step)
         return 0.0 < seconds < BRIEF_S and size < BRIEF_BYTES
 
-    def _look_again(self, job: Job) -> bool:
-        """Whether to run a task twice: once a step, where it is known to be short against the time spent so far."""
+    def _look_again(self, job: Job) -> float:
+        """Seconds that a task may take to be run twice: one of each step, where it is short against the time spent so far."""
         step = self.graph.nodes[job.node].step
-        if not self.settings.check or job.kind == "load" or step in self.asked or step not in self.costs.rows:
-            return False
-        takes = self.costs.worth(job.node)[0]
-        if takes > FREE_LOOK_S and takes + self.looked_s > SECOND_LOOKS * self.busy_s:
-            return False
+        if not self.settings.check or job.kind == "load" or step in self.asked:
+            return 0.0
         self.asked.add(step)
-        self.looked_s += takes
-        return True
+        return max(FREE_LOOK_S, SECOND_LOOKS * self.busy_s - self.looked_s)
 
     def _changes(self, node: int) -> bool:
         """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
@@ -232,7 +229,8 @@ class _Run:
             self.wait_for += 1
         left_s, left_busy_s = self._left()
         self.predictions.append((elapsed, elapsed + left_s))
-        if self.tenth is None and self.busy_s >= TENTH * (self.busy_s + left_busy_s):
+        work_s = self.busy_s + typical(self.gaps) * done
+        if self.tenth is None and work_s >= TENTH * (work_s + left_busy_s):
             self.tenth = elapsed + left_s
 
     def _left(self) -> tuple[float, float]:
@@ -272,8 +270,13 @@ class _Run:
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
             self._gap(worker, started, ended)
         self.done[report.node] = report.value
+        if report.reason:
+            self.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
         if report.same is not None:
             self.checked.add(step)
+            self.looked_s += took
+        elif step not in self.checked:
+            self.asked.discard(step)  # it took too long, so far
         self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.same, report.stored))  # fmt: skip
         if self.course.state[report.node] == State.HELD:
             self._moved(report.node, (worker, report.size_bytes), ended)
@@ -375,6 +378,9 @@ class _Run:
     def _notes(self) -> list[str]:
         """What a person should know."""
         notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.course.changing)]  # fmt: skip
+        notes += [
+            f"results of {label} and its like are not kept: {why}" for why, label in list(self.unkept.items())[:5]
+        ]
         if self.course.stretch > 1:
             notes.append(
                 f"results were allowed {self.course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs"

@@ -63,7 +63,9 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
             reports, self.reports = self.reports, []
         if reports:
             with contextlib.suppress(Exception):  # the scheduler is away: it will ask for all this anew
-                self.worker.log_event(self.name, {"worker": str(self.worker.name), "reports": reports})
+                self.worker.log_event(
+                    self.name, {"worker": str(self.worker.name), "address": self.worker.address, "reports": reports}
+                )
 
 
 def run_clump(
