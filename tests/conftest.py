@@ -25,6 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 MACHINE = (
     "benchmarks/test_harness_processes.py",
     "cli/test_cli_measure.py",
+    "dataflow/run/test_flow_dask.py",
     "models/measure/test_campaign.py",
     "models/measure/test_campaign_step.py",
     "offload/measure",

@@ -26,6 +26,7 @@ from spark.plan.shop_brute import layered
 from spark.small_logs import gated, two_stages, written
 
 from partita.cli.compile_kernels import tiny_traces
+from partita.cli.flow.resume import asked
 from partita.dataflow.report.page import page as flow_page
 from partita.dataflow.report.story import read_run
 from partita.dataflow.store.format import read_result, write_result
@@ -475,9 +476,11 @@ def _resealed(path: Path) -> object:
     return read_result(bytearray(raw + hashlib.sha256(raw).digest()), str(path), "there are none here").value
 
 
+ASKED = {"format": "partita-flow", "version": 1, "flow": "a.py:flow", "workers": 2, "scheduler": None, "memory": "2GB", "stop_on_error": False, "no_check": False, "store": "10GB"}  # fmt: skip
 FLOW = {
     "flow run": Reader(".json", lambda _: _json(small_record().to_json()), lambda p: flow_page(read_run(p)).encode()),
     "flow result": Reader("", _result, _resealed),
+    "flow asked": Reader(".json", lambda _: _json(ASKED), lambda p: _json(asked(p))),
 }
 
 READERS: dict[str, Reader] = {**GROUND, **PLACEMENT, **OFFLOAD, **SPARK, **MAPPING, **MODELS, **FLOW}

@@ -23,7 +23,7 @@ from partita.dataflow.graph import unfold
 from partita.dataflow.run.launch import run_flow
 from partita.errors import JobError
 
-X, Y = (a[:240] for a in load_digits(return_X_y=True))
+X, Y = (a[:150] for a in load_digits(return_X_y=True))
 PIPELINE = Pipeline([("scale", StandardScaler()), ("pca", PCA(random_state=0)), ("model", RidgeClassifier())])
 GRID = {
     "scale": [StandardScaler(), MinMaxScaler(), "passthrough"],

@@ -8,7 +8,7 @@ from typing import Any
 
 from partita.dataflow import choose, explore, gather, largest, smallest, step
 from partita.dataflow.flow import Call, Choose, Explore, Gather
-from partita.dataflow.select import Best, First, Halving, Threshold
+from partita.dataflow.select import Best
 
 
 @step
@@ -63,7 +63,7 @@ def some_flow(seed: int) -> Any:
             value = mix(value, k)
         if names and rng.random() < 0.4:
             over = rng.sample(names, rng.randrange(1, len(names) + 1))
-            inner = [n for n in (f"inner{n[1:]}" for n in over if n.startswith("m"))]
+            inner = [f"inner{n[1:]}" for n in over if n.startswith("m")]
             value = choose(value, by=score(value), over=[*over, *inner], select=rng.choice([largest(), smallest()]))
             names = [n for n in names if n not in over]
             value = mix(value, 1)
@@ -112,7 +112,3 @@ def depends(value: Any, env: dict[str, int]) -> list[Explore]:
     if isinstance(value, Choose | Gather):
         return [e for e in depends(value.value, env) if e.name not in value.over]
     return []
-
-
-def kinds() -> tuple[type, ...]:
-    return (Best, Threshold, First, Halving)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from partita.dataflow import (
     first_over,
     gather,
     halving,
-    largest,
     run_flow,
     smallest,
     step,
@@ -261,26 +261,32 @@ def test_a_second_run_computes_only_what_differs(tmp_path: Path) -> None:
 
 
 def test_bad_flows_are_refused() -> None:
-    with pytest.raises(FlowError, match="depends on no explore"):
-        unfold(choose(begin(1), by=score(begin(1))))
-    with pytest.raises(FlowError, match="no branches"):
-        v = mix(begin(1), explore("a", [1]))
-        unfold(choose(v, by=score(v), over="b"))
-    with pytest.raises(FlowError, match="0 options"):
-        explore("a", [])
-    with pytest.raises(FlowError, match="cycle"):
-        loop: list[Any] = []
-        loop.append(loop)
-        begin(loop)
-    with pytest.raises(FlowError, match="two explores"):
-        unfold(mix(mix(begin(1), explore("a", [1])), explore("a", [2])))
-    with pytest.raises(FlowError, match="ordered"):
-        v = mix(begin(1), explore("a", [1, 2]))
-        unfold(choose(v, by=score(v), shape="convex"))
-    with pytest.raises(FlowError, match="no value"):
-        unfold(3)
-    with pytest.raises(FlowError, match="missing"):
-        mix(begin(1))
-    with pytest.raises(FlowError, match="is true"):
-        bool(begin(1))
-    assert largest() == largest()
+    one = mix(begin(1), explore("a", [1]))
+    two = mix(begin(1), explore("a", [1, 2]))
+    loop: list[Any] = []
+    loop.append(loop)
+    refused: list[tuple[str, Callable[[], Any]]] = [
+        ("depends on no explore", lambda: unfold(choose(begin(1), by=score(begin(1))))),
+        ("no branches", lambda: unfold(choose(one, by=score(one), over="b"))),
+        ("0 options", lambda: explore("a", [])),
+        ("cycle", lambda: begin(loop)),
+        ("two explores", lambda: unfold(mix(one, explore("a", [2])))),
+        ("ordered", lambda: unfold(choose(two, by=score(two), shape="convex"))),
+        ("no value", lambda: unfold(3)),
+        ("missing", lambda: mix(begin(1))),
+        ("is true", lambda: bool(begin(1))),
+    ]
+    for told, makes in refused:
+        with pytest.raises(FlowError, match=told):
+            makes()
+
+
+def test_scores_that_a_killed_run_cut_off_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "scores.jsonl"
+    Numbers.open(path).add({"a" * 40: 0.5, "b" * 40: float("nan")})
+    with open(path, "a") as file:
+        file.write('["cccc", "x"]\n[1, 2]\n{}\n["dddd", true]\n["eeee", 0.2')
+    again = Numbers.open(path)
+    assert again.found == {"a" * 40: 0.5}
+    again.add({"f" * 40: 1.0})
+    assert Numbers.open(path).found == {"a" * 40: 0.5, "f" * 40: 1.0}

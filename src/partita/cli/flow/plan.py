@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+from partita.cli.flow.run import FOLDER, parse_size
 from partita.cli.talk import Talk
-from partita.dataflow.graph import unfold
+from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.load import load_flow
-from partita.page.text import Kind, facts, table
+from partita.dataflow.plan.costs import measured_before
+from partita.dataflow.plan.simulate import simulate
+from partita.dataflow.report.story import read_run
+from partita.errors import BadInput
+from partita.page.text import Kind, facts, seconds, size, table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "flow", metavar="FLOW", help="a Python file with a function flow(); another one: FLOW.py:function"
     )
+    parser.add_argument("--results", metavar="DIR", help=f"an earlier run's folder, to foretell time and memory; default: {FOLDER} beside the flow")  # fmt: skip
+    parser.add_argument("--workers", type=int, metavar="N", help="foretell for so many; default: one a core")
+    parser.add_argument("--memory", metavar="SIZE", help="foretell with so much memory for results; default: no limit")
 
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
-    """Raises FlowError where the flow cannot be unfolded."""
-    graph = unfold(load_flow(options.flow).value)
+    """Raises FlowError where the flow cannot be unfolded, BadInput where --results holds no run."""
+    loaded = load_flow(options.flow)
+    graph = unfold(loaded.value)
     tasks = Counter(n.label for n in graph.nodes if n.kind == "call")
+    folder = Path(options.results) if options.results else loaded.path.parent / FOLDER
+    known = options.results or (folder / "run.json").is_file()
     return {
         "flow": options.flow,
         "tasks": graph.tasks,
@@ -30,11 +44,33 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         "branches": graph.branches,
         "steps": [{"name": name, "tasks": n} for name, n in tasks.items()],
         "explores": [{"name": n, "options": list(labels)} for n, labels in graph.names.items()],
+        **(_foretold(graph, folder, options) if known else {}),
+    }
+
+
+def _foretold(graph: FlowGraph, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Time and memory, by what an earlier run has measured."""
+    workers = options.workers or len(os.sched_getaffinity(0))
+    if not 1 <= workers <= 512:
+        raise BadInput(f"--workers {workers}", hint="give 1 to 512")
+    record = read_run(folder / "run.json")
+    rows = [(t.label, t.options, (t.ended_s or 0.0) - (t.started_s or 0.0), t.bytes) for t in record.tasks if t.state == "run" and t.ended_s is not None]  # fmt: skip
+    if not rows:
+        return {}
+    memory = math.inf if options.memory is None else parse_size(options.memory)
+    found = simulate(graph, measured_before(graph, rows).worth, workers, memory_bytes=memory)
+    return {
+        "workers": workers,
+        "predicted_s": found.seconds,
+        "predicted_peak_bytes": found.peak_bytes,
+        "predicted_tasks": found.tasks,
     }
 
 
 def text(document: dict[str, Any]) -> str:
     d = document
     rows = [("tasks", f"{d['tasks']:,}; {d['tasks_shared']:,} more if every configuration ran for itself"), ("configurations", f"{d['configurations']:,}"), ("branches", f"{d['branches']:,}")]  # fmt: skip
+    if "predicted_s" in d:
+        rows.append(("foretold", f"{seconds(d['predicted_s'])} on {d['workers']} workers, {d['predicted_tasks']:,} tasks, at most {size(d['predicted_peak_bytes'])} of results"))  # fmt: skip
     columns: list[tuple[str, Kind]] = [("step", "text"), ("tasks", "text")]
     return "\n\n".join([facts(rows), table(columns, [[s["name"], str(s["tasks"])] for s in d["steps"]])])

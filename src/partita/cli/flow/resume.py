@@ -20,19 +20,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Run the same flow with the same settings again, over the same store. Raises FlowError where DIR holds no run."""
-    path = Path(options.folder) / "flow.json"
+    return flow_run.run(
+        argparse.Namespace(**asked(Path(options.folder) / "flow.json"), dashboard=None, out=options.folder), talk
+    )
+
+
+def asked(path: Path) -> dict[str, Any]:
+    """What a run was asked for. Raises FlowError where the file does not say it."""
     told = read_json(path, FlowError, "partita-flow")
     with damaged(FlowError, str(path), hint="run the flow anew: partita flow run"):
-        again = argparse.Namespace(
-            flow=str(told["flow"]), workers=_whole(told["workers"]), scheduler=_word(told["scheduler"]), memory=_word(told["memory"]),
-            stop_on_error=bool(told["stop_on_error"]), no_check=bool(told["no_check"]), dashboard=None, store=str(told["store"]), out=options.folder,
-        )  # fmt: skip
-    return flow_run.run(again, talk)
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _word(value: Any) -> str | None:
-    return None if value is None else str(value)
+        flow, store, workers = told["flow"], told["store"], told["workers"]
+        words = [told["scheduler"], told["memory"]]
+        switches = [told["stop_on_error"], told["no_check"]]
+        sound = isinstance(flow, str) and isinstance(store, str) and all(w is None or isinstance(w, str) for w in words)
+        if not (sound and type(workers) in (int, type(None)) and all(isinstance(x, bool) for x in switches)):
+            raise ValueError("a setting is of another kind")
+    return {k: told[k] for k in ("flow", "store", "workers", "scheduler", "memory", "stop_on_error", "no_check")}

@@ -8,7 +8,7 @@ the mean of all tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +59,16 @@ class Costs:
             fit = _fit(rows[-MOST_ROWS:])
             self.fitted[step] = (len(rows), fit)
         return fit.predict(self.graph.nodes[node].options)
+
+
+def measured_before(graph: FlowGraph, rows: Iterable[tuple[str, Mapping[str, str], float, float]]) -> Costs:
+    """Costs by an earlier run's tasks (label, options, seconds, bytes); those of steps that the flow no longer has do not count."""
+    costs = Costs(graph)
+    step = {s.name: k for k, s in enumerate(graph.steps)}
+    for label, options, seconds, size_bytes in rows:
+        if label in step:
+            costs.add(step[label], options, seconds, size_bytes)
+    return costs
 
 
 @dataclass(frozen=True)

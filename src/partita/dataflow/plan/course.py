@@ -38,6 +38,9 @@ View: TypeAlias = "int | list[View]"  #: what a node stands for: a call, or a li
 Worth: TypeAlias = Callable[[int], tuple[float, float]]  #: node -> (seconds, bytes) expected
 
 
+DROPS = 0.5  #: results dropped a task, before the limit of memory is widened
+
+
 class State(IntEnum):
     IDLE = 0  #: never asked for, or dropped
     WAITING = 1  #: asked for
@@ -130,6 +133,7 @@ class Course:
         self.refs = [len(c) for c in self.graph.consumers]
         self.holds = [True] * n  #: whether it counts as a reader of what it needs
         self.turn = [0] * n
+        self.urgency = list(self.place)  #: place in the order of who asked
         self.pins = [0] * n  #: tasks under way that read it
         self.size = [0.0] * n  #: bytes, where it is held
         self.ran: list[Done | None] = [None] * n
@@ -171,6 +175,7 @@ class Course:
         self.promised = [0.0] * n  #: bytes that a task under way was expected to give
         self.unjudged: list[int] = []
         self.held: dict[int, None] = {}  #: calls whose result is in memory, the oldest first
+        self.stretch = 1.0  #: by how much the limit of memory was widened, because nothing would have gone on within it
         self.dropped = 0  #: results let go of for want of memory that were needed again
         self.absent: set[str] = set()  #: keys that the store turned out not to have
         self.resolved: dict[int, str] = {}  #: keys of calls after a decided choose
@@ -203,7 +208,7 @@ class Course:
             if kind == "compute" and self._is_twin(node, key):
                 continue
             if not self._fits(node, kind):
-                heapq.heappush(self.heap, (self.place[node], node))
+                heapq.heappush(self.heap, (self.urgency[node], node))
                 break
             jobs.append(self._hand_out(node, kind, key))
         return jobs
@@ -299,22 +304,27 @@ class Course:
 
     # ---- demand -----------------------------------------------------------------------------------------------------------
 
-    def _demand(self, node: int) -> None:
-        """Ask for a result, and so for what it needs."""
-        waiting = [node]
+    def _demand(self, node: int, urgency: int | None = None) -> None:
+        """Ask for a result, and so for what it needs.
+
+        What runs for the first time has its own place in the order; what has run and was dropped has that of who asks.
+        """
+        waiting = [(node, self.place[node] if urgency is None else urgency)]
         while waiting:
-            k = self._real(waiting.pop())
+            k, asked = waiting.pop()
+            k = self._real(k)
             if self.state[k] not in (State.IDLE, State.OUT):
                 continue
             if self.state[k] == State.OUT:
                 self._hold_needs(k)
             found = self.graph.nodes[k]
             self.state[k] = State.WAITING
+            self.urgency[k] = max(asked, self.place[k]) if self.turn[k] else self.place[k]
             if found.choice is not None:
                 self.judged[k].asked = True
                 self.unjudged.append(k)
                 if self.judged[k].kept is not None:
-                    waiting += self._winners(k)
+                    waiting += [(w, asked) for w in self._winners(k)]
                 continue
             if found.kind == "call":
                 if not self.after_choice[k] and self._number_known(k, found.key):
@@ -323,18 +333,18 @@ class Course:
                     self._let_go_of_needs(k)  # nothing upstream is read
                     self._ready(k)
                     continue
-                self._retry(k)
-                if self.state[k] != State.WAITING:
-                    continue
-            waiting += reversed(found.needs)
+                self._retry(k, ask=False)
+            waiting += [(n, self.urgency[k]) for n in reversed(found.needs)]
 
-    def _retry(self, call: int) -> None:
-        """Look at what a call still waits for; hand it on when that is nothing."""
+    def _retry(self, call: int, ask: bool = True) -> None:
+        """Look at what a call still waits for; hand it on when that is nothing. `ask` for it, where it was dropped meanwhile."""
         blockers = self.blockers.get(call)
         if blockers is None:
             blockers = self.blockers[call] = self._missing(call)
         for missing in blockers:
             self.blocked.setdefault(missing, []).append(call)
+            if ask and self.state[missing] in (State.IDLE, State.OUT):
+                self._demand(missing, self.urgency[call])
             return
         del self.blockers[call]
         self._ready(call)
@@ -363,7 +373,7 @@ class Course:
             yield node
 
     def _ready(self, node: int) -> None:
-        heapq.heappush(self.heap, (self.place[node], node))
+        heapq.heappush(self.heap, (self.urgency[node], node))
 
     def _wake(self, node: int) -> None:
         """Those that waited for a node look again."""
@@ -380,24 +390,22 @@ class Course:
             return True
         self._retry(node)
         for need in self.graph.nodes[node].needs:
-            self._demand_view(need)
+            self._demand_view(need, self.urgency[node])
         self._judge_all()
         return False
 
-    def _demand_view(self, node: int) -> None:
+    def _demand_view(self, node: int, urgency: int) -> None:
         """Ask for what a node stands for, through decided chooses and lists."""
         node = self._real(node)
         found = self.graph.nodes[node]
-        if found.kind == "call":
-            self._demand(node)
-        elif found.kind == "gather":
+        if found.kind == "gather":
             for n in found.needs:
-                self._demand_view(n)
-        elif self.judged[node].kept is not None:
+                self._demand_view(n, urgency)
+        elif found.choice is not None and self.judged[node].kept is not None:
             for w in self._winners(node):
-                self._demand_view(w)
+                self._demand_view(w, urgency)
         else:
-            self._demand(node)
+            self._demand(node, urgency)
 
     def _hand_out(self, node: int, kind: Literal["compute", "load"], key: str) -> Job:
         found = self.graph.nodes[node]
@@ -415,7 +423,7 @@ class Course:
         self._wake(node)
         for twin in self.twins.get(node, ()):
             self._wake(twin)
-        return Job(node, self.turn[node], kind, key, inputs, self.place[node])
+        return Job(node, self.turn[node], kind, key, inputs, self.urgency[node])
 
     def _landed(self, node: int) -> None:
         """A task is no longer under way."""
@@ -479,14 +487,16 @@ class Course:
         return [candidates[i].value for i in j.value_edges] + [candidates[i].score for i in j.score_edges]
 
     def _hold_needs(self, node: int) -> None:
-        """Become a reader of what it needs again; for calls whose result was let go of."""
+        """Become a reader of what it needs again, after its result was let go of; a choose, of what it still compares."""
         waiting = [node]
         while waiting:
             k = waiting.pop()
-            if self.holds[k] or self.graph.nodes[k].choice is not None:
+            if self.holds[k]:
                 continue
+            if k in self.judged:
+                self.judged[k].outstanding.clear()
             self.holds[k] = True
-            for need in self.graph.nodes[k].needs:
+            for need in self._edges(k):
                 self.refs[need] += 1
                 if self.state[need] == State.OUT:
                     self.state[need] = State.IDLE
@@ -579,7 +589,7 @@ class Course:
         for i in verdict.kept:
             self._let_go_of(choose, i, j.score_edges)  # kept without a score
         for w in self._winners(choose):
-            self._demand_view(w)
+            self._demand_view(w, self.place[choose])
         self._wake(choose)
 
     def _fail(self, node: int, reason: str) -> None:
@@ -724,9 +734,13 @@ class Course:
 
     def _fits(self, node: int, kind: str) -> bool:
         """Whether there is room for another result; drops what is worth least until there is. Something always runs."""
-        limit = self.limits.memory_bytes
+        limit = self.limits.memory_bytes * self.stretch
         if math.isinf(limit):
             return True
+        if self.dropped > DROPS * self.stretch * (
+            10 + self.graph.tasks
+        ):  # too little for its widest tasks: it would go in circles
+            self.stretch *= 1.25
         wanted = self.worth(node)[1]
         reads = set(flat(tuple(self.view(n) for n in self.graph.nodes[node].needs))) if kind == "compute" else set()
         while self.held_bytes + self.underway_bytes + wanted > limit:
@@ -735,11 +749,21 @@ class Course:
                 for k in self.held
                 if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.is_sink
             ]
-            victim = cheapest([self._holding(k) for k in held])
+            later = [k for k in held if self._next_use(k) > self.urgency[node]]
+            if not later and self.running:
+                return False  # what is needed sooner stays; something will end
+            victim = cheapest([self._holding(k) for k in later or held])
             if victim is None:
-                return self.running == 0
+                return True  # it alone is too large
             self._drop(victim)
         return True
+
+    def _next_use(self, node: int) -> int:
+        """The place in the order of the next one that reads it."""
+        readers = [r for k in (node, *self.twins.get(node, ())) for r in self.graph.consumers[k]]
+        return min(
+            (self.place[r] for r in readers if self.state[r] in (State.IDLE, State.WAITING)), default=len(self.place)
+        )
 
     def _holding(self, node: int) -> Holding:
         stored = self.graph.nodes[node].key in self.known

@@ -122,10 +122,10 @@ def end(n: int, scores: Scores, count: int = 1) -> Step:
         return Step(wanted=first)
     if scores[0] >= scores[n - 1]:
         block = range(min(count, n))
-    else:  # of equal ones the first wins: the best ones must be known down to where they get worse
-        low = n - min(count, n)
-        while low > 0 and (low - 1 not in scores or scores[low - 1] == scores[n - 1]):
-            if low - 1 not in scores:
+    else:  # of equal ones the first wins: look on until it gets worse than the last that is kept
+        last = low = n - min(count, n)
+        while low > 0 and scores.get(low - 1, scores.get(last)) == scores.get(last):
+            if low - 1 not in scores or last not in scores:
                 return Step(wanted=tuple(i for i in range(low - 1, n) if i not in scores))
             low -= 1
         block = range(low, n)

@@ -20,6 +20,7 @@ from partita.dataflow.plan.search import GOLDEN
 from partita.dataflow.select import Best, First, Halving, Threshold
 
 AHEAD = 4  #: tasks a worker that may be handed out before they begin
+MOST_RUNS = 3  #: times the tasks there are: where memory is far too small, a run goes in circles, and there is nothing to foretell
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def simulate(
     running: list[tuple[float, int, int, int, float]] = []  #: (end, node, turn, worker, began)
     now = busy = 0.0
     tasks = 0
-    while not course.finished:
+    while not course.finished and tasks <= MOST_RUNS * graph.tasks:
         for job in course.next_jobs(workers * (1 + AHEAD) - len(pool) - len(running)):
             pool[job.node, job.turn] = job
         for gone in course.take_released():
@@ -74,9 +75,7 @@ def simulate(
         if started and free and pool:
             continue
         if not running:
-            if not pool:
-                break  # nothing can go on: what is left has failed
-            continue
+            break  # nothing can go on: what is left has failed
         now, node, turn, worker, began = heapq.heappop(running)
         free.append(worker)
         value = done.get(node)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from partita.errors import InternalError, PartitaError
 
 Progress = Callable[[str, int, int], None]
 AHEAD_S = 0.15  #: work that a worker should always have before it
-LEAST_WINDOW, MOST_WINDOW = 3, 400  #: tasks a worker
+LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
@@ -45,6 +46,7 @@ LOOKS = (
     0.75,
 )  #: parts of the tasks after which the rest is predicted
 TENTH = 0.1
+MOST_SIMULATED = 3000  #: tasks: simulating them takes 0.3 s, in which nothing is handed out
 BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
 
 
@@ -120,6 +122,8 @@ class _Run:
     lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
     predictions: list[tuple[float, float]] = field(default_factory=list)
     tenth: float | None = None
+    changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
+    unkept: dict[str, str] = field(default_factory=dict)  #: why results could not be kept -> the first such step
     wait_for: int = 0  #: which of LOOKS is next
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
     ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
@@ -148,7 +152,7 @@ class _Run:
                 self._take(report, worker)
             self._predict()
             if self.progress is not None and reports:
-                self.progress("tasks", min(self._settled(), self.graph.tasks), self.graph.tasks)
+                self.progress("tasks", len(self.done), self.graph.tasks)
         seconds = time.time() - self.began
         values = self._values()
         if self.progress is not None:
@@ -161,13 +165,13 @@ class _Run:
         """Fill the window when it is half empty; let go of what nobody needs."""
         window = self._window()
         room = window - self.course.running
-        if 2 * room >= window or not self.course.running:
-            self.engine.submit([self._order(job) for job in self.course.next_jobs(room)])
+        jobs = self.course.next_jobs(room) if 2 * room >= window or not self.course.running else []
         gone = self.course.take_released()
         if gone:
             self.engine.release(gone)
             for node, _ in gone:
                 self._moved(node, None)
+        self.engine.submit([self._order(job) for job in jobs])
 
     def _window(self) -> int:
         n, seconds, _ = self.costs.total
@@ -181,31 +185,30 @@ class _Run:
         told = Told(
             job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job)
         )
-        return Order(told, job.inputs, job.place, self._brief(node.step))
+        return Order(told, job.inputs, job.place, self._brief(node.step), self.costs.mean(node.step)[0])
 
     def _brief(self, step: int) -> bool:
         seconds, size = self.costs.mean(step)
         return 0.0 < seconds < BRIEF_S and size < BRIEF_BYTES
 
-    def _look_again(self, job: Job) -> bool:
-        """Whether to run a task twice: once a step, where it is known to be short against the time spent so far."""
+    def _look_again(self, job: Job) -> float:
+        """Seconds that a task may take to be run twice: one of each step, where it is short against the time spent so far."""
         step = self.graph.nodes[job.node].step
-        if not self.settings.check or job.kind == "load" or step in self.asked or step not in self.costs.rows:
-            return False
-        takes = self.costs.worth(job.node)[0]
-        if takes > FREE_LOOK_S and takes + self.looked_s > SECOND_LOOKS * self.busy_s:
-            return False
+        if not self.settings.check or job.kind == "load" or step in self.asked:
+            return 0.0
         self.asked.add(step)
-        self.looked_s += takes
-        return True
+        return max(FREE_LOOK_S, SECOND_LOOKS * self.busy_s - self.looked_s)
 
     def _changes(self, node: int) -> bool:
-        """Whether a step upstream, or its own, was seen to give something else the second time."""
+        """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
         if not self.course.changing:
             return False
-        return self.graph.nodes[node].step in self.course.changing or any(
-            self._changes(n) for n in self.graph.nodes[node].needs
-        )
+        if self.changed[0] != len(self.course.changing):
+            of = {}
+            for k, n in enumerate(self.graph.nodes):  # needs stand before those that need them
+                of[k] = n.step in self.course.changing or any(of[m] for m in n.needs)
+            self.changed = (len(self.course.changing), of)
+        return self.changed[1][node]
 
     # ---- in ---------------------------------------------------------------------------------------------------------------
 
@@ -224,13 +227,22 @@ class _Run:
         elapsed = time.time() - self.began
         while self.wait_for < len(LOOKS) and done >= LOOKS[self.wait_for] * self.graph.tasks:
             self.wait_for += 1
-        left = simulate(
-            self.graph, lambda k: self.costs.worth(k), self.engine.workers, typical(self.gaps), self.done,
-            self.known, self.numbers.found if self.numbers else {}, self.settings.memory_bytes,
-        )  # fmt: skip
-        self.predictions.append((elapsed, elapsed + left.seconds))
-        if self.tenth is None and self.busy_s >= TENTH * (self.busy_s + left.busy_s):
-            self.tenth = elapsed + left.seconds
+        left_s, left_busy_s = self._left()
+        self.predictions.append((elapsed, elapsed + left_s))
+        work_s = self.busy_s + typical(self.gaps) * done
+        if self.tenth is None and work_s >= TENTH * (work_s + left_busy_s):
+            self.tenth = elapsed + left_s
+
+    def _left(self) -> tuple[float, float]:
+        """(seconds, seconds of all tasks together) that are left: simulated; by the mean of each step where that takes too long."""
+        course, each = self.course, typical(self.gaps)
+        if self.graph.tasks <= MOST_SIMULATED:
+            known = self.numbers.found if self.numbers else {}
+            found = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self.known, known, self.settings.memory_bytes)  # fmt: skip
+            return found.seconds, found.busy_s
+        open_ = Counter(n.step for k, n in enumerate(self.graph.nodes) if n.kind == "call" and course.state[k] in (State.IDLE, State.WAITING, State.RUNNING))  # fmt: skip
+        busy = sum(count * (each + self.costs.mean(step)[0]) for step, count in open_.items())
+        return busy / self.engine.workers, busy
 
     def _note(self, reports: Sequence[tuple[Report, str]]) -> None:
         """Keep numbers for later runs, unless their step was seen to give others the second time."""
@@ -258,8 +270,13 @@ class _Run:
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
             self._gap(worker, started, ended)
         self.done[report.node] = report.value
+        if report.reason:
+            self.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
         if report.same is not None:
             self.checked.add(step)
+            self.looked_s += took
+        elif step not in self.checked:
+            self.asked.discard(step)  # it took too long, so far
         self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.same, report.stored))  # fmt: skip
         if self.course.state[report.node] == State.HELD:
             self._moved(report.node, (worker, report.size_bytes), ended)
@@ -361,6 +378,13 @@ class _Run:
     def _notes(self) -> list[str]:
         """What a person should know."""
         notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.course.changing)]  # fmt: skip
+        notes += [
+            f"results of {label} and its like are not kept: {why}" for why, label in list(self.unkept.items())[:5]
+        ]
+        if self.course.stretch > 1:
+            notes.append(
+                f"results were allowed {self.course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs"
+            )
         for k, j in self.course.judged.items():
             if j.contradiction:
                 name = self.graph.nodes[k].label
@@ -376,9 +400,6 @@ class _Run:
         return notes
 
     # ---- short ------------------------------------------------------------------------------------------------------------
-
-    def _settled(self) -> int:
-        return sum(s in (State.HELD, State.OUT, State.FAILED) for s, n in zip(self.course.state, self.graph.nodes, strict=True) if n.kind == "call")  # fmt: skip
 
     def _said(self, k: int) -> str:
         return self.graph.nodes[k].label + _on(self.graph.nodes[k].options)

@@ -19,6 +19,7 @@ class Order(NamedTuple):
     inputs: tuple[View, ...]  #: for each need
     place: int  #: in the order
     brief: bool = False  #: so short and small that it travels with others
+    seconds: float = 0.0  #: expected; 0 where nothing is known
 
 
 @dataclass
@@ -29,6 +30,7 @@ class InProcess:
     store: Store | None = None
     workers: int = 1
     results: dict[int, Any] = field(default_factory=dict)
+    turns: dict[int, int] = field(default_factory=dict)
     waiting: deque[Order] = field(default_factory=deque)
     gone: set[tuple[int, int]] = field(default_factory=set)  #: what is not to be begun
 
@@ -37,8 +39,9 @@ class InProcess:
 
     def release(self, gone: Sequence[tuple[int, int]]) -> None:
         """Forget results, and tasks that have not begun."""
-        for node, _ in gone:
-            self.results.pop(node, None)
+        for node, turn in gone:
+            if self.turns.get(node) == turn:
+                self.results.pop(node, None)
         self.gone |= set(gone)
 
     def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
@@ -50,7 +53,7 @@ class InProcess:
         told, inputs, *_ = self.waiting.popleft()
         result, report = execute(told, self.functions[told.step], [self._seen(v) for v in inputs], self.store)
         if report.state == "done":
-            self.results[told.node] = result
+            self.results[told.node], self.turns[told.node] = result, told.turn
         return [(report, "here")]
 
     def fetch(self, nodes: Sequence[int]) -> list[Any]:

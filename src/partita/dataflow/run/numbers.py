@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from partita.errors import BadInput
 from partita.files import read_text
@@ -24,7 +23,7 @@ class Numbers:
 
     path: Path
     found: dict[str, float] = field(default_factory=dict)
-    out: IO[str] | None = None
+    broken: bool = False  #: the disk took no more
 
     @staticmethod
     def open(path: str | Path) -> Numbers:
@@ -36,24 +35,21 @@ class Numbers:
         found = read_numbers(path) if path.exists() else {}
         try:
             begin = path.exists() and path.stat().st_size > MOST_BYTES
-            out = open(path, "w" if begin else "a", encoding="utf-8")  # noqa: SIM115
-            out.write("\n")  # behind half a line
+            with open(path, "w" if begin else "a", encoding="utf-8") as out:
+                out.write("\n")  # behind half a line
         except OSError as error:
             raise BadInput(f"{path} cannot be written: {error.strerror}", hint="name another folder: -o DIR") from error
-        return Numbers(path, found, out)
+        return Numbers(path, found)
 
     def add(self, numbers: Mapping[str, float]) -> None:
         """Keep some; what the disk does not take is computed again next time."""
-        if self.out is not None and numbers:
+        lines = "".join(json.dumps([k, v]) + "\n" for k, v in numbers.items() if math.isfinite(v))
+        if lines and not self.broken:
             try:
-                self.out.write("".join(json.dumps([k, v]) + "\n" for k, v in numbers.items() if math.isfinite(v)))
-                self.out.flush()
+                with open(self.path, "a", encoding="utf-8") as out:
+                    out.write(lines)
             except OSError:
-                self.out = None
-
-    def close(self) -> None:
-        if self.out is not None:
-            self.out.close()
+                self.broken = True
 
 
 def read_numbers(path: Path) -> dict[str, float]:

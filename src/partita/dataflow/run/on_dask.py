@@ -23,19 +23,23 @@ from typing import Any
 
 import cloudpickle
 import dask
+from dask._expr import LLGExpr
 from dask._task_spec import Task, TaskRef
 from distributed import Client, LocalCluster
 
 from partita.dataflow.plan.course import View
 from partita.dataflow.run.in_process import Order, needed
 from partita.dataflow.run.task import Report
-from partita.dataflow.run.worker import Functions, Member, Missing, run_clump
+from partita.dataflow.run.worker import Functions, Member, Missing, packed, run_clump
 from partita.dataflow.store import Store
 from partita.errors import BadInput, PartitaError
 
 CONNECT_S = 10.0
 LOOK_S = 1.0  #: how often futures are looked at for what nobody reported: a task whose worker died too often
 MOST_CLUMP = 20  #: tasks
+UNKNOWN_S = 0.05  #: expected of a task of which nothing is known
+MOVE_S, MOVE_BYTES_PER_S = 0.002, 300e6  #: a result from one worker to another
+ENDED = ("error", "cancelled", "lost", "finished")
 DEATHS = 10  #: of workers under one task before the task is given up
 _OURS = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False, "distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False, "distributed.scheduler.allowed-failures": DEATHS, "distributed.comm.timeouts.connect": "10s"}  # fmt: skip
 
@@ -68,13 +72,30 @@ class _Task(Task):  # type: ignore[misc]
         return str(self.key)
 
 
+class _Bundle(LLGExpr):  # type: ignore[misc]
+    """A graph of Dask's with what is wished of each of its tasks."""
+
+    _parameters = ("dsk", "wishes")
+
+    def __dask_annotations__(self) -> dict[str, dict[str, Any]]:
+        return dict(self.operand("wishes"))
+
+
 @dataclass(eq=False)
 class _Clump:
     """A task of Dask's: one of ours, or several brief ones."""
 
     key: str
     wanted: set[tuple[int, int]]  #: (node, turn) of those whose result is still needed
+    place: int  #: in the order
+    worker: str  #: where it is to run
+    each_s: float  #: expected of each of its tasks
+    lies: set[str] = field(default_factory=set)  #: workers that have its results, or will
+    size_bytes: float = 0.0
     future: Any = None
+
+    def __post_init__(self) -> None:
+        self.lies.add(self.worker)
 
 
 @dataclass
@@ -84,13 +105,16 @@ class OnDask:
     client: Client
     name: str  #: of this run: its topic and its keys
     workers: int
+    modules: tuple[ModuleType, ...] = ()  #: travel by value while this is open
     clump_of: dict[int, tuple[_Clump, int]] = field(
         default_factory=dict
     )  #: node -> its latest clump, and its place there
     turns: dict[int, int] = field(default_factory=dict)
     clumps: int = 0
+    threads: dict[str, int] = field(default_factory=dict)  #: worker -> how many
+    load: dict[str, float] = field(default_factory=dict)  #: worker -> seconds expected of what is under way there
     underway: dict[int, int] = field(default_factory=dict)  #: node -> turn of those without a report
-    suspects: set[tuple[int, int]] = field(default_factory=set)
+    suspects: dict[tuple[int, int], int] = field(default_factory=dict)  #: ended without a report -> looks since
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     looked: float = field(default_factory=time.monotonic)
 
@@ -115,21 +139,18 @@ class OnDask:
         client: Client, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType], paths: Sequence[str],
         store: Store | None,
     ) -> OnDask:  # fmt: skip
-        threads = sum(w["nthreads"] for w in client.scheduler_info(n_workers=-1)["workers"].values())
+        threads = _threads(client)
         if not threads:
             raise BadInput("the Dask scheduler has no workers", hint="start some: dask worker ADDRESS")
         name = f"partita-{secrets.token_hex(4)}"
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
-            packed = cloudpickle.dumps(list(functions))
+            told = cloudpickle.dumps(list(functions))
         except Exception as error:
             raise BadInput(f"the flow's functions cannot be sent to workers: {error}", hint="keep open files, locks and clients out of their globals") from error  # fmt: skip
-        finally:
-            for module in modules:
-                cloudpickle.unregister_pickle_by_value(module)
-        client.register_plugin(Functions(name, packed, tuple(paths), store), name=name)
-        engine = OnDask(client, name, threads)
+        client.register_plugin(Functions(name, told, tuple(paths), store), name=name)
+        engine = OnDask(client, name, sum(threads.values()), tuple(modules), threads=threads)
         client.subscribe_topic(name, lambda event: engine.events.put(event[1]))
         return engine
 
@@ -142,8 +163,8 @@ class OnDask:
         if not orders:
             return
         made = [self._clump(group) for group in _grouped(orders, self.workers)]
-        bundle = {c.key: task for c, task in made}
-        futures = self.client.get(bundle, list(bundle), sync=False, priority=-min(o.place for o in orders))
+        bundle = _Bundle({c.key: task for c, task in made}, self._annotations([c for c, _ in made]))
+        futures = self.client.get(bundle, [c.key for c, _ in made], sync=False)
         for (clump, _), future in zip(made, futures, strict=True):
             clump.future = future
 
@@ -156,21 +177,56 @@ class OnDask:
         number = {n: k for k, n in enumerate(outside)} | {n: -1 - k for n, k in own.items()}
         members = tuple(Member(o.told, tuple(_placed(v, number) for v in o.inputs)) for o in orders)
         self.clumps += 1
+        expected = sum(o.seconds or UNKNOWN_S for o in orders)
         clump = _Clump(
-            f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}", {(o.told.node, o.told.turn) for o in orders}
+            f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}",
+            {(o.told.node, o.told.turn) for o in orders},
+            min(o.place for o in orders),
+            self._best_worker(clumps, expected),
+            expected / len(orders),
         )
+        self.load[clump.worker] = self.load.get(clump.worker, 0.0) + expected
         for o in orders:
             self.clump_of[o.told.node] = (clump, own[o.told.node])
             self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
         sources = tuple((at[c.key], k) for c, k in read)
-        return clump, _Task(clump.key, run_clump, self.name, members, sources, *[TaskRef(c.key) for c in clumps])
+        return clump, _Task(
+            clump.key, run_clump, self.name, packed(members), sources, *[TaskRef(c.key) for c in clumps]
+        )
+
+    def _best_worker(self, reads: Sequence[_Clump], expected_s: float) -> str:
+        """Where a clump would be done first: behind what is under way there, and what it reads brought along.
+
+        Dask alone would send it where its inputs lie, and move it later if another worker has long been idle; here all know
+        what they need from the beginning.
+        """
+
+        def done_s(worker: str) -> float:
+            away = [c for c in reads if worker not in c.lies]
+            return self.load.get(worker, 0.0) / self.threads[worker] + sum(
+                MOVE_S + c.size_bytes / MOVE_BYTES_PER_S for c in away
+            )
+
+        worker = min(self.threads, key=done_s)
+        for c in reads:
+            c.lies.add(worker)
+        return worker
+
+    def _annotations(self, clumps: Sequence[_Clump]) -> dict[str, dict[str, Any]]:
+        """Priorities by our order; workers as a wish, so that a task finds another one where its own dies."""
+        return {
+            "priority": {c.key: -c.place for c in clumps},
+            "workers": {c.key: [c.worker] for c in clumps},
+            "allow_other_workers": {c.key: True for c in clumps},
+        }
 
     def release(self, gone: Sequence[tuple[int, int]]) -> None:
         """Results and tasks that nobody needs: the scheduler forgets them, and does not begin what has not begun."""
         for node, turn in gone:
             if self.turns.get(node) == turn and node in self.clump_of:
                 clump, _ = self.clump_of.pop(node)
-                self.underway.pop(node, None)
+                if self.underway.pop(node, None) is not None:
+                    self._lighten(clump)
                 clump.wanted.discard((node, turn))
                 if not clump.wanted and clump.future is not None:
                     clump.future.release()
@@ -182,27 +238,39 @@ class OnDask:
         with contextlib.suppress(queue.Empty):
             bundle = self.events.get(timeout=timeout_s)
             while True:
-                found += [(Report(*row), bundle["worker"]) for row in bundle["reports"]]
+                found += [
+                    self._reported(Report(*row), bundle["worker"], bundle["address"]) for row in bundle["reports"]
+                ]
                 bundle = self.events.get_nowait()
-        for report, _ in found:
-            if self.underway.get(report.node) == report.turn:
-                del self.underway[report.node]
         if time.monotonic() - self.looked > LOOK_S:
             self.looked = time.monotonic()
             found += self._unreported()
         return found
 
+    def _reported(self, report: Report, name: str, address: str) -> tuple[Report, str]:
+        if self.underway.get(report.node) == report.turn:
+            del self.underway[report.node]
+            clump, _ = self.clump_of[report.node]
+            clump.lies.add(address)
+            clump.size_bytes += report.size_bytes
+            self._lighten(clump)
+        return report, name
+
+    def _lighten(self, clump: _Clump) -> None:
+        """One task less is under way on its worker."""
+        self.load[clump.worker] = max(0.0, self.load.get(clump.worker, 0.0) - clump.each_s)
+
     def _unreported(self) -> list[tuple[Report, str]]:
         """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
         if self.client.status not in ("running", "connecting"):
             raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
+        self.threads = _threads(self.client) or self.threads
         futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
-        bad = {
-            (n, self.underway[n])
-            for n, f in futures.items()
-            if f is not None and f.status in ("error", "cancelled", "lost")
-        }
-        sure, self.suspects = bad & self.suspects, bad
+        ended = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ENDED}
+        self.suspects = {s: self.suspects.get(s, 0) + 1 for s in ended}
+        sure = [
+            (n, t) for (n, t), seen in self.suspects.items() if seen > (1 if futures[n].status != "finished" else 4)
+        ]
         now = time.time()
         found: list[tuple[Report, str]] = []
         for node, turn in sure:
@@ -210,7 +278,9 @@ class OnDask:
                 why = " ".join(str(futures[node].exception(timeout=5)).split())[:300]
                 found.append((Report(node, turn, "failed", now, now, reason=why), ""))
             else:
-                found.append((Report(node, turn, "lost", now, now, reason="the scheduler forgot it"), ""))
+                found.append(
+                    (Report(node, turn, "lost", now, now, reason="its result, or its report, went astray"), "")
+                )
             self.underway.pop(node, None)
         return found
 
@@ -229,6 +299,13 @@ class OnDask:
             self.client.unregister_worker_plugin(self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
+        for module in self.modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _threads(client: Client) -> dict[str, int]:
+    """Worker -> its threads."""
+    return {a: int(w["nthreads"]) for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
 
 
 def _grouped(orders: Sequence[Order], workers: int) -> list[list[Order]]:

@@ -23,6 +23,7 @@ from partita.errors import JobError, PartitaError, place_of, sentence_of
 
 WRITE_BYTES_PER_S = 200e6
 WRITE_S = 0.004  #: of a file, synchronised
+LOOK_BYTES = 20e6  #: inputs larger than this are not digested to see whether a step changes them
 WORTH_KEEPING = 1.0  #: a result is stored when computing took so many times what storing takes
 
 
@@ -38,7 +39,7 @@ class Told:
     label: str  #: of the step
     arguments: tuple[tuple[str, Any], ...]  #: with a `Slot` for each input
     keep: bool  #: whether the result may be stored
-    twice: bool  #: whether to run it twice
+    twice_s: float = 0.0  #: run it twice, where it takes no longer than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Report:
     value: float | None = None
     same: bool | None = None
     stored: bool = False
-    reason: str = ""
+    reason: str = ""  #: why it failed; or, where it is done, why its result could not be kept
 
 
 def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None) -> tuple[Any, Report]:
@@ -64,14 +65,15 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
         return _loaded(told, started, store)
     arguments = {name: _filled(a, inputs) for name, a in told.arguments}
     try:
-        before = _content(list(inputs)) if told.twice else None
+        before = _content(list(inputs)) if told.twice_s and size_of(list(inputs)) <= LOOK_BYTES else None
+        began = time.time()
         result = _called(function, arguments)
-        took = time.time() - started
-        same = _again(function, arguments, result, inputs, before) if told.twice else None
-        ended = started + took if told.twice else time.time()
-        stored = _stored(told, store, result, took) if told.keep and same is not False else False
-        value = _number(result)
-        return result, Report(told.node, told.turn, "done", started, ended, size_of(result), value, same, stored)
+        took = time.time() - began
+        ended = started + took
+        same = _again(function, arguments, result, inputs, before) if before and took <= told.twice_s else None
+        stored, why = _stored(told, store, result, took) if told.keep and same is not False else (False, "")
+        number = _number(result)
+        return result, Report(told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why)
     except Exception as error:
         said = str(error) if isinstance(error, PartitaError) else sentence_of(error) + place_of(error)
         return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
@@ -118,9 +120,9 @@ def _filled(argument: Any, inputs: Sequence[Any]) -> Any:
     return argument
 
 
-def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any, inputs: Sequence[Any], before: str | None) -> bool | None:  # fmt: skip
+def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any, inputs: Sequence[Any], before: str) -> bool | None:  # fmt: skip
     """Whether the same comes out again; None where results cannot be compared. Raises JobError where arguments changed."""
-    if before is not None and _content(list(inputs)) != before:
+    if _content(list(inputs)) != before:
         raise JobError(
             "the step changes what it is given, and others are given the same", hint="let it copy what it writes to"
         )
@@ -135,11 +137,12 @@ def _content(value: Any) -> str | None:
         return None
 
 
-def _stored(told: Told, store: Store | None, result: Any, took_s: float) -> bool:
-    """Keep what would cost more to compute again than to write."""
+def _stored(told: Told, store: Store | None, result: Any, took_s: float) -> tuple[bool, str]:
+    """Keep what would cost more to compute again than to write: whether it is kept, and why it could not be."""
     if store is None or took_s < WORTH_KEEPING * (WRITE_S + size_of(result) / WRITE_BYTES_PER_S):
-        return False
-    return isinstance(store.put(told.key, result, took_s), Put)
+        return False, ""
+    put = store.put(told.key, result, took_s)
+    return (True, "") if isinstance(put, Put) else (False, put.reason)
 
 
 def _number(result: Any) -> float | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
@@ -12,6 +14,7 @@ from typing import Any
 import cloudpickle
 from distributed import Worker, WorkerPlugin, get_worker
 
+from partita.dataflow.graph import Slot
 from partita.dataflow.plan.course import View
 from partita.dataflow.run.task import Report, Told, execute
 from partita.dataflow.store import Store
@@ -42,36 +45,55 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     functions: Sequence[Callable[..., Any]] = field(default=(), init=False)
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
+    lock: Any = field(default=None, init=False)
 
     def setup(self, worker: Worker) -> None:
-        self.worker = worker
+        self.worker, self.lock = worker, threading.Lock()
         sys.path += [p for p in self.paths if p not in sys.path]
         self.functions = cloudpickle.loads(self.packed)
 
     def report(self, report: Report) -> None:
         """From the thread that ran the task."""
-        self.reports.append(astuple(report))
-        if len(self.reports) == 1:
+        with self.lock:
+            self.reports.append(astuple(report))
+            first = len(self.reports) == 1
+        if first:
             self.worker.loop.add_callback(self.worker.loop.call_later, FLUSH_S, self._flush)
 
     def _flush(self) -> None:
-        reports, self.reports = self.reports, []
+        with self.lock:
+            reports, self.reports = self.reports, []
         if reports:
             with contextlib.suppress(Exception):  # the scheduler is away: it will ask for all this anew
-                self.worker.log_event(self.name, {"worker": str(self.worker.name), "reports": reports})
+                self.worker.log_event(
+                    self.name, {"worker": str(self.worker.name), "address": self.worker.address, "reports": reports}
+                )
 
 
-def run_clump(
-    name: str, members: tuple[Member, ...], sources: tuple[tuple[int, int], ...], *clumps: list[Any]
-) -> list[Any]:
-    """The results of a few tasks, one after another; `sources` say which result of which other clump each input is.
+def packed(members: tuple[Member, ...]) -> bytes:
+    """Members as bytes, which the scheduler passes on unread. Values of the user's own classes travel with their class."""
+    plain = all(_is_plain(a) for m in members for _, a in m.told.arguments)
+    return pickle.dumps(members, 5) if plain else cloudpickle.dumps(members, 5)
+
+
+def _is_plain(argument: Any) -> bool:
+    if type(argument) in (list, tuple):
+        return all(map(_is_plain, argument))
+    return type(argument) in _PLAIN
+
+
+_PLAIN = frozenset((int, float, str, bool, type(None), bytes, Slot))
+
+
+def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *clumps: list[Any]) -> list[Any]:
+    """The results of a few tasks (`packed`), one after another; `sources` say which result of which other clump each input is.
 
     Never raises for a task's fault: its report has said it, and what reads it is told that it is missing.
     """
     plugin: Functions = get_worker().plugins[name]
     given = [clumps[c][k] for c, k in sources]
     results: list[Any] = []
-    for member in members:
+    for member in cloudpickle.loads(members):
         inputs = [_shaped(v, given, results) for v in member.inputs]
         told = member.told
         if any(_lacks(i) for i in inputs):

@@ -161,9 +161,9 @@ class Store:
             self.make_room()
         return Put(size)
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: object) -> bool:
         """Whether there is a file for a key; whether it is sound shows when it is read."""
-        return self._path(key).is_file()
+        return isinstance(key, str) and self._path(key).is_file()
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):

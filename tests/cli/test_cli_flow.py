@@ -1,0 +1,129 @@
+"""partita flow plan, run, resume: the contract that scripts rely on, a second run, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.cli import main
+
+FLOW = """
+import time
+import numpy as np
+from helper_of_flow import shifted
+from partita.dataflow import choose, explore, step
+
+@step
+def load(n):
+    time.sleep(0.02)
+    return np.arange(float(n))
+
+@step
+def scale(x, by):
+    time.sleep(0.02)
+    return shifted(x, by)
+
+@step
+def quality(x, c):
+    if c == 13:
+        raise ValueError("unlucky")
+    return -abs(float(x.sum()) - 60.0) - c
+
+def flow():
+    x = scale(load(10), explore("by", [0.0, 1.0, 2.0]))
+    c = explore("c", [0, 1, 13])
+    return choose(x, by=quality(x, c), over=["by", "c"])
+
+def broken():
+    return 3
+
+def raising():
+    raise OSError("no such data")
+"""
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> Path:
+    (tmp_path / "helper_of_flow.py").write_text("def shifted(x, by):\n    return x + by\n")
+    path = tmp_path / "small_flow.py"
+    path.write_text(FLOW)
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["flow", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_run_prints_what_scripts_rely_on(flow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "run", str(flow), "--workers", "0")
+    wanted = {
+        "seconds",
+        "tasks_run",
+        "tasks_shared",
+        "branches",
+        "branches_pruned",
+        "chosen",
+        "peak_bytes",
+        "predicted_s",
+    }
+    assert found.keys() >= wanted
+    assert found["chosen"][0]["options"] == {"by": "1.0", "c": "0"} or found["chosen"][0]["options"] == {
+        "by": "2.0",
+        "c": "0",
+    }
+    assert found["branches"] == 9
+    assert found["configurations"] == 9
+    assert any("unlucky" in note for note in found["notes"])
+    record = json.loads((flow.parent / "flow-results" / "run.json").read_text())
+    assert {t["state"] for t in record["tasks"]} >= {"run", "failed"}
+    assert len(record["choices"][0]["scores"]) == 9
+
+
+def test_resume_computes_nothing_that_was_finished(flow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(flow.parent / "out")
+    first = told(capsys, "run", str(flow), "--workers", "0", "-o", out)
+    again = told(capsys, "resume", out)
+    assert again["tasks_run"] == 0
+    assert again["chosen"][0]["options"] == first["chosen"][0]["options"]
+    assert again["tasks_cached"] >= 6
+
+
+def test_plan_tells_the_unfolded_graph_and_foretells_after_a_run(
+    flow: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = told(capsys, "plan", str(flow))
+    assert {s["name"]: s["tasks"] for s in before["steps"]} == {"load": 1, "scale": 3, "quality": 9}
+    assert "predicted_s" not in before
+    told(capsys, "run", str(flow), "--workers", "0")
+    after = told(capsys, "plan", str(flow), "--workers", "1")
+    assert 0.08 <= after["predicted_s"] <= 0.4
+    assert main(["flow", "plan", str(flow)]) == 0
+    assert "quality" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "nowhere.py"], "is no file"),
+        (["run", "FLOW:nothing"], "no function 'nothing'"),
+        (["run", "FLOW:broken"], "no value of a step"),
+        (["run", "FLOW:raising"], "no such data"),
+        (["run", "FLOW", "--workers", "-1"], "-1 workers"),
+        (["run", "FLOW", "--workers", "0", "--memory", "lots"], "is no size"),
+        (["run", "FLOW", "--workers", "0", "--stop-on-error"], "unlucky"),
+        (["run", "FLOW", "--scheduler", "here"], "is no address"),
+        (["resume", "nowhere"], "cannot be read"),
+        (["plan", "FLOW", "--results", "nowhere"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_sentence(flow: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(["flow", *(w.replace("FLOW", str(flow)) for w in words)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "hint:" in error
+    assert "Traceback" not in error

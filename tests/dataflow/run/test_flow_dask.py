@@ -1,0 +1,107 @@
+"""Flows on Dask: the answers are those of one process; a killed worker, little memory and a scheduler that is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dataflow.run.flow_samples import begin, mix, plainly, score, some_flow
+
+pytest.importorskip("distributed")
+
+from partita.dataflow import choose, explore, largest, run_flow, step, unfold
+from partita.dataflow.run.engine import Settings, _Run
+from partita.dataflow.run.on_dask import OnDask, cluster
+from partita.errors import BadInput
+
+HERE = str(Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with cluster(2) as found:
+        yield found
+
+
+def there(address: str, flow: Any, **settings: Any) -> Any:
+    return run_flow(flow, scheduler=address, paths=[HERE], **settings)
+
+
+def test_answers_are_those_of_one_process(address: str) -> None:
+    for seed in range(8):
+        flow = some_flow(seed)
+        assert there(address, flow).value == plainly(flow, {})
+
+
+@step
+def block(seed: int, size: int) -> Any:
+    time.sleep(0.02)
+    return np.full(size, float(seed))
+
+
+@step
+def shift(x: Any, by: int) -> Any:
+    time.sleep(0.01)
+    return x + by
+
+
+@step
+def mean(x: Any) -> float:
+    return float(x.mean())
+
+
+def wide() -> Any:
+    data = block(explore("seed", [1, 2, 3, 4]), 50_000)
+    moved = shift(data, explore("by", [1, 2, 3, 4, 5, 6]))
+    return choose(moved, by=mean(moved))
+
+
+def test_little_memory_gives_the_same_answer(address: str) -> None:
+    plenty = there(address, wide())
+    little = there(address, wide(), memory_bytes=4 * 400_000.0)
+    assert float(plenty.value[0]) == float(little.value[0]) == 10.0
+    assert little.record.peak_bytes <= 4 * 400_000.0 * 1.3
+    assert little.record.chosen[0].options == plenty.record.chosen[0].options
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.15, 0.3])
+def test_a_killed_worker_changes_no_answer(after_s: float) -> None:
+    with cluster(2) as address:
+        graph = unfold(wide())
+        engine = OnDask.connect(address, [s.function for s in graph.steps], paths=[HERE])
+        pids = list(engine.client.run(os.getpid).values())
+        timer = threading.Timer(after_s, os.kill, (pids[0], signal.SIGKILL))
+        timer.start()
+        try:
+            found = _Run(graph, engine, Settings(check=False), frozenset(), None, None).to_the_end()
+        finally:
+            timer.join()
+            engine.close()
+    assert float(found.value[0]) == 10.0
+    assert found.record.tasks_run == graph.tasks
+
+
+def test_a_task_that_kills_its_workers_loses_its_branch(address: str) -> None:
+    @step
+    def shaky(row: list[int], a: int) -> list[int]:
+        if a == 2:
+            raise MemoryError("no room")
+        return [row[0] + a, 0]
+
+    value = shaky(begin(1), explore("a", [1, 2, 3]))
+    found = there(address, choose(mix(value, 1), by=score(mix(value, 1)), select=largest()))
+    assert "no room" in found.record.choices[0].scores[1].reason
+    assert found.record.tasks_failed >= 1
+
+
+def test_a_scheduler_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.dataflow.run.on_dask.CONNECT_S", 0.5)
+    with pytest.raises(BadInput, match="no Dask scheduler answers"):
+        run_flow(wide(), scheduler="tcp://127.0.0.1:9")
