@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from partita.errors import BadInput, PlanError
 from partita.files import read_json
+from partita.nouns.cluster import Cluster
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
-from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
@@ -200,7 +199,7 @@ def _single_s(file: PlanFile) -> float:
     return min(found, default=math.nan)
 
 
-def on_cluster(file: PlanFile, cluster: Any) -> PlanFile:
+def on_cluster(file: PlanFile, cluster: Cluster) -> PlanFile:
     """The plan on other machines with devices of the same names. Raises PlanError where one is gone."""
     assert isinstance(file.plan, PipelinePlan)
     gone = [d for d in file.plan.devices if d not in cluster.by_name]
@@ -213,6 +212,3 @@ def on_cluster(file: PlanFile, cluster: Any) -> PlanFile:
         file.costs.column(cluster.by_name[d].kind)
     return replace(file, problem=file.problem.on(cluster))
 
-
-def is_training(file: PlanFile) -> bool:
-    return isinstance(file.problem, PipelineProblem)
