@@ -134,6 +134,7 @@ def test_a_pipedream_profile_is_planned_as_a_training_job(tmp_path: Path, capsys
     assert d["value_s"] == pytest.approx(2 * 6e-3 + 8e-6, rel=0.01)  # two replicas, and the sum of 8 bytes over both links
 
 
+@pytest.mark.slow
 def test_micro_batches_of_a_rehearsal_may_be_others(tmp_path: Path) -> None:
     file = file_of(stages=(("cpu0",), ("cpu1",)))
     plan = file.plan

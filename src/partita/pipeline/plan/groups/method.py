@@ -83,8 +83,10 @@ def tuned(bench: Bench, crews: Crews, start: Shared, first: Candidate) -> tuple[
 
 def overlapped(bench: Bench, crews: Crews, start: Shared, first: Candidate) -> Candidate:
     """Stages split where that lets gradients be summed while earlier backwards run, one split at a time, as long as the
-    simulated step gets shorter by more than MATTERS."""
-    if len(start.pipes) == 1:
+    simulated step gets shorter by more than MATTERS. Where a sum's copying and adding were measured, the devices themselves do
+    it, and nothing is gained."""
+    links = bench.cluster.links_in_use()
+    if len(start.pipes) == 1 or any(k.sum_s_per_byte > 0 for k in links):
         return first
     best, made, value = start, first, bench.step_s(first)
     gradient = crews.line.gradient
