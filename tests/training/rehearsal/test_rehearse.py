@@ -49,7 +49,9 @@ def test_a_rehearsal_sends_what_the_plan_sends_and_counts_what_it_holds(tmp_path
     held = {"cpu0": 2, "cpu1": 2, "cpu2": 1}  # 4 in flight over two replicas, and the last stage
     for peak in found.peaks:
         (k,) = plan.stages_of(peak.device)
-        assert peak.peak_bytes == stage_memory(file.graph, plan.stages[k].tasks, 0.0).need_bytes(held[peak.device], False)
+        assert peak.peak_bytes == stage_memory(file.graph, plan.stages[k].tasks, 0.0).need_bytes(
+            held[peak.device], False
+        )
         assert peak.fits == (peak.peak_bytes <= 30.0)
     assert found.step_s >= 0.9 * found.simulated.duration_s  # nothing is faster than its waits
     assert found.single_s == pytest.approx(8 * 18.0)
@@ -131,7 +133,9 @@ def test_a_pipedream_profile_is_planned_as_a_training_job(tmp_path: Path, capsys
     d = json.loads(capsys.readouterr().out)
     assert d["micro_batches"] == 4
     assert d["compared_s"]["single"] == pytest.approx(4 * 6e-3)
-    assert d["value_s"] == pytest.approx(2 * 6e-3 + 8e-6, rel=0.01)  # two replicas, and the sum of 8 bytes over both links
+    assert d["value_s"] == pytest.approx(
+        2 * 6e-3 + 8e-6, rel=0.01
+    )  # two replicas, and the sum of 8 bytes over both links
 
 
 @pytest.mark.slow

@@ -211,4 +211,3 @@ def on_cluster(file: PlanFile, cluster: Cluster) -> PlanFile:
     for d in file.plan.devices:
         file.costs.column(cluster.by_name[d].kind)
     return replace(file, problem=file.problem.on(cluster))
-
