@@ -86,6 +86,7 @@ def test_a_device_that_does_not_hold_its_stage_is_named(tmp_path: Path, capsys: 
         (["--cluster", "{slow}"], "device 'cpu0' has speed = -1.0"),
         (["--cluster", "{links}"], "link cpu0->cpu9 names the unknown device 'cpu9'"),
         (["--cluster", "{kind}"], "no costs for devices of kind 'tpu'"),
+        (["--cluster", "{unlinked}"], "nothing is known of the link cpu"),
         (["--cluster", "{missing}"], "cannot be read"),
     ],
 )
@@ -99,6 +100,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: li
         "links": [("cpu0", "cpu", 1.0), ("cpu1", "cpu", 1.0), ("cpu2", "cpu", 1.0)],
         "kind": [("cpu0", "tpu", 1.0), ("cpu1", "cpu", 1.0), ("cpu2", "cpu", 1.0)],
     }
+    clusters["unlinked"] = clusters["links"]
     places = {"missing": tmp_path / "no such file"}
     for name, rows in clusters.items():
         places[name] = tmp_path / f"{name}.toml"
