@@ -128,7 +128,7 @@ def exhaustive_s(profile: Profile) -> float:
         steps.append((bench.step_s(candidate), s, candidate))
         best = min(best, steps[-1][0])
     for _, s, candidate in sorted(steps, key=lambda x: x[0])[:TUNED]:
-        best = min(best, bench.step_s(method.tuned(bench, crews, s, candidate)))
+        best = min(best, bench.step_s(method.overlapped(bench, crews, *method.tuned(bench, crews, s, candidate))))
     return best
 
 

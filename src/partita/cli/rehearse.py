@@ -48,7 +48,8 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     from partita.training.rehearsal.rehearse import CAP_BYTES, on_cluster, rehearse  # brings torch in the workers only
 
     file = PlanFile.read(options.plan)
-    if not isinstance(file.plan, PipelinePlan):
+    plan = file.plan
+    if not isinstance(plan, PipelinePlan):
         raise PlanError(
             "this plan places tasks one by one; stages are rehearsed",
             hint="plan a pipeline: a profile, or a PipeDream graph with --objective step or throughput",
@@ -58,10 +59,10 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     if options.micro_batches is not None:
         if not 1 <= options.micro_batches <= MOST_MICRO_BATCHES:
             raise BadInput(f"{options.micro_batches} micro-batches", hint=f"say 1 to {MOST_MICRO_BATCHES}")
-        file = replace(file, plan=file.plan.of_micro_batches(options.micro_batches))
+        file = replace(file, plan=plan.of_micro_batches(options.micro_batches))
     if not (options.timeout_s > 0 and math.isfinite(options.timeout_s)):
         raise BadInput(f"a patience of {options.timeout_s} seconds", hint="give --timeout-s a positive number")
-    talk.step(f"rehearsing {file.graph.name} on {len(file.plan.devices)} emulated devices")
+    talk.step(f"rehearsing {file.graph.name} on {len(plan.devices)} emulated devices")
     found = rehearse(
         file, options.out, steps=options.steps, pace=options.pace,
         cap_bytes=CAP_BYTES if options.cap_bytes is None else options.cap_bytes, timeout_s=options.timeout_s,

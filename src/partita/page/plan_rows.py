@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.stage_memory import stage_memory
-from partita.simulate.schedules import held_of
+from partita.simulate.schedules import held_of, held_on
 from partita.simulate.segments import segments
 
 
@@ -33,7 +34,7 @@ class StageRow:
     backward_s: float
     share: float  #: of the work, per device
     need_bytes: float  #: of memory on each device
-    memory_bytes: float  #: that the smallest of its devices has
+    memory_bytes: float  #: that the one of its devices with least to spare has
     recompute: bool
 
 
@@ -42,12 +43,18 @@ def stage_rows(file: PlanFile) -> list[StageRow]:
     plan = file.plan
     if not isinstance(plan, PipelinePlan):
         return []
-    rows = [_row(file, k, s, h) for k, (s, h) in enumerate(zip(plan.stages, held_of(plan), strict=True))]
+    if plan.orders:  # devices of a stage may hold different numbers of micro-batches
+        on = held_on(plan)
+        held = [{d: on.get((d, k), 0) for d in s.devices} for k, s in enumerate(plan.stages)]
+    else:
+        held = [dict.fromkeys(s.devices, h) for s, h in zip(plan.stages, held_of(plan), strict=True)]
+    rows = [_row(file, k, s, h) for k, (s, h) in enumerate(zip(plan.stages, held, strict=True))]
     total = sum(r.forward_s + r.backward_s for r in rows) or 1.0
     return [replace(r, share=(r.forward_s + r.backward_s) / len(r.devices) / total) for r in rows]
 
 
-def _row(file: PlanFile, k: int, stage: Stage, held: int) -> StageRow:
+def _row(file: PlanFile, k: int, stage: Stage, held: Mapping[str, int]) -> StageRow:
+    """Its memory is that of the device with least to spare."""
     assert isinstance(file.problem, PipelineProblem)
     assert isinstance(file.plan, PipelinePlan)
     graph, device = file.graph, file.problem.cluster_of(file.plan).by_name[stage.devices[0]]
@@ -55,11 +62,12 @@ def _row(file: PlanFile, k: int, stage: Stage, held: int) -> StageRow:
     forward, backward = phase_seconds(file, stage, seconds)
     names = [graph.tasks[graph.index[t]].name or t for t in (stage.tasks[0], stage.tasks[-1])]
     state = file.problem.optimizer_bytes_per_parameter_byte
+    memory = stage_memory(graph, stage.tasks, state)
+    needs = [(memory.need_bytes(n, stage.recompute), file.cluster.by_name[d].memory_bytes) for d, n in held.items()]
+    need, room = max(needs, key=lambda x: (x[0] / x[1], x[0], -x[1]))
     return StageRow(
         k, names[0], names[1], len(stage.tasks), stage.devices, forward, backward + (forward if stage.recompute else 0.0),
-        math.nan, stage_memory(graph, stage.tasks, state).need_bytes(held, stage.recompute),
-        min(file.cluster.by_name[d].memory_bytes for d in stage.devices),
-        stage.recompute,
+        math.nan, need, room, stage.recompute,
     )  # fmt: skip
 
 

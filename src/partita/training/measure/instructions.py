@@ -45,7 +45,9 @@ class CallCosts:
 class _Nothing:
     """Stands for the optimizer."""
 
-    def reduce(self, group: int) -> None: ...
+    def reduce(self, group: int) -> Callable[[], None]:
+        return lambda: None
+
     def reduce_norm(self) -> None: ...
     def update(self) -> None: ...
 

@@ -100,7 +100,8 @@ class Rank:
 
     def run(self, spec: Spec, board: Board) -> None:
         """Warm up, rehearse so many steps, and let rank 0 write what came out."""
-        batch = torch.zeros(_micro_batches(self.program))
+        parts = _micro_batches(self.program)
+        batch = torch.zeros(parts), torch.zeros(parts)
         gc.collect()
         gc.freeze()
         steps, traces, late = [], [], []
@@ -128,8 +129,9 @@ class Rank:
         return float(moment)
 
     def _last_end(self) -> float:
-        """When the last rank was done."""
-        moment = torch.tensor([time.perf_counter()], dtype=torch.float64)
+        """When the last rank was done, by its device's time: what its last wait was late by has nothing behind it that could
+        be shorter."""
+        moment = torch.tensor([self.pacer.now_s], dtype=torch.float64)
         dist.all_reduce(moment, dist.ReduceOp.MAX)
         return float(moment)
 

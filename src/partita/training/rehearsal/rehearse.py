@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from partita.errors import BadInput, PlanError
 from partita.files import read_json
+from partita.nouns.cluster import Cluster
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
-from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
@@ -200,8 +199,9 @@ def _single_s(file: PlanFile) -> float:
     return min(found, default=math.nan)
 
 
-def on_cluster(file: PlanFile, cluster: Any) -> PlanFile:
-    """The plan on other machines with devices of the same names. Raises PlanError where one is gone."""
+def on_cluster(file: PlanFile, cluster: Cluster) -> PlanFile:
+    """The plan on other machines with devices of the same names. Raises PlanError where one is gone, CostError for one of a kind
+    without costs, BadInput where nothing is known of a link that it needs."""
     assert isinstance(file.plan, PipelinePlan)
     gone = [d for d in file.plan.devices if d not in cluster.by_name]
     if gone:
@@ -211,8 +211,14 @@ def on_cluster(file: PlanFile, cluster: Any) -> PlanFile:
         )
     for d in file.plan.devices:
         file.costs.column(cluster.by_name[d].kind)
-    return replace(file, problem=file.problem.on(cluster))
-
-
-def is_training(file: PlanFile) -> bool:
-    return isinstance(file.problem, PipelineProblem)
+    moved = replace(file, problem=file.problem.on(cluster))
+    open_ = np.isnan(file.costs.transfer_s)
+    for piece in program_of(moved.problem, moved.plan).pieces:
+        link = cluster.link(*piece.route) if piece.route != ("", "") else None
+        told = link is None or math.isfinite(link.rate_bytes_per_s) or link.latency_s > 0
+        if not told and (piece.group >= 0 or bool(open_[list(piece.tensors)].any())):
+            raise BadInput(
+                f"nothing is known of the link {piece.route[0]} -> {piece.route[1]}",
+                hint="give the cluster file a [link] for all pairs, or [[links]] for each",
+            )
+    return moved

@@ -108,7 +108,8 @@ class Arriving:
     def wait(self) -> list[Tensor]:
         """Its tensors, once the link has brought them and the device has taken them in."""
         before = self.pacer.now_s
-        *tensors, stamp = self.inner.wait()
+        tensors: list[Tensor] = self.inner.wait()
+        stamp = tensors.pop()
         self.pacer.come(max(before, float(stamp)) + self.handling_s)
         return tensors
 

@@ -27,7 +27,6 @@ from partita.training.job import Batch, batch_size, leaves_of_micro_batches
 from partita.training.runtime.mailbox import PeerGone
 from partita.training.runtime.stage import on_device
 from partita.training.runtime.stopwatch import Stopwatch, stopwatch_for
-from partita.training.runtime.transport import InMailbox, Pending, Transport
 
 Key = tuple[int, int]  #: (stage, micro-batch)
 Values = dict[str, Tensor]  #: by the name of the value
@@ -90,6 +89,21 @@ class Place:
     boundaries: tuple[Boundary, ...]  #: of the plan
 
 
+class Message(Protocol):
+    """A message that has been asked for."""
+
+    def wait(self) -> list[Tensor]: ...
+
+
+class Carries(Protocol):
+    """A `Transport`, or one with emulated links."""
+
+    def receive(self, metas: Sequence[TensorMeta], source: int, target: int, tag: int) -> Message: ...
+    def send(
+        self, tensors: Sequence[Tensor], metas: Sequence[TensorMeta], source: int, target: int, tag: int
+    ) -> list[tuple[Any, Tensor]]: ...
+
+
 class Optimising(Protocol):
     """What ends a step: sums of gradients over ranks, and the update."""
 
@@ -126,9 +140,7 @@ class Step:
     losses: list[tuple[Tensor, float]] = field(default_factory=list)
     sums: list[tuple[int, Callable[[], None]]] = field(default_factory=list)  #: begun: (place in the script, its end)
     sending: deque[tuple[Any, Tensor]] = field(default_factory=deque)
-    posted: dict[int, tuple[Sequence[str], Pending | InMailbox]] = field(
-        default_factory=dict
-    )  #: receive -> (names, message)
+    posted: dict[int, tuple[Sequence[str], Message]] = field(default_factory=dict)  #: receive -> (names, message)
     queues: dict[str, deque[Line]] = field(default_factory=dict)  #: sender -> receives not yet posted
 
 
@@ -140,7 +152,7 @@ class Interpreter:
         program: Program,
         place: Place,
         bounds: Mapping[int, Bound],
-        transport: Transport,
+        transport: Carries,
         optimising: Optimising,
         cell: npt.NDArray[np.int64],
         *,

@@ -46,6 +46,7 @@ class Shared:
     pipes: tuple[Pipe, ...]
     batches: tuple[int, ...]  #: [pipes] at least 1 each
     step_s: float
+    splits: tuple[int, ...] = ()  #: places where stages end beside the cuts, so that their gradients are summed earlier
 
 
 @dataclass(eq=False)

@@ -73,7 +73,7 @@ def _chosen(prefix: IntArray, work: FloatArray, sent: FloatArray, most: int) -> 
     inner = np.arange(1, len(prefix) - 1)
     order = inner[np.lexsort((inner, sent[prefix[inner]], step[inner]))]
     first = order[np.flatnonzero(np.diff(step[order], prepend=-1))]
-    return prefix[np.sort(np.concatenate([[0], first, [len(prefix) - 1]]))]
+    return np.asarray(prefix[np.sort(np.concatenate([[0], first, [len(prefix) - 1]]))])
 
 
 def _sent(bench: Bench) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

@@ -15,6 +15,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from partita.pipeline.plan import single
 from partita.pipeline.plan.bench import Bench, Candidate, Effort, Written
 from partita.pipeline.plan.groups.clusters import best_groupings
@@ -27,6 +29,8 @@ SHARE = 0.3  #: of the budget for finding groups
 STEPS = (1, -1, 2, -2, 4, -4)  #: places by which a cut is moved
 ROUNDS = 12  #: of changing one thing at a time
 TUNED = 3  #: plans that are
+SPLITS_TRIED, MOST_SPLITS = 8, 3  #: places tried by gradient bytes and by work, and splits made
+MATTERS = 1e-3  #: share of the step that a split must bring
 NEAR = 1.1  #: times the fastest estimate: worth a simulation
 
 
@@ -47,7 +51,9 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
         best = sorted(near, key=lambda s: bench.step_s(plans[s]))[:TUNED]
         for s in best:
             if math.isfinite(bench.step_s(plans[s])):
-                yield tuned(bench, crews, s, plans[s])
+                changed, plan = tuned(bench, crews, s, plans[s])
+                yield plan
+                yield overlapped(bench, crews, changed, plan)
 
 
 def candidate(bench: Bench, crews: Crews, shared: Shared) -> Candidate:
@@ -55,7 +61,7 @@ def candidate(bench: Bench, crews: Crews, shared: Shared) -> Candidate:
     return Candidate(bench.number, (), 0, written=Written(written(bench, crews.line, shared)))
 
 
-def tuned(bench: Bench, crews: Crews, start: Shared, first: Candidate) -> Candidate:
+def tuned(bench: Bench, crews: Crews, start: Shared, first: Candidate) -> tuple[Shared, Candidate]:
     """Cuts, shares and slack changed one at a time as long as the simulated step gets shorter."""
     best, made, value = start, first, bench.step_s(first)
     enough = bench.effort.left * (1 - SHARE)
@@ -63,7 +69,7 @@ def tuned(bench: Bench, crews: Crews, start: Shared, first: Candidate) -> Candid
         before = value
         for tried in _neighbours(crews, best):
             if bench.effort.left <= enough:
-                return made
+                return best, made
             if tried.step_s > value * NEAR:
                 continue
             written_out = candidate(bench, crews, tried)
@@ -72,6 +78,29 @@ def tuned(bench: Bench, crews: Crews, start: Shared, first: Candidate) -> Candid
                 best, made, value = tried, written_out, seconds
         if value >= before:
             break
+    return best, made
+
+
+def overlapped(bench: Bench, crews: Crews, start: Shared, first: Candidate) -> Candidate:
+    """Stages split where that lets gradients be summed while earlier backwards run, one split at a time, as long as the
+    simulated step gets shorter by more than MATTERS. Where a sum's copying and adding were measured, the devices themselves do
+    it, and nothing is gained."""
+    links = bench.cluster.links_in_use()
+    if len(start.pipes) == 1 or any(k.sum_s_per_byte > 0 for k in links):
+        return first
+    best, made, value = start, first, bench.step_s(first)
+    gradient = crews.line.gradient
+    parts = np.searchsorted(gradient, gradient[-1] * np.arange(1, SPLITS_TRIED) / SPLITS_TRIED)
+    work = np.searchsorted(crews.line.backward_s[0], crews.line.backward_s[0, -1] * np.arange(1, SPLITS_TRIED) / SPLITS_TRIED)  # fmt: skip
+    places = sorted({int(x) + d for x in (*parts, *work) for d in (-1, 0)} & set(range(1, len(gradient) - 1)))
+    enough = bench.effort.left * (1 - SHARE)
+    for _ in range(MOST_SPLITS):
+        tries = [replace(best, splits=(*best.splits, x)) for x in places if x not in best.splits]
+        found = [(bench.step_s(c), k, c) for k, c in enumerate(candidate(bench, crews, t) for t in tries) if bench.effort.left > enough]  # fmt: skip
+        if not found or min(found, key=lambda x: x[:2])[0] >= value * (1 - MATTERS):
+            break
+        value, k, made = min(found, key=lambda x: x[:2])
+        best = tries[k]
     return made
 
 

@@ -16,12 +16,12 @@ from partita.solve.compiled import compiled
 @compiled
 def step_s(line: Line, order: IntArray, cuts: IntArray, first: IntArray, ends: FloatArray) -> float:
     """The end of the step. Group g has the devices order[first[g]:first[g + 1]], device x of all holds the places from cuts[x]
-    to the next one's, to the end of the line for a group's last; its last backward ends at ends[x]. O(devices x groups)."""
+    to the next one's, to the end of the line for a group's last; its last backward ends at ends[x]. O(devices^2)."""
     groups, last = len(first) - 1, len(line.state) - 1
     done = ends.copy()
     if groups > 1:
         at = first[1:] - 1  # [groups] the device that holds what is before `high`
-        free = np.zeros(len(order))  # [devices] its link to the next group
+        free = np.zeros((len(order), len(order)))  # [devices, devices] the link from one to another
         high = last
         share, steps = 2.0 * (groups - 1) / groups, 2.0 * (groups - 1)
         while high > 0:
@@ -38,8 +38,8 @@ def step_s(line: Line, order: IntArray, cuts: IntArray, first: IntArray, ends: F
                 for g in range(groups):
                     x, y = at[g], at[(g + 1) % groups]
                     d, e = order[x], order[y]
-                    free[x] = max(free[x], begin) + share * size * line.sum_byte_s[d, e]
-                    end = max(end, free[x] + steps * line.latency_s[d, e] + line.sum_s[d, e])
+                    free[x, y] = max(free[x, y], begin) + share * size * line.sum_byte_s[d, e]
+                    end = max(end, free[x, y] + steps * line.latency_s[d, e] + line.sum_s[d, e])
                 for g in range(groups):
                     done[at[g]] = max(done[at[g]], end)
             for g in range(groups):

@@ -1,7 +1,8 @@
 """Groups of pipelines as one PipelinePlan.
 
 The union of all groups' cuts parts the model into stages; of each, the device that holds it in every group is a replica, with
-that group's share of the micro-batches. A device that holds several of them serves several stages. Each device's order is 1F1B
+that group's share of the micro-batches. Further splits let the gradients behind them be summed while earlier backwards
+run. A device that holds several of them serves several stages. Each device's order is 1F1B
 over its own group's micro-batches:
 
     group 0 (share 2): one device, whole model   stages 0, 1 on a        a  F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1
@@ -24,7 +25,7 @@ from partita.simulate.schedules import one_forward_one_backward
 def written(bench: Bench, line: Line, shared: Shared) -> PipelinePlan:
     """The plan. O(stages x micro-batches)."""
     names = [d.name for d in bench.cluster.devices]
-    ends = sorted({c for p in shared.pipes for c in p.cuts})
+    ends = sorted({c for p in shared.pipes for c in p.cuts} | set(shared.splits))
     turns = _turns(shared.batches)
     stages = []
     for low, high in itertools.pairwise(ends):
