@@ -56,7 +56,7 @@ def simulate(
     running: list[tuple[float, int, int, int, float]] = []  #: (end, node, turn, worker, began)
     now = busy = 0.0
     tasks = 0
-    while not course.finished and tasks <= MOST_RUNS * graph.tasks:
+    while not course.finished() and tasks <= MOST_RUNS * graph.tasks:
         for job in course.next_jobs(workers * (1 + AHEAD) - len(pool) - len(running)):
             pool[job.node, job.turn] = job
         for gone in course.take_released():
