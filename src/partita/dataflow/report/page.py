@@ -25,7 +25,7 @@ def page(run: RunRecord, title: str = "flow", missing: tuple[str, ...] = ()) -> 
     story = FlowStory(title, run, missing)
     picture, data = charts.gantt(story)
     body = [
-        header(title, headline(run), lede(run), saved_sentence(story)),
+        header(title, headline(run), lede(run), work_sentence(run)),
         section("What was chosen", "", chosen(story)),
         section("The branches", _branches_note(run), branches(story)),
         section("Where the work went", _work_note(story), calls(story)),
@@ -59,17 +59,9 @@ def lede(run: RunRecord) -> str:
     return f"One after another they are {count(calls)} calls; {count(run.tasks_run)} ran: {percent(1 - run.tasks_run / calls)} of them did not have to."
 
 
-def saved_sentence(story: FlowStory) -> str:
-    run = story.run
-    parts = [
-        f"{many(run.workers, 'worker')} had {percent(min(1.0, run.busy_s / (run.seconds * run.workers or 1.0)))} of their time taken by steps"
-    ]
-    alone = story.alone_s
-    if alone is not None and run.tasks_shared:
-        parts.append(
-            f"at the mean of a task, all calls would be {seconds(alone)} of work, and {seconds(run.busy_s)} were done"
-        )
-    return "; ".join(parts) + "."
+def work_sentence(run: RunRecord) -> str:
+    busy = run.busy_s / (run.seconds * run.workers or 1.0)
+    return f"{seconds(run.busy_s)} of work in {many(run.workers, 'worker')}, {percent(min(1.0, busy))} of their time."
 
 
 def _branches_note(run: RunRecord) -> str:

@@ -139,12 +139,6 @@ class FlowStory:
         known = [s.score for c in self.run.choices for s in c.scores if s.score is not None and math.isfinite(s.score)]
         return (min(known), max(known)) if known else (0.0, 0.0)
 
-    @property
-    def alone_s(self) -> float | None:
-        """Seconds of work that running each configuration for itself would be, about: calls times a task's mean."""
-        timed = [t.ended_s - t.started_s for t in self.ran if t.state == "run"]  # type: ignore[operator]
-        return None if not timed else sum(timed) / len(timed) * (self.run.tasks_run + self.run.tasks_shared)
-
 
 def _alike(one: ChoiceRow, two: ChoiceRow) -> bool:
     """Whether two choices compared the same, as where a model and its data are chosen together."""
