@@ -342,7 +342,9 @@ class _Run:
             return TaskRow(
                 node.key, node.label, node.options, "cancelled" if cut else "pruned", reason=why, readers=readers
             )
-        state: TaskState = "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
+        state: TaskState = (
+            "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
+        )
         return TaskRow(
             node.key, node.label, node.options, state, event.started_s, event.ended_s, event.worker, event.size_bytes,
             course.reason.get(k, ""), course.times_run[k], readers,
