@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import RidgeClassifier
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC
@@ -44,8 +44,8 @@ def reduce(data: Split, components: int) -> Split:
 
 
 @step
-def linear(data: Split, C: float) -> LogisticRegression:
-    return LogisticRegression(C=C, max_iter=2000).fit(data["train"], data["train_y"])
+def linear(data: Split, C: float) -> RidgeClassifier:
+    return RidgeClassifier(alpha=1.0 / C).fit(data["train"], data["train_y"])
 
 
 @step

@@ -189,7 +189,6 @@ class Course:
 
     # ---- for the engine ---------------------------------------------------------------------------------------------------
 
-    @property
     def finished(self) -> bool:
         """Every result asked for is there, or lost for good."""
         while self.open_sinks and (self.state[self.open_sinks[-1]] == State.FAILED or self._there(self.open_sinks[-1])):

@@ -22,7 +22,7 @@ from partita.dataflow.plan.course import Course, Done, Failure, Job, Limits, Sta
 from partita.dataflow.plan.simulate import simulate, typical
 from partita.dataflow.run.in_process import Order
 from partita.dataflow.run.numbers import Numbers
-from partita.dataflow.run.record import ChoiceRow, Chosen, MemoryRow, RunRecord, ScoreRow, TaskRow
+from partita.dataflow.run.record import ChoiceRow, Chosen, MemoryRow, RunRecord, ScoreRow, TaskRow, TaskState
 from partita.dataflow.run.task import Report, Told
 from partita.errors import InternalError, PartitaError
 
@@ -139,9 +139,9 @@ class _Run:
 
     def to_the_end(self) -> Outcome:
         course, quiet = self.course, 0
-        while not course.finished:
+        while not course.finished():
             self._hand_out()
-            if course.finished:
+            if course.finished():
                 break
             reports = self.engine.wait(0.5)
             quiet = 0 if reports or course.running else quiet + 1
@@ -204,7 +204,7 @@ class _Run:
         if not self.course.changing:
             return False
         if self.changed[0] != len(self.course.changing):
-            of = {}
+            of: dict[int, bool] = {}
             for k, n in enumerate(self.graph.nodes):  # needs stand before those that need them
                 of[k] = n.step in self.course.changing or any(of[m] for m in n.needs)
             self.changed = (len(self.course.changing), of)
@@ -342,11 +342,13 @@ class _Run:
             return TaskRow(
                 node.key, node.label, node.options, "cancelled" if cut else "pruned", reason=why, readers=readers
             )
-        state = "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
+        state: TaskState = (
+            "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
+        )
         return TaskRow(
             node.key, node.label, node.options, state, event.started_s, event.ended_s, event.worker, event.size_bytes,
             course.reason.get(k, ""), course.times_run[k], readers,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
     def _choice_row(self, k: int) -> ChoiceRow:
         node, j = self.graph.nodes[k], self.course.judged[k]
