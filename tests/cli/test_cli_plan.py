@@ -104,7 +104,7 @@ def test_a_pipedream_profile_gives_stages_with_replicas(tmp_path, capsys):
 
 def test_a_profile_is_planned_for_the_step(tmp_path, capsys):
     source, out = profile(tmp_path), tmp_path / "plan.json"
-    code, text, _ = said(capsys, "plan", source, "--no-replicas", "-o", out, "--json")
+    code, text, _ = said(capsys, "plan", source, "--no-replicas", "--schedule", "1f1b", "-o", out, "--json")
     assert code == 0
     d = json.loads(text)
     assert d["objective"] == "step"
@@ -114,6 +114,7 @@ def test_a_profile_is_planned_for_the_step(tmp_path, capsys):
     assert d["compared_s"]["single"] > d["value_s"]
     assert PlanFile.read(out).verdict.value_s == d["value_s"]
     code, text, err = said(capsys, "plan", source, "--no-replicas")
+    assert "less than 1F1B" in text
     assert "layer 1" in text
     assert "against single" in text
     assert "planning" in err
