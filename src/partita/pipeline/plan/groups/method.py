@@ -25,7 +25,7 @@ from partita.pipeline.plan.groups.line import line_of
 from partita.pipeline.plan.groups.written import written
 from partita.pipeline.plan.pipeline_task import EFFORT_A_SECOND, PipelineTask
 
-SHARE = 0.3  #: of the budget for finding groups
+SHARE = 0.2  #: of the budget for finding groups, and of what is left for each search around one
 STEPS = (1, -1, 2, -2, 4, -4)  #: places by which a cut is moved
 ROUNDS = 12  #: of changing one thing at a time
 TUNED = 3  #: plans that are
