@@ -132,7 +132,8 @@ class Bench:
     def _plan_s(self, candidate: Candidate) -> float:
         """A written plan by the evaluator, which keeps programs by their shapes, too."""
         plan = self.plan(candidate)
-        self.effort.left -= EVALUATION + LOWERING * sum(len(slots) for slots in plan.orders.values())
+        # about three instructions for each computation: it, a receive, a send
+        self.effort.left -= EVALUATION + 3 * LOWERING * sum(len(slots) for slots in plan.orders.values())
         return self._evaluator.estimate(plan).seconds
 
     @cached_property
