@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from inspect import Parameter, Signature, signature
+from inspect import BoundArguments, Signature, signature
 from typing import Any, Literal
 
 import numpy as np
@@ -88,21 +89,9 @@ def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Repor
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """By position where the function wants that, by name otherwise."""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    parameters = _signature(function).parameters
-    for name, value in arguments.items():
-        kind = parameters[name].kind
-        if kind is Parameter.VAR_POSITIONAL:
-            args += value
-        elif kind is Parameter.VAR_KEYWORD:
-            kwargs |= value
-        elif kind is Parameter.POSITIONAL_ONLY or (kind is Parameter.POSITIONAL_OR_KEYWORD and not kwargs):
-            args.append(value)
-        else:
-            kwargs[name] = value
-    return function(*args, **kwargs)
+    """By position up to the first parameter that was left to its default, by name from there on."""
+    bound = BoundArguments(_signature(function), OrderedDict(arguments))
+    return function(*bound.args, **bound.kwargs)
 
 
 @lru_cache(maxsize=1024)
