@@ -279,7 +279,7 @@ class _Unfolding:
 
     def _over(self, told: tuple[str, ...], rows: Rows, what: str, all_of: Rows) -> tuple[str, ...]:
         """The names to take away, those that are used first before the others: then neighbours share most."""
-        there = {n for options, _ in (rows if told else all_of) for n in options}
+        there = dict.fromkeys(n for options, _ in (rows if told else all_of) for n in options)
         unknown = [n for n in told if n not in there]
         if unknown or not there:
             has = f"it depends on {', '.join(sorted(there))}" if there else "its value depends on no explore"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,3 +293,30 @@ def test_scores_that_a_killed_run_cut_off_do_not_count(tmp_path: Path) -> None:
     assert again.found == {"a" * 40: 0.5}
     again.add({"f" * 40: 1.0})
     assert Numbers.open(path).found == {"a" * 40: 0.5, "f" * 40: 1.0}
+
+
+def test_a_default_that_is_left_out_stays_in_its_place() -> None:
+    @step
+    def told(a: int = 1, b: int = 2, *more: int, c: int = 3, **rest: int) -> list[Any]:
+        return [a, b, more, c, rest]
+
+    assert here(told(b=5)).value == [1, 5, (), 3, {}]
+    assert here(told(c=5, d=6)).value == [1, 2, (), 5, {"d": 6}]
+    assert here(told(7, 8, 9, c=5)).value == [7, 8, (9,), 5, {}]
+
+
+def test_of_equal_scores_the_same_one_wins_in_every_process() -> None:
+    program = """
+from partita.dataflow import choose, explore, step, unfold
+@step
+def three(a, b, c): return 0.0
+names = ("first", "second", "third")
+value = three(*(explore(n, [1, 2]) for n in names))
+graph = unfold(choose(value, by=value))
+print([n.choice.over for n in graph.nodes if n.choice])
+"""
+    said = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert said == {"[('first', 'second', 'third')]\n"}
