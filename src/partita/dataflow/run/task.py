@@ -75,7 +75,7 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
         stored, why = _stored(told, store, result, took) if told.keep and same is not False else (False, "")
         number = _number(result)
         return result, Report(told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a library that wants to end the program loses its branch only
         said = str(error) if isinstance(error, PartitaError) else sentence_of(error) + place_of(error)
         return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
 
@@ -154,6 +154,9 @@ def size_of(value: Any, level: int = 0) -> float:
     usage = getattr(value, "memory_usage", None)
     if callable(usage):  # pandas
         return float(np.sum(usage(deep=False)))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.nn.Module):
+        return 64.0 + sum(float(t.nbytes) for t in (*value.parameters(), *value.buffers()))
     if level > 6:
         return float(sys.getsizeof(value, 64))
     if isinstance(value, dict):
