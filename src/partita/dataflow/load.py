@@ -28,7 +28,9 @@ def load_flow(source: str) -> Loaded:
     told, colon, name = source.rpartition(":")
     path, name = (Path(told), name) if colon and told.endswith(".py") else (Path(source), "flow")
     if not path.is_file() or path.suffix != ".py":
-        raise FlowError(f"{path} is no Python file", hint="give a Python file with a function flow()")
+        raise FlowError(
+            f"{path} is no {'Python ' if path.is_file() else ''}file", hint="give a Python file with a function flow()"
+        )
     module = _module(path.resolve())
     function = getattr(module, name, None)
     if not callable(function):
