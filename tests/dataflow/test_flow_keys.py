@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import functools
 import os
+import statistics
 import subprocess
 import sys
 import textwrap
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -319,3 +322,85 @@ def test_other_modules_of_the_users_own_are_followed(tmp_path: Path) -> None:
 
     assert made("x + 1") == made("x + 1") != made("x + 2")
     del sys.modules["helpers"], sys.modules["pipeline"]
+
+
+class Row(list[int]):
+    """A list with something beside its items."""
+
+    unit = "m"
+
+
+@dataclass
+class Model:
+    C: float
+
+    def fit(self, slope: float) -> Model:
+        self.slope_ = slope
+        return self
+
+
+def with_unit(unit: str) -> Row:
+    row = Row([1, 2])
+    row.unit = unit
+    return row
+
+
+def test_what_looks_alike_and_computes_otherwise_differs() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    alike: list[tuple[Any, Any]] = [
+        (Model(1.0).fit(2.0), Model(1.0).fit(3.0)),  # an attribute that is no field
+        (with_unit("m"), with_unit("km")),
+        (defaultdict(int), defaultdict(list)),
+        (np.array([[1, 2], [3, 4]]), np.array([[1, 2], [3, 4]]).view(np.matrix)),  # * is another product
+        (sparse.csr_matrix([[1.0]]), sparse.csr_array([[1.0]])),
+        (sparse.coo_matrix([[1.0]]), sparse.coo_array([[1.0]])),
+        (level(1).LOW, level(2).LOW),
+    ]
+    for one, other in alike:
+        assert content_of(one) != content_of(other)
+        assert content_of(one) == content_of(copy.deepcopy(one))
+
+
+def level(factor: int) -> Any:
+    class Level(enum.Enum):
+        LOW = 1
+
+        def scaled(self) -> int:
+            return factor * int(self.value)
+
+    return Level
+
+
+def test_fields_that_overlap_are_told() -> None:
+    dtype = np.dtype({"names": ["a", "b"], "offsets": [0, 0], "formats": ["i4", "f4"], "itemsize": 4})
+    assert content_of(np.zeros(2, dtype)) != content_of(np.ones(2, "i4").view(dtype))
+
+
+def test_a_module_of_the_users_own_that_is_handed_on_is_told_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one = module("def f(x): return x + 1", tmp_path / "one", "handed_on")
+    two = module("def f(x): return x + 2", tmp_path / "two", "handed_on")
+
+    def of(used: ModuleType) -> Any:
+        return lambda x: used.f(x)
+
+    assert key_of(of(one), {}) != key_of(of(two), {})
+
+
+def test_a_wrapper_around_a_function_of_a_library_is_not_that_function() -> None:
+    @functools.wraps(statistics.mean)
+    def shifted(rows: Any) -> Any:
+        return statistics.mean(rows) + 1
+
+    assert key_of(shifted, {}) != key_of(statistics.mean, {})
+
+
+def test_copying_an_object_leaves_the_key_of_its_class(tmp_path: Path) -> None:
+    """`copy` and `pickle` note the slots of a class on the class."""
+    made = module("class Own:\n    def f(self): return 1\ndef step(x): return Own().f()", tmp_path, "copied")
+    before = key_of(made.step, {})
+    copy.copy(made.Own())
+    assert "__slotnames__" in vars(made.Own)
+    assert key_of(made.step, {}) == before
+    del sys.modules["copied"]

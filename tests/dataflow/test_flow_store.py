@@ -448,3 +448,10 @@ def test_a_pickle_that_cannot_be_loaded_any_more_is_dropped(tmp_path: Path) -> N
     assert isinstance(store.put(KEY, Gone(), 1.0), Put)
     assert store.get(KEY) is None
     assert "UnpicklingError" in said[0]
+
+
+def test_a_result_is_kept_where_room_cannot_be_made(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path)
+    (store.folder / "lock").mkdir()  # stands for a folder that somebody else has a hand in
+    assert isinstance(store.put(KEY, np.zeros(3), 1.0), Put)
+    assert store.get(KEY) is not None

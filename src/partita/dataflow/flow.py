@@ -20,6 +20,7 @@ takes those names away, `gather` makes a list over one. `graph.unfold` turns the
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -143,7 +144,7 @@ def explore(name: str, options: Mapping[str, Any] | Sequence[Any], *, ordered: b
         raise FlowError(f"explore {name!r} has {len(options)} options", hint=f"give 1 to {MOST_OPTIONS:,}")
     values = list(options.values()) if isinstance(options, Mapping) else list(options)
     labels = [str(k) for k in options] if isinstance(options, Mapping) else _labels(values)
-    twice = sorted({label for label in labels if labels.count(label) > 1}) if len(set(labels)) < len(labels) else []
+    twice = sorted(label for label, n in Counter(labels).items() if n > 1)
     if twice:
         raise FlowError(f"explore {name!r} has the option {twice[0]} twice", hint="name them: {'a': ..., 'b': ...}")
     return Explore(str(name), tuple(labels), tuple(frozen(v) for v in values), ordered)
@@ -152,7 +153,8 @@ def explore(name: str, options: Mapping[str, Any] | Sequence[Any], *, ordered: b
 def _labels(values: Sequence[Any]) -> list[str]:
     """Short and each its own: a number stays as it is, a value is its step's name."""
     found = [label(v) for v in values]
-    return [f"{x} {k}" if found.count(x) > 1 and isinstance(v, Value) else x for k, (x, v) in enumerate(zip(found, values, strict=True))]  # fmt: skip
+    count = Counter(found)
+    return [f"{x} {k}" if count[x] > 1 and isinstance(v, Value) else x for k, (x, v) in enumerate(zip(found, values, strict=True))]  # fmt: skip
 
 
 def label(value: Any) -> str:
@@ -203,6 +205,12 @@ def gather(value: Any, *, over: str | Sequence[str]) -> Any:
     return Gather(value, (over,) if isinstance(over, str) else tuple(over))
 
 
+def _hides_value(argument: Any) -> bool:
+    """Whether a container that stays as it is holds a value of the flow."""
+    rows = [*argument, *argument.values()] if isinstance(argument, dict) else argument
+    return isinstance(argument, dict | list | tuple | set | frozenset) and any(isinstance(x, Value) for x in rows)
+
+
 def frozen(argument: Any, level: int = 0) -> Any:
     """An argument whose lists and dicts nobody else holds, so that values in them stay what they are.
 
@@ -214,8 +222,10 @@ def frozen(argument: Any, level: int = 0) -> Any:
         )
     if type(argument) in (list, tuple):
         return type(argument)(frozen(x, level + 1) for x in argument)
-    if type(argument) is dict:
+    if type(argument) is dict and not any(isinstance(k, Value) for k in argument):
         return {k: frozen(x, level + 1) for k, x in argument.items()}
     if isinstance(argument, Step):
         return argument.function
+    if not isinstance(argument, Value) and _hides_value(argument):
+        raise FlowError(f"a value of the flow lies in a {type(argument).__name__}, where it is not looked for", hint="hand it in by itself, or in a list, a tuple or as what a dict holds")  # fmt: skip
     return argument

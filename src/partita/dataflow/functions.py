@@ -31,7 +31,7 @@ Content: TypeAlias = Callable[[object], bytes]  #: the digest of a value
 PYTHON = f"python {platform.python_version_tuple()[0]}.{platform.python_version_tuple()[1]}"
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_NAME")
 _DULL = frozenset({"RESUME", "CACHE", "NOP", "EXTENDED_ARG", "PRECALL"})
-_CLASS_DULL = frozenset({"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__"})  # fmt: skip
+_CLASS_DULL = frozenset({"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__slotnames__", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__"})  # fmt: skip
 
 
 def function_parts(function: FunctionType, content: Content) -> Iterator[object]:
@@ -93,6 +93,9 @@ def globals_read(function: FunctionType) -> list[tuple[str, object]]:
     return sorted(found.items())
 
 
+_GENERATED = frozenset({"__init__", "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__setattr__", "__delattr__", "__replace__"})  # fmt: skip
+
+
 def _reads(code: CodeType) -> dict[str, set[str]]:
     """{instruction: names} of what code, and the code in its constants, reads of the world."""
     found: dict[str, set[str]] = {name: set() for name in _READS}
@@ -134,12 +137,13 @@ def class_parts(kind: type, content: Content) -> Iterator[object]:
     yield from (content(base) for base in kind.__bases__)
     made = getattr(kind, "__dataclass_fields__", None)  # its methods are made of its fields
     if made is not None:
+        yield repr(getattr(kind, "__dataclass_params__", None))
         yield from ((name, getattr(f.type, "__name__", str(f.type)), content(_default(f))) for name, f in made.items())
     for name, value in sorted(vars(kind).items()):
-        if name in _CLASS_DULL or (made is not None and _generated(value)):
+        if name in _CLASS_DULL or (made is not None and name in _GENERATED and _generated(value)):
             continue
         yield name
-        yield content(_plain(value))
+        yield content(plain(value))
 
 
 def _default(f: Any) -> object:
@@ -152,7 +156,7 @@ def _generated(value: object) -> bool:
     return isinstance(value, FunctionType) and value.__code__.co_filename.startswith("<")
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """The functions inside of what a class holds."""
     if isinstance(value, staticmethod | classmethod):
         return value.__func__
@@ -164,7 +168,14 @@ def _plain(value: object) -> object:
 
 
 def is_own(item: object) -> bool:
-    """Whether a module, or the module of a function or class, is the user's own: no library, not the standard library."""
+    """Whether a module, or the module of a function or class, is the user's own: no library, not the standard library.
+
+    A function that `functools.wraps` gave the name of a library's is its own where its code is.
+    """
+    if isinstance(item, FunctionType) and item.__globals__.get("__name__") != item.__module__:
+        code = sys.modules.get(item.__globals__.get("__name__", ""))
+        if code is not None and is_own(code):
+            return True
     module = item if isinstance(item, ModuleType) else sys.modules.get(getattr(item, "__module__", None) or "")
     if module is None:  # made by exec, or its module was reloaded away
         return isinstance(item, FunctionType | type)
@@ -221,6 +232,15 @@ _OFTEN = {
 def _distributions() -> dict[str, list[str]]:
     """What is imported -> what was installed, where the names differ: sklearn is of scikit-learn."""
     return {k: sorted(v) for k, v in importlib.metadata.packages_distributions().items()}
+
+
+def module_parts(module: ModuleType) -> Iterable[object]:
+    """A module that is handed on whole: a library by its version, one's own by the bytes of its file."""
+    yield module.__name__
+    yield version_of(module.__name__)
+    file = Path(getattr(module, "__file__", None) or "")
+    if file.is_file() and is_own(module):
+        yield hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def named_parts(item: Any) -> Iterable[object]:

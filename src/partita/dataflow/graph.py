@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from partita.dataflow.flow import Call, Choose, Explore, FlowError, Gather, Shape, Step, Value
 from partita.dataflow.keys import Memo, Ref, key_of
 from partita.dataflow.select import First, Halving, Select, Threshold
-from partita.errors import sentence_of
+from partita.errors import JobError, sentence_of
 
 Options: TypeAlias = dict[str, int]  #: name -> which option
 Kind: TypeAlias = Literal["call", "choose", "gather"]
@@ -43,7 +43,6 @@ class Candidate:
     options: Mapping[str, str]  #: the names that are chosen over -> label of the option
     value: int  #: node
     score: int  #: node
-    place: int  #: of the option, where the choose is over one name; otherwise its number
     config: int = 0  #: of a halving: which options apart from the budget
     rung: int = 0  #: of a halving: which budget
 
@@ -136,6 +135,7 @@ class _Unfolding:
     level: dict[str, int] = field(default_factory=dict)  #: name -> how many steps stand before its first use
     depth: list[int] = field(default_factory=list)  #: [nodes] steps on the longest way to it
     memo: Memo = field(default_factory=Memo)
+    alike: set[tuple[int, int]] = field(default_factory=set)  #: steps that were compared and found to be the same
 
     def table(self, value: Value) -> Rows:
         """[(options, node)] of a value; those below it first, so that no chain is too long to recurse into."""
@@ -210,7 +210,9 @@ class _Unfolding:
         for options, row in joined([self._argument(a) for _, a in call.arguments]):
             needs: list[int] = []
             arguments = tuple((n, _slotted(a, needs)) for n, a in zip(names, row, strict=True))
-            rows.append((options, self._node("call", call.step, options, tuple(needs), step, arguments)))
+            node = self._node("call", call.step, options, tuple(needs), step, arguments)
+            self._check_version(node, call.step)
+            rows.append((options, node))
             if len(self.nodes) > MOST_NODES:
                 raise FlowError(f"the flow has more than {MOST_NODES:,} tasks", hint="explore fewer options")
         return rows
@@ -232,6 +234,16 @@ class _Unfolding:
                 f"an argument of step {step.name}: {sentence_of(error)}", hint="hand in something flatter"
             ) from error
         return self._add(Node(kind, key, step.name, self.labelled(options), needs, place, arguments))
+
+    def _check_version(self, node: int, step: Step) -> None:
+        """Raise FlowError where a named version stands for two functions, so that one would be taken for the other."""
+        known = self.steps[self.nodes[node].step]
+        pair = (id(known), id(step))
+        if known.function is step.function or step.version is None or pair in self.alike:
+            return
+        if not _same_code(known.function, step.function, self.memo):
+            raise FlowError(f"two steps are called {step.name} and have the version {step.version!r}", hint="name another version, or leave it out: then their code tells")  # fmt: skip
+        self.alike.add(pair)
 
     def _add(self, node: Node) -> int:
         found = self.by_key.get(node.key)
@@ -257,9 +269,7 @@ class _Unfolding:
         self._check_order(choose, over, budget)
         found: Rows = []
         for options, group in _grouped(rows, over):
-            candidates = self._candidates(
-                group, over, budget, isinstance(choose.select, First) or choose.shape is not None
-            )
+            candidates = self._candidates(group, over, budget)
             needs = tuple(n for c in candidates for n in (c.value, c.score))
             said = choose.name or f"choose {', '.join(over)}"
             choice = Choice(said, over, choose.select, choose.shape, candidates)
@@ -279,7 +289,7 @@ class _Unfolding:
 
     def _over(self, told: tuple[str, ...], rows: Rows, what: str, all_of: Rows) -> tuple[str, ...]:
         """The names to take away, those that are used first before the others: then neighbours share most."""
-        there = {n for options, _ in (rows if told else all_of) for n in options}
+        there = dict.fromkeys(n for options, _ in (rows if told else all_of) for n in options)
         unknown = [n for n in told if n not in there]
         if unknown or not there:
             has = f"it depends on {', '.join(sorted(there))}" if there else "its value depends on no explore"
@@ -301,17 +311,16 @@ class _Unfolding:
         if budget and len(over) < 2:
             raise FlowError(f"halving over {budget!r} alone", hint="name what the budgets are for: over='lr'")
 
-    def _candidates(self, group: Rows, over: tuple[str, ...], budget: str, by_place: bool) -> tuple[Candidate, ...]:
+    def _candidates(self, group: Rows, over: tuple[str, ...], budget: str) -> tuple[Candidate, ...]:
         """In the order of their options, the name used first slowest."""
         rows = sorted(group, key=lambda row: [row[0].get(n, -1) for n in over])
         configs: dict[tuple[Any, ...], int] = {}
         found = []
         for k, (options, (value, score)) in enumerate(rows):
             rest = tuple(options.get(n, -1) for n in over if n != budget)
-            place = options.get(over[0], -1) if by_place and len(over) == 1 else k
             config = configs.setdefault(rest, len(configs)) if budget else k
             taken = self.labelled({n: options[n] for n in over if n in options})
-            found.append(Candidate(taken, value, score, place, config, options.get(budget, 0)))
+            found.append(Candidate(taken, value, score, config, options.get(budget, 0)))
         return tuple(found)
 
     def _gathered(self, gather: Gather) -> Rows:
@@ -329,6 +338,14 @@ class _Unfolding:
 
     def labelled(self, options: Options) -> dict[str, str]:
         return {name: self.names[name].labels[k] for name, k in options.items()}
+
+
+def _same_code(one: Callable[..., Any], other: Callable[..., Any], memo: Memo) -> bool:
+    """Whether two functions do the same; those that cannot be told do not."""
+    try:
+        return key_of(one, {}, None, memo) == key_of(other, {}, None, memo)
+    except JobError:
+        return False
 
 
 def _chosen_by() -> None:
@@ -426,7 +443,10 @@ def joined(tables: Sequence[Rows]) -> list[tuple[Options, list[Any]]]:
 
 
 def _join(left: list[tuple[Options, list[Any]]], right: Rows) -> list[tuple[Options, list[Any]]]:
-    """O(left + right + out) for each pair of sets of names; which names a row has depends on the options taken."""
+    """O(left + right + out) for each pair of sets of names; which names a row has depends on the options taken.
+
+    Raises FlowError where there would be more than MOST_NODES rows.
+    """
     by_names: dict[frozenset[str], Rows] = {}
     for row in right:
         by_names.setdefault(frozenset(row[0]), []).append(row)
@@ -442,6 +462,8 @@ def _join(left: list[tuple[Options, list[Any]]], right: Rows) -> list[tuple[Opti
                     index.setdefault(tuple(row[0][n] for n in shared), []).append(row)
             for other, item in index.get(tuple(options[n] for n in shared), ()):
                 found.append(({**options, **other}, [*items, item]))
+            if len(found) > MOST_NODES:
+                raise FlowError(f"the flow has more than {MOST_NODES:,} tasks", hint="explore fewer options")
     return found
 
 

@@ -18,7 +18,8 @@ import logging
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.dataflow.functions import class_parts, function_parts, is_own, named_parts, version_of
+from partita.dataflow.functions import class_parts, function_parts, is_own, module_parts, named_parts, plain, version_of
 from partita.errors import JobError, sentence_of
 
 LENGTH = 40  #: characters of a key: 160 bits
@@ -188,7 +189,7 @@ class _Digester:
     @cached_property
     def _kinds(self) -> tuple[tuple[Any, Callable[[Any], bytes]], ...]:
         return (
-            (ModuleType, lambda v: _sealed("module", [v.__name__, version_of(v.__name__)])),
+            (ModuleType, lambda v: _sealed("module", module_parts(v))),
             (MethodType, lambda v: _sealed("method", [self(v.__self__), self(v.__func__)])),
             (BuiltinFunctionType, self._builtin),
             (CodeType, lambda v: self._untold(v)),
@@ -199,15 +200,22 @@ class _Digester:
             (np.ndarray, self._array),
             (np.generic, lambda v: _sealed("scalar", [_dtype(v.dtype), v.tobytes()])),
             (np.dtype, lambda v: _sealed("dtype", [_dtype(v)])),
+            (defaultdict, lambda v: _sealed("default", [self(v.default_factory), self._table(v)])),
             (tuple | list, self._row),
             (dict, self._table),
             (set | frozenset, self._set),
         )
 
     def _typed(self, value: object, parts: Iterable[object]) -> bytes:
-        """Parts with the value's type; a subclass of one's own brings its code."""
+        """Parts with the value's type; a subclass of one's own brings its code, and what was set on it."""
         kind = type(value)
-        return _sealed(kind.__name__, [b"" if kind in _PLAIN else self(kind), *parts])
+        own = [b""] if kind in _PLAIN else [self(kind), *self._set_on(value)]
+        return _sealed(kind.__name__, [*own, *parts])
+
+    def _set_on(self, value: object, told: Container[str] = ()) -> list[bytes]:
+        """The attributes of an object that are not told otherwise."""
+        rest = sorted((k, v) for k, v in getattr(value, "__dict__", {}).items() if k not in told)
+        return [self(rest)] if rest else []
 
     def _row(self, value: Iterable[object]) -> bytes:
         return self._typed(value, map(self, value))
@@ -239,7 +247,10 @@ class _Digester:
 
     def _class(self, kind: type) -> bytes:
         if issubclass(kind, enum.Enum):
-            return _sealed("class", [kind.__name__, self([(m.name, m.value) for m in kind])])
+            methods = [
+                v for v in vars(kind).values() if isinstance(v, FunctionType | property | classmethod | staticmethod)
+            ]
+            return _sealed("class", [kind.__name__, self([(m.name, m.value) for m in kind]), *map(self, map(plain, methods))])  # fmt: skip
         return _sealed("class", map(self._part, class_parts(kind, self)))
 
     def _builtin(self, function: Any) -> bytes:
@@ -262,7 +273,8 @@ class _Digester:
         masked = [self(np.asarray(array.mask))] if isinstance(array, np.ma.MaskedArray) else []
         plain: Any = np.ascontiguousarray(array)
         raw = memoryview(plain.reshape(-1).view(np.uint8)) if plain.size and plain.dtype.itemsize else b""
-        return _sealed("array", [_dtype(array.dtype), str(array.shape), raw, *masked])
+        kind = [] if type(array) in _ARRAYS else [self(type(array))]  # np.matrix multiplies otherwise
+        return _sealed("array", [_dtype(array.dtype), str(array.shape), raw, *masked, *kind])
 
     def _objects(self, array: np.ndarray[Any, Any]) -> Iterable[object]:
         """Texts at once, other things one by one."""
@@ -299,8 +311,8 @@ class _Digester:
         parts = ("data", "indices", "indptr") if matrix.format in ("csr", "csc", "bsr") else None
         if parts is None:
             coo = matrix.tocoo()
-            return _sealed("sparse", [matrix.format, str(matrix.shape), self(coo.data), *map(self, coo.coords)])
-        return _sealed("sparse", [matrix.format, str(matrix.shape), *(self(getattr(matrix, p)) for p in parts)])
+            return _sealed("sparse", [type(matrix).__name__, str(matrix.shape), self(coo.data), *map(self, coo.coords)])
+        return _sealed("sparse", [type(matrix).__name__, str(matrix.shape), *(self(getattr(matrix, p)) for p in parts)])
 
     def _torch(self, tensor: Any) -> bytes:
         torch = sys.modules["torch"]
@@ -322,7 +334,7 @@ class _Digester:
         """Anything else: what `copy` copies of it, and its class."""
         if is_dataclass(value):
             rows = [(f.name, getattr(value, f.name)) for f in fields(value)]
-            return _sealed("dataclass", [self(type(value)), self(rows)])
+            return _sealed("dataclass", [self(type(value)), self(rows), *self._set_on(value, dict(rows))])
         wrapped = getattr(value, "__wrapped__", None)
         if isinstance(wrapped, FunctionType):  # a decorator's object around a function
             return _sealed("wrapped", [self(type(value)), self(wrapped)])
@@ -356,7 +368,7 @@ def _is_large(value: Any) -> bool:
 
 
 def _dtype(dtype: np.dtype[Any]) -> str:
-    return str(dtype.descr) if dtype.names else dtype.str if dtype.kind != "V" else f"{dtype.str} {dtype}"
+    return repr(dtype) if dtype.names else dtype.str if dtype.kind != "V" else f"{dtype.str} {dtype}"
 
 
 def _types(module: str, names: tuple[str, ...]) -> tuple[type, ...]:
@@ -384,3 +396,4 @@ _SIMPLE: Mapping[type, Callable[[Any], object]] = {
     range: lambda v: f"{v.start} {v.stop} {v.step}",
 }
 _PLAIN = frozenset({tuple, list, dict, set, frozenset})
+_ARRAYS = frozenset({np.ndarray, np.memmap})

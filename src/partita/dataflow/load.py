@@ -27,8 +27,10 @@ def load_flow(source: str) -> Loaded:
     """Raises FlowError where the file or its function is missing, or raises itself."""
     told, colon, name = source.rpartition(":")
     path, name = (Path(told), name) if colon and told.endswith(".py") else (Path(source), "flow")
-    if not path.is_file():
-        raise FlowError(f"{path} is no file", hint="give a Python file with a function flow()")
+    if not path.is_file() or path.suffix != ".py":
+        raise FlowError(
+            f"{path} is no {'Python ' if path.is_file() else ''}file", hint="give a Python file with a function flow()"
+        )
     module = _module(path.resolve())
     function = getattr(module, name, None)
     if not callable(function):

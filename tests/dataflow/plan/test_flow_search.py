@@ -15,7 +15,7 @@ from partita.dataflow.select import Best, Select, Threshold, at_least, at_most
 
 
 def choice(n: int, select: Select, shape: str | None = None) -> Choice:
-    return Choice("c", ("x",), select, shape, tuple(Candidate({"x": str(i)}, 2 * i, 2 * i + 1, i) for i in range(n)))  # type: ignore[arg-type]
+    return Choice("c", ("x",), select, shape, tuple(Candidate({"x": str(i)}, 2 * i, 2 * i + 1) for i in range(n)))  # type: ignore[arg-type]
 
 
 def convex(rng: random.Random, n: int) -> list[float]:
@@ -107,7 +107,10 @@ def test_a_threshold_is_crossed_once() -> None:
         n, at = rng.randrange(1, 100), rng.random()
         truth = sorted((rng.random() for _ in range(n)), reverse=rng.random() < 0.5)
         passing = tuple(i for i in range(n) if truth[i] >= at)
-        assert settled(choice(n, at_least(at), "monotone"), truth)[0] == passing
+        best_first = tuple(sorted(passing, key=lambda i: -truth[i]))
+        assert settled(choice(n, at_least(at), "monotone"), truth)[0] == best_first
+        assert settled(choice(n, at_least(at)), truth)[0] == best_first
+        assert settled(choice(n, at_most(-at), "monotone"), [-s for s in truth])[0] == best_first
         kept, scores, _ = settled(choice(n, first_over(at, 2), "monotone"), truth)
         assert kept == passing[:2]
         assert len(scores) <= 3 + math.log2(n)

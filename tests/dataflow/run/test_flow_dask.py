@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ pytest.importorskip("distributed")
 from partita.dataflow import choose, explore, largest, run_flow, step, unfold
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.on_dask import OnDask, cluster
-from partita.errors import BadInput
+from partita.errors import BadInput, PartitaError
 
 HERE = str(Path(__file__).parents[2])
 
@@ -99,6 +100,16 @@ def test_a_task_that_kills_its_workers_loses_its_branch(address: str) -> None:
     found = there(address, choose(mix(value, 1), by=score(mix(value, 1)), select=largest()))
     assert "no room" in found.record.choices[0].scores[1].reason
     assert found.record.tasks_failed >= 1
+
+
+def test_a_scheduler_whose_workers_stay_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = SimpleNamespace(status="running", scheduler_info=lambda n_workers: {"workers": {}})
+    engine = OnDask(client, "partita-0", 2, threads={"tcp://a": 1, "tcp://b": 1})
+    monkeypatch.setattr("partita.dataflow.run.on_dask.LOOK_S", -1.0)
+    assert engine.wait(0.0) == []
+    monkeypatch.setattr("partita.dataflow.run.on_dask.NOBODY_S", -1.0)
+    with pytest.raises(PartitaError, match="no workers"):
+        engine.wait(0.0)
 
 
 def test_a_scheduler_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,11 +28,14 @@ from partita.dataflow import (
     top,
     unfold,
 )
+from partita.dataflow.load import load_flow
 from partita.dataflow.plan.course import flat
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.in_process import InProcess
 from partita.dataflow.run.numbers import Numbers
+from partita.dataflow.run.task import size_of
 from partita.dataflow.store import Store
+from partita.files import dump_json
 
 
 def here(flow: Any, **settings: Any) -> Any:
@@ -290,3 +297,103 @@ def test_scores_that_a_killed_run_cut_off_do_not_count(tmp_path: Path) -> None:
     assert again.found == {"a" * 40: 0.5}
     again.add({"f" * 40: 1.0})
     assert Numbers.open(path).found == {"a" * 40: 0.5, "f" * 40: 1.0}
+
+
+def test_a_default_that_is_left_out_stays_in_its_place() -> None:
+    @step
+    def told(a: int = 1, b: int = 2, *more: int, c: int = 3, **rest: int) -> list[Any]:
+        return [a, b, more, c, rest]
+
+    assert here(told(b=5)).value == [1, 5, (), 3, {}]
+    assert here(told(c=5, d=6)).value == [1, 2, (), 5, {"d": 6}]
+    assert here(told(7, 8, 9, c=5)).value == [7, 8, (9,), 5, {}]
+
+
+def test_of_equal_scores_the_same_one_wins_in_every_process() -> None:
+    program = """
+from partita.dataflow import choose, explore, step, unfold
+@step
+def three(a, b, c): return 0.0
+names = ("first", "second", "third")
+value = three(*(explore(n, [1, 2]) for n in names))
+graph = unfold(choose(value, by=value))
+print([n.choice.over for n in graph.nodes if n.choice])
+"""
+    said = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert said == {"[('first', 'second', 'third')]\n"}
+
+
+def test_more_combinations_than_can_be_held_are_refused_before_they_are_made() -> None:
+    @step
+    def many(*options: int) -> int:
+        return sum(options)
+
+    with pytest.raises(FlowError, match="more than"):
+        unfold(many(*(explore(f"n{k}", list(range(50))) for k in range(9))))
+
+
+def test_a_version_that_stands_for_two_functions_is_refused() -> None:
+    def made(factor: int) -> Any:
+        @step(version="1")
+        def scaled(x: int) -> int:
+            return x * factor
+
+        return scaled
+
+    assert here([made(2)(3), made(2)(4)]).values == (6, 8)
+    with pytest.raises(FlowError, match="two steps are called scaled"):
+        here([made(2)(3), made(5)(3)])
+
+
+def test_a_value_that_would_not_be_found_is_refused() -> None:
+    for hidden in (OrderedDict(a=begin(1)), {begin(1): 1}, {begin(1)}):
+        with pytest.raises(FlowError, match="not looked for"):
+            mix(hidden, 1)
+
+
+def test_an_option_that_ends_the_program_loses_its_branch_only() -> None:
+    @step
+    def ends(row: list[int], a: int) -> list[int]:
+        if a == 2:
+            sys.exit(3)
+        return [a, 0]
+
+    value = ends(begin(1), explore("a", [1, 2]))
+    assert here(choose(value, by=score(value)), check=False).value == [1, 0]
+
+
+def test_a_score_without_an_end_loses_and_the_record_can_be_written() -> None:
+    @step
+    def odd(a: int) -> float:
+        return float("inf") if a == 1 else 0.0
+
+    a = explore("a", [1, 2])
+    found = here(choose(odd(a), by=odd(a))).record
+    assert found.chosen[0].options == {"a": "2"}
+    assert "not finite (inf)" in found.choices[0].scores[0].reason
+    assert dump_json(found.to_json())
+    assert dump_json(here(odd(1)).record.to_json())
+
+
+def test_a_model_of_torch_takes_what_its_parameters_take() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(100, 100)), torch.nn.BatchNorm1d(10))
+    assert 4 * 100 * 101 <= size_of(model) <= 4 * 100 * 101 + 1000
+
+
+def test_scores_that_are_no_number_or_too_many_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "scores.jsonl"
+    path.write_text('["aaaa", NaN]\n["bbbb", Infinity]\n["cccc", 1.0]\n')
+    assert Numbers.open(path).found == {"cccc": 1.0}
+    monkeypatch.setattr("partita.dataflow.run.numbers.MOST_BYTES", 10)
+    assert Numbers.open(path).found == {}
+    assert path.stat().st_size <= 10
+
+
+def test_what_is_no_python_file_is_no_flow(tmp_path: Path) -> None:
+    (tmp_path / "flow.txt").write_text("")
+    with pytest.raises(FlowError, match="no Python file"):
+        load_flow(str(tmp_path / "flow.txt"))

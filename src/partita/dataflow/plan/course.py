@@ -518,8 +518,10 @@ class Course:
         j = self.judged[choose]
         if i in j.scores or i in j.failed or self.state[choose] in (State.OUT, State.FAILED):
             return
-        if value is None or math.isnan(value):
-            self._fail_candidate(choose, i, f"its score is {'no number' if value is None else 'not a number (nan)'}")
+        if value is None or not math.isfinite(value):
+            self._fail_candidate(
+                choose, i, f"its score is {'no number' if value is None else f'not finite ({value:g})'}"
+            )
             return
         j.scores[i] = value
         j.outstanding.discard(i)

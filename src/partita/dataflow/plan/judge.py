@@ -109,16 +109,21 @@ def _shaped(choice: Choice, scores: Scores, ahead: int) -> Verdict:
     if isinstance(select, Best):
         step = peak(n, signed, select.count, ahead) if choice.shape == "convex" else end(n, signed, select.count)
     else:
-        step = _over(n, signed, sign * select.at, select.count if isinstance(select, First) else n)
+        step = _over(n, signed, sign * select.at, select)
     if step.found is None:
         return Verdict(step.wanted, contradiction=step.contradiction)
     lost = {i: _why_lost(i, scores, choice) for i in range(n) if i not in step.found}
     return Verdict(lost=lost, kept=step.found)
 
 
-def _over(n: int, scores: Scores, at: float, count: int) -> Step:
+def _over(n: int, scores: Scores, at: float, select: First | Threshold) -> Step:
+    """Who reaches the threshold: the first few in their order, or all of them, the best first."""
     step = crossing(n, scores, at)
-    return step if step.found is None else Step(found=step.found[:count])
+    if step.found is None:
+        return step
+    if isinstance(select, First):
+        return Step(found=step.found[: select.count])
+    return Step(found=step.found[::-1] if scores[n - 1] > scores[0] else step.found)
 
 
 def _why_lost(i: int, scores: Scores, choice: Choice) -> str:

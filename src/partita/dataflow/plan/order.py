@@ -23,7 +23,6 @@ def depth_first(graph: FlowGraph, scouts: bool = True) -> IntArray:
     """
     place = np.full(len(graph), -1, np.int64)
     count = 0
-    starts = [graph.nodes[c].needs for _, c in graph.sinks]
     first = [n for k in range(len(graph)) for n in _scouts(graph.nodes[k])] if scouts else []
     for root in [*first, *(node for _, node in graph.sinks)]:
         waiting: list[tuple[int, int]] = [(root, 0)]
@@ -39,7 +38,6 @@ def depth_first(graph: FlowGraph, scouts: bool = True) -> IntArray:
                 continue
             place[node] = count
             count += 1
-    del starts
     return place
 
 

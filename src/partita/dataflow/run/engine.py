@@ -368,7 +368,7 @@ class _Run:
         options, sink = self.graph.sinks[k]
         if self.course.state[sink] == State.FAILED:
             return Chosen(options, None, None, "", self.course.reason.get(sink, "failed"))
-        plain = value if isinstance(value, bool | int | float) and value == value else None
+        plain = value if isinstance(value, bool | int | float) and math.isfinite(value) else None
         shown = value[:200] if isinstance(value, str) else plain
         return Chosen(self.course.options_of(sink), self._score_of(sink), shown, type(value).__name__)
 

@@ -32,9 +32,9 @@ class Numbers:
         Raises BadInput where the file cannot be read or written.
         """
         path = Path(path)
-        found = read_numbers(path) if path.exists() else {}
         try:
             begin = path.exists() and path.stat().st_size > MOST_BYTES
+            found = read_numbers(path) if path.exists() and not begin else {}
             with open(path, "w" if begin else "a", encoding="utf-8") as out:
                 out.write("\n")  # behind half a line
         except OSError as error:
@@ -58,7 +58,12 @@ def read_numbers(path: Path) -> dict[str, float]:
     for line in read_text(path, BadInput).splitlines():
         try:
             key, value = json.loads(line)
-            if isinstance(key, str) and isinstance(value, float | int) and not isinstance(value, bool):
+            if (
+                isinstance(key, str)
+                and isinstance(value, float | int)
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+            ):
                 found[key] = float(value)
         except (ValueError, TypeError, RecursionError, OverflowError):
             continue

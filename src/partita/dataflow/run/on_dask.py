@@ -40,6 +40,7 @@ MOST_CLUMP = 20  #: tasks
 UNKNOWN_S = 0.05  #: expected of a task of which nothing is known
 MOVE_S, MOVE_BYTES_PER_S = 0.002, 300e6  #: a result from one worker to another
 ENDED = ("error", "cancelled", "lost", "finished")
+NOBODY_S = 60.0  #: without any worker, before a run is given up
 DEATHS = 10  #: of workers under one task before the task is given up
 _OURS = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False, "distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False, "distributed.scheduler.allowed-failures": DEATHS, "distributed.comm.timeouts.connect": "10s"}  # fmt: skip
 
@@ -117,6 +118,7 @@ class OnDask:
     suspects: dict[tuple[int, int], int] = field(default_factory=dict)  #: ended without a report -> looks since
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     looked: float = field(default_factory=time.monotonic)
+    manned: float = field(default_factory=time.monotonic)  #: when there was a worker last
 
     @staticmethod
     def connect(
@@ -264,7 +266,7 @@ class OnDask:
         """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
         if self.client.status not in ("running", "connecting"):
             raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
-        self.threads = _threads(self.client) or self.threads
+        self._count_workers()
         futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
         ended = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ENDED}
         self.suspects = {s: self.suspects.get(s, 0) + 1 for s in ended}
@@ -283,6 +285,15 @@ class OnDask:
                 )
             self.underway.pop(node, None)
         return found
+
+    def _count_workers(self) -> None:
+        """Raises PartitaError where there have been none for long: nobody would ever run what is under way."""
+        now = time.monotonic()
+        found = _threads(self.client)
+        if found:
+            self.threads, self.manned = found, now
+        elif now - self.manned > NOBODY_S:
+            raise PartitaError(f"the Dask scheduler has had no workers for {now - self.manned:.0f} s", hint="start some, then: partita flow resume")  # fmt: skip
 
     def fetch(self, nodes: Sequence[int]) -> list[Any]:
         """Results, brought here. Raises PartitaError where one is lost."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from inspect import Parameter, Signature, signature
+from inspect import BoundArguments, Signature, signature
 from typing import Any, Literal
 
 import numpy as np
@@ -74,7 +75,7 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
         stored, why = _stored(told, store, result, took) if told.keep and same is not False else (False, "")
         number = _number(result)
         return result, Report(told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a library that wants to end the program loses its branch only
         said = str(error) if isinstance(error, PartitaError) else sentence_of(error) + place_of(error)
         return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
 
@@ -88,21 +89,9 @@ def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Repor
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """By position where the function wants that, by name otherwise."""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    parameters = _signature(function).parameters
-    for name, value in arguments.items():
-        kind = parameters[name].kind
-        if kind is Parameter.VAR_POSITIONAL:
-            args += value
-        elif kind is Parameter.VAR_KEYWORD:
-            kwargs |= value
-        elif kind is Parameter.POSITIONAL_ONLY or (kind is Parameter.POSITIONAL_OR_KEYWORD and not kwargs):
-            args.append(value)
-        else:
-            kwargs[name] = value
-    return function(*args, **kwargs)
+    """By position up to the first parameter that was left to its default, by name from there on."""
+    bound = BoundArguments(_signature(function), OrderedDict(arguments))
+    return function(*bound.args, **bound.kwargs)
 
 
 @lru_cache(maxsize=1024)
@@ -165,6 +154,9 @@ def size_of(value: Any, level: int = 0) -> float:
     usage = getattr(value, "memory_usage", None)
     if callable(usage):  # pandas
         return float(np.sum(usage(deep=False)))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.nn.Module):
+        return 64.0 + sum(float(t.nbytes) for t in (*value.parameters(), *value.buffers()))
     if level > 6:
         return float(sys.getsizeof(value, 64))
     if isinstance(value, dict):
