@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline.plan.brute_force import NEAR, every_plan, problem, simulated
 from pipeline.plan.planning_worlds import QUIET, chain_profile, profiles
 
 from partita.errors import Infeasible
-from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.cluster import Link
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule
+from partita.nouns.pipeline_problem import Wish
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.nouns.stage_memory import stage_memory
+from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.planner import SIMPLER, plan_pipeline
+from partita.pipeline.plan.proof import any_plan
 from partita.simulate.predicted import predicted
 from partita.simulate.schedules import device_orders
 
@@ -26,14 +31,14 @@ SCHEDULES = ("auto", "interleaved", "zb-h1", "zb-h2", "zb-v", "searched")
 WISH = {"allow_replicas": False, "allow_recompute": False, "budget_s": 0.3}
 
 
-def priced(profile: Profile, parting: float = 0.0) -> Profile:
-    """Half of each backward can wait; splitting takes a share of it."""
+def priced(profile: Profile, parting: float = 0.0, share: float = 0.5) -> Profile:
+    """A share of each backward can wait; splitting takes a share of it."""
     samples = []
     for s in profile.samples:
         backward = np.array([[float(t.phase == "backward")] for t in s.graph.tasks]) * np.ones(len(s.costs.kinds))
         finite = np.where(np.isfinite(s.costs.seconds), s.costs.seconds, 0.0)
         samples.append(
-            replace(s, costs=replace(s.costs, weight_share=backward / 2, parting_s=parting * backward * finite))
+            replace(s, costs=replace(s.costs, weight_share=backward * share, parting_s=parting * backward * finite))
         )
     return replace(profile, samples=tuple(samples))
 
@@ -77,6 +82,35 @@ def test_contract_of_schedules(schedule: str, data: st.DataObject) -> None:
         simple = plan_pipeline(profile, schedule="1f1b", **WISH).verdict  # type: ignore[arg-type]
         assert verdict.value_s <= simple.value_s * (1 + 1e-12)
         assert verdict.value_s <= min(verdict.compared_s.values()) / (1 - SIMPLER) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", [*range(6), 146])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_bound_of_any_plan_is_below_backwards_in_two_parts(seed: int, share: float) -> None:
+    profile, wishes = problem(seed)
+    profile = priced(profile, share=share)
+    raw = any_plan(PipelineTask(profile, profile.cluster, Wish(allow_replicas=False)))[0]
+    parted: tuple[Schedule, ...] = ("zb-h1", "zb-h2")
+    found = []
+    for plan, sample in every_plan(profile, replace(wishes, schedule=None, in_flight=None, stages=None, allow_replicas=False)):  # fmt: skip
+        sample = profile.sample(sample.micro_batch_size)
+        for schedule in (plan.schedule, *(parted if len(plan.stages) > 1 else ())):
+            found.append(simulated(replace(plan, schedule=schedule), sample, profile.cluster))
+    assert raw <= min(found, default=math.inf) * (1 + NEAR)
+
+
+def test_the_gradients_of_weights_are_not_on_the_longest_way() -> None:
+    """More devices than micro-batches: one micro-batch through all tasks with its whole backwards would take 24 seconds."""
+    verdict = plan_pipeline(priced(replace(chain_profile(8, 8), batch_size=2)), schedule="auto", **WISH).verdict  # type: ignore[arg-type]
+    assert 8 + 8 + 1 <= verdict.lower_bound_s <= verdict.value_s < 24
+
+
+def test_one_device_waits_for_no_message() -> None:
+    """Where a message takes longer than all the work, one device is best, and the bound says so."""
+    profile = chain_profile(2)
+    far = replace(profile, cluster=replace(profile.cluster, default_link=Link("", "", 1e6, 1000.0)))
+    verdict = plan_pipeline(far, schedule="auto", **WISH).verdict  # type: ignore[arg-type]
+    assert verdict.lower_bound_s == verdict.value_s == 48.0
 
 
 def test_a_wait_is_filled_and_the_file_says_by_which_schedule(tmp_path: Path) -> None:
