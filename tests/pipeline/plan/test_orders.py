@@ -21,11 +21,16 @@ from partita.nouns.pipeline_problem import Wish
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.nouns.stage_memory import stage_memory
+from partita.pipeline.plan.bench import Candidate
+from partita.pipeline.plan.chain_dp import Segment
 from partita.pipeline.plan.pipeline_task import PipelineTask
-from partita.pipeline.plan.planner import SIMPLER, plan_pipeline
+from partita.pipeline.plan.planner import SIMPLER, plan_pipeline, problem_of
 from partita.pipeline.plan.proof import any_plan
+from partita.pipeline.plan.shop import Parted, shop_of
+from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
 from partita.simulate.schedules import device_orders
+from partita.simulate.schedules.searched import numbered, rewalked
 
 SCHEDULES = ("auto", "interleaved", "zb-h1", "zb-h2", "zb-v", "searched")
 WISH = {"allow_replicas": False, "allow_recompute": False, "budget_s": 0.3}
@@ -154,3 +159,21 @@ def test_memory_decides_too() -> None:
     tight = plan_pipeline(priced(chain_profile(kept=1.0, memory=19.0)), schedule="auto", **WISH)  # type: ignore[arg-type]
     assert max(most_bytes(tight).values()) <= 19.0
     assert free <= tight.verdict.value_s < math.inf
+
+
+def test_a_stage_that_recomputes_does_its_backward_in_one() -> None:
+    """The second part would need everything that was recomputed, of every micro-batch that waits for it. The search and the
+    simulator both count it so."""
+    profile = priced(chain_profile())
+    task = PipelineTask(profile, profile.cluster, Wish(schedule="zb-h1", budget_s=0.3))
+    (bench,) = task.benches
+    for recompute in (False, True):
+        chain = (Segment(0, 3, (0,)), Segment(3, len(bench.costs.states) - 1, (1,), recompute))
+        candidate = Candidate(bench.number, chain, 2, "zb-h1")
+        plan, problem = bench.plan(candidate), problem_of(task, candidate)
+        kinds = {p.kind for p in program_of(problem, plan).pieces if p.stage == 1}
+        assert ("backward" if recompute else "input") in kinds
+        assert ("weight" in kinds) != recompute
+        orders = numbered(device_orders(plan), plan.devices, 2, plan.micro_batches)
+        found = rewalked(shop_of(bench, Parted.of(task, bench), chain), orders)
+        assert found.seconds == pytest.approx(predicted(problem, plan).duration_s, rel=1e-9)
