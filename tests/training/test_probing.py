@@ -113,6 +113,14 @@ def test_the_job_is_left_alone() -> None:
 def test_a_reading_counts_work_and_not_the_time_that_others_take() -> None:
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
     prober = Prober([tuple(found.task_nodes)], found, part_of(4, 3, 16, 16), CPU)
-    began = time.perf_counter()
-    read = sum(prober.read()[0] for _ in range(50))
-    assert 0 < read <= time.perf_counter() - began
+    (run,) = prober._runs
+
+    def kept_waiting() -> None:
+        run()
+        time.sleep(0.1)
+
+    began = time.thread_time()
+    prober._runs = [kept_waiting]
+    read = sum(prober.read()[0] for _ in range(5))
+    assert 0 < read <= time.thread_time() - began
+    assert read < 5 * 0.1

@@ -342,9 +342,10 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
         stack.enter_context(held(options.out))
     file = PlanFile.read(options.plan)
     folder = prepared(options.out, file) if rank == 0 else Path(options.out)
-    resume = options.resume or restarted_from(folder, rank)
-    if resume and not options.resume and rank == 0:
-        talk.say(f"   started again: going on from {resume}")
+    own = restarted_from(folder, rank)
+    resume = own or options.resume or ""
+    if own and rank == 0:
+        talk.say(f"   started again: going on from {own}")
     spec = training_spec(
         folder, options.job, settings, engine=options.engine, steps=options.steps, epochs=options.epochs,
         checkpoint_every=options.checkpoint_every, resume=resume, threads=options.threads, timeout_s=options.timeout_s,

@@ -114,13 +114,13 @@ class _Lowering:
     @cached_property
     def split(self) -> frozenset[tuple[int, int]]:
         """(stage, micro-batch) whose backward runs in two parts. Where no one waits for the gradients of a stage's inputs, both
-        are done in one, at the first."""
+        are done in one, at the first; and where the stage recomputes, which would have to keep all of it for the second."""
         sends = {b.target for b in self.crossing if b.gradients}
         return frozenset(
             (s.stage, s.micro_batch)
             for slots in self.orders.values()
             for s in slots
-            if s.part == "W" and s.stage in sends
+            if s.part == "W" and s.stage in sends and not self.plan.stages[s.stage].recompute
         )
 
     def expect_size(self) -> None:

@@ -120,7 +120,7 @@ def _work(
     def run() -> None:
         for t in received.values():
             t.grad = None
-        with _undrawn() if code.random else contextlib.nullcontext():
+        with _undrawn(device) if code.random else contextlib.nullcontext():
             outputs = stage.forward(0, leaves, received, 0)
         if not any(o.requires_grad for o in outputs):
             stage.free(0)
@@ -134,9 +134,9 @@ def _work(
 
 
 @contextlib.contextmanager
-def _undrawn() -> Iterator[None]:
-    """Whoever draws at random afterwards draws as if nobody had."""
-    with drawing, torch.random.fork_rng():
+def _undrawn(device: torch.device) -> Iterator[None]:
+    """Whoever draws at random on the CPU or this device afterwards draws as if nobody had."""
+    with drawing, torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 
 

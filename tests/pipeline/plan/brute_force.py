@@ -21,7 +21,7 @@ from partita.nouns.probe import Probe, ProbePiece
 from partita.nouns.profile import Profile, Sample
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.planner import plan_pipeline
-from partita.pipeline.plan.proof import lower_bound, work_bound
+from partita.pipeline.plan.proof import any_plan, lower_bound
 from partita.simulate.lower import lower
 from partita.simulate.overheads import overheads
 from partita.simulate.schedules import in_flight_of
@@ -258,7 +258,7 @@ def outcome(profile: Profile, wishes: Wishes) -> Outcome:
     groups = bool(
         plan.orders
     )  # they share out micro-batches unequally, and cut differently: faster than every plan here
-    raw = work_bound(PipelineTask(profile, profile.cluster, Wish(**asked)))[0] if groups else raw
+    raw = any_plan(PipelineTask(profile, profile.cluster, Wish(**asked)))[0] if groups else raw
     if groups and raw > best * (1 + NEAR):
         faults.append(f"bound of any grouping {raw} above {best}")
     if not groups and verdict.value_s < best * (1 - NEAR):

@@ -24,7 +24,7 @@ from partita.pipeline.plan.groups.crew import Crews, shares
 from partita.pipeline.plan.groups.line import line_of
 from partita.pipeline.plan.groups.written import written
 from partita.pipeline.plan.pipeline_task import PipelineTask
-from partita.pipeline.plan.planner import plan_pipeline
+from partita.pipeline.plan.planner import SIMPLER, plan_pipeline
 from partita.pipeline.plan.proof import any_plan
 
 worlds = loaded("groups")
@@ -94,6 +94,16 @@ def unequal(*speeds: float, rate: float = 1e6, memory: float = math.inf) -> Prof
     base = chain_profile(6, len(speeds))
     devices = tuple(Device(f"cpu{i}", "cpu", memory, s) for i, s in enumerate(speeds))
     return Profile("job.py:job", 8, base.samples, Cluster(devices, (), Link("", "", rate)))
+
+
+def test_groups_are_tried_whatever_the_schedule_may_be() -> None:
+    """ "auto" is the command's default: the best grouping is among what it compares."""
+    profile = unequal(1.0, 0.5, 0.5)
+    alone = plan_pipeline(profile, method="groups").verdict
+    assert plan_pipeline(profile, method="groups", schedule="auto").verdict.value_s == alone.value_s
+    verdict = plan_pipeline(profile, schedule="auto").verdict
+    assert verdict.compared_s["groups"] == alone.value_s
+    assert verdict.value_s <= alone.value_s / (1 - SIMPLER)
 
 
 def test_a_fast_device_beside_two_slow_ones_gets_its_share_and_the_whole_model() -> None:

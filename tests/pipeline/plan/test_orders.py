@@ -11,29 +11,39 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline.plan.brute_force import NEAR, every_plan, problem, simulated
 from pipeline.plan.planning_worlds import QUIET, chain_profile, profiles
 
 from partita.errors import Infeasible
-from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.cluster import Link
+from partita.nouns.pipeline_plan import PipelinePlan, Schedule
+from partita.nouns.pipeline_problem import Wish
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.nouns.stage_memory import stage_memory
-from partita.pipeline.plan.planner import SIMPLER, plan_pipeline
+from partita.pipeline.plan.bench import Candidate
+from partita.pipeline.plan.chain_dp import Segment
+from partita.pipeline.plan.pipeline_task import PipelineTask
+from partita.pipeline.plan.planner import SIMPLER, plan_pipeline, problem_of
+from partita.pipeline.plan.proof import any_plan
+from partita.pipeline.plan.shop import Parted, shop_of
+from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
 from partita.simulate.schedules import device_orders
+from partita.simulate.schedules.searched import numbered, rewalked
 
 SCHEDULES = ("auto", "interleaved", "zb-h1", "zb-h2", "zb-v", "searched")
 WISH = {"allow_replicas": False, "allow_recompute": False, "budget_s": 0.3}
 
 
-def priced(profile: Profile, parting: float = 0.0) -> Profile:
-    """Half of each backward can wait; splitting takes a share of it."""
+def priced(profile: Profile, parting: float = 0.0, share: float = 0.5) -> Profile:
+    """A share of each backward can wait; splitting takes a share of it."""
     samples = []
     for s in profile.samples:
         backward = np.array([[float(t.phase == "backward")] for t in s.graph.tasks]) * np.ones(len(s.costs.kinds))
         finite = np.where(np.isfinite(s.costs.seconds), s.costs.seconds, 0.0)
         samples.append(
-            replace(s, costs=replace(s.costs, weight_share=backward / 2, parting_s=parting * backward * finite))
+            replace(s, costs=replace(s.costs, weight_share=backward * share, parting_s=parting * backward * finite))
         )
     return replace(profile, samples=tuple(samples))
 
@@ -79,6 +89,35 @@ def test_contract_of_schedules(schedule: str, data: st.DataObject) -> None:
         assert verdict.value_s <= min(verdict.compared_s.values()) / (1 - SIMPLER) * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("seed", [*range(6), 146])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_bound_of_any_plan_is_below_backwards_in_two_parts(seed: int, share: float) -> None:
+    profile, wishes = problem(seed)
+    profile = priced(profile, share=share)
+    raw = any_plan(PipelineTask(profile, profile.cluster, Wish(allow_replicas=False)))[0]
+    parted: tuple[Schedule, ...] = ("zb-h1", "zb-h2")
+    found = []
+    for plan, sample in every_plan(profile, replace(wishes, schedule=None, in_flight=None, stages=None, allow_replicas=False)):  # fmt: skip
+        sample = profile.sample(sample.micro_batch_size)
+        for schedule in (plan.schedule, *(parted if len(plan.stages) > 1 else ())):
+            found.append(simulated(replace(plan, schedule=schedule), sample, profile.cluster))
+    assert raw <= min(found, default=math.inf) * (1 + NEAR)
+
+
+def test_the_gradients_of_weights_are_not_on_the_longest_way() -> None:
+    """More devices than micro-batches: one micro-batch through all tasks with its whole backwards would take 24 seconds."""
+    verdict = plan_pipeline(priced(replace(chain_profile(8, 8), batch_size=2)), schedule="auto", **WISH).verdict  # type: ignore[arg-type]
+    assert 8 + 8 + 1 <= verdict.lower_bound_s <= verdict.value_s < 24
+
+
+def test_one_device_waits_for_no_message() -> None:
+    """Where a message takes longer than all the work, one device is best, and the bound says so."""
+    profile = chain_profile(2)
+    far = replace(profile, cluster=replace(profile.cluster, default_link=Link("", "", 1e6, 1000.0)))
+    verdict = plan_pipeline(far, schedule="auto", **WISH).verdict  # type: ignore[arg-type]
+    assert verdict.lower_bound_s == verdict.value_s == 48.0
+
+
 def test_a_wait_is_filled_and_the_file_says_by_which_schedule(tmp_path: Path) -> None:
     """Six equal layers on two devices, eight micro-batches: 1F1B waits, and something else waits less."""
     profile = priced(chain_profile())
@@ -120,3 +159,21 @@ def test_memory_decides_too() -> None:
     tight = plan_pipeline(priced(chain_profile(kept=1.0, memory=19.0)), schedule="auto", **WISH)  # type: ignore[arg-type]
     assert max(most_bytes(tight).values()) <= 19.0
     assert free <= tight.verdict.value_s < math.inf
+
+
+def test_a_stage_that_recomputes_does_its_backward_in_one() -> None:
+    """The second part would need everything that was recomputed, of every micro-batch that waits for it. The search and the
+    simulator both count it so."""
+    profile = priced(chain_profile())
+    task = PipelineTask(profile, profile.cluster, Wish(schedule="zb-h1", budget_s=0.3))
+    (bench,) = task.benches
+    for recompute in (False, True):
+        chain = (Segment(0, 3, (0,)), Segment(3, len(bench.costs.states) - 1, (1,), recompute))
+        candidate = Candidate(bench.number, chain, 2, "zb-h1")
+        plan, problem = bench.plan(candidate), problem_of(task, candidate)
+        kinds = {p.kind for p in program_of(problem, plan).pieces if p.stage == 1}
+        assert ("backward" if recompute else "input") in kinds
+        assert ("weight" in kinds) != recompute
+        orders = numbered(device_orders(plan), plan.devices, 2, plan.micro_batches)
+        found = rewalked(shop_of(bench, Parted.of(task, bench), chain), orders)
+        assert found.seconds == pytest.approx(predicted(problem, plan).duration_s, rel=1e-9)

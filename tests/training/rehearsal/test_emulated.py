@@ -45,10 +45,11 @@ def test_what_a_wait_is_late_by_is_made_up_for_by_the_next() -> None:
 def test_what_is_no_wait_takes_time() -> None:
     clock, p = pacer()
     p.until(p.now_s + 0.01)
-    clock.at += 0.5
     before = p.now_s
-    p.until(before - 0.1)
-    assert p.now_s >= before
+    clock.at += 0.5
+    assert p.now_s - before == pytest.approx(0.5, abs=1e-4)
+    p.until(before + 0.1)
+    assert p.now_s - before == pytest.approx(0.5, abs=1e-4)
 
 
 def test_late_by_more_than_the_next_wait_is_not_forgotten() -> None:

@@ -46,5 +46,18 @@ def test_readings_take_a_hundredth_of_the_time(step_s: float) -> None:
     assert math.isnan(float(rows[1, 1])) == (step_s < 0.1)
 
 
+def test_what_belongs_to_another_plan_is_forgotten_and_it_begins_again() -> None:
+    """Also where too little of the run is left to save up for a reading."""
+    noted = Recorder(PROBE, cast(Prober, Counting()))
+    for _ in range(20):
+        noted.after(1e-3, 0.5)
+    noted.forget()
+    for _ in range(3):
+        noted.after(1e-3, 0.9)
+    rows = noted.rows()
+    assert rows[:, 0].tolist() == [0.9] * 3
+    assert np.isfinite(rows[:, 1:].numpy()).any(axis=0).all()
+
+
 def test_without_steps_there_are_no_rows() -> None:
     assert Recorder(PROBE, cast(Prober, Counting())).rows().shape == (0, 3)

@@ -17,8 +17,10 @@ from training.runtime.helpers import plan_file, source_of
 from training.runtime.runs import JOBS, LOOPBACK, Run, alone, listening, losses, metrics, start
 
 from partita.cli import main
+from partita.cli import run as run_verb
 from partita.spawn import process_state
 from partita.training.job import load_job
+from partita.training.runtime import worker
 from partita.training.runtime.checkpoint import examine
 from partita.training.runtime.worker_status import Board
 
@@ -119,6 +121,29 @@ def test_torchrun_asked_to_end_saves(tmp_path: Path, plan: Path) -> None:
     run.process.terminate()
     assert run.wait(40) != 0
     assert examine(tmp_path / "run" / "checkpoints")[1].step == max(losses(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("written", "expected"), [(True, "step-00000005"), (False, "given")])
+def test_a_restarted_rank_prefers_its_own_runs_checkpoint_to_the_one_it_began_with(
+    written: bool, expected: str, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun starts it with the same --resume again, which is older than what the run has written since."""
+    told: list[str] = []
+    monkeypatch.setattr(worker, "run_rank_alone", lambda spec, rank, ranks: told.append(spec.resume))
+    monkeypatch.setattr(run_verb, "_outcome", lambda *_: {})
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    own = tmp_path / "run" / "checkpoints" / "step-00000005"
+    note = tmp_path / "run" / ".began-0"
+    note.parent.mkdir()
+    note.write_text("0.0")
+    if written:
+        own.mkdir(parents=True)
+        (own / "state.json").write_text("{}")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    command = ["run", "x.py:job", "--plan", str(plan), "-o", str(tmp_path / "run"), "--resume", "given", "--json"]
+    main(command)
+    assert [Path(t).name for t in told] == [expected]
 
 
 @pytest.mark.slow

@@ -238,11 +238,20 @@ def _minimax(t: StageTables, teams: Teams, modes: Bools, devices: int, stages: i
         for k in range(len(teams.first)):
             d = teams.first[k]
             to_go = value[before, d + teams.size[k]]
+            slow = teams.start[k]  # the class that has most to do: no segment costs less than its work there
+            for e in range(teams.start[k], teams.start[k + 1]):
+                if (
+                    teams.turns[e] * t.work_s[-1, teams.classes[e]]
+                    > teams.turns[slow] * t.work_s[-1, teams.classes[slow]]
+                ):
+                    slow = e
+            work_s, turns = t.work_s[:, teams.classes[slow]].copy(), teams.turns[slow]
             for again in modes:
                 for i in range(states - 1):
                     best = value[layer, d, i]
+                    head, done = t.head_s[i], work_s[i]
                     for j in range(i + 1, states):
-                        if to_go[j] < best:
+                        if to_go[j] < best and head + turns * (work_s[j] - done) < best:
                             best = min(best, max(stage_s(t, teams, k, i, j, again), to_go[j]))
                     value[layer, d, i] = best
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from partita.pipeline.plan.bench import Bench
 from partita.pipeline.plan.lower_bound import BoundProblem, Market, least_step, waits
 from partita.pipeline.plan.pipeline_task import MOST_STATES, PipelineTask
 from partita.pipeline.plan.stage_costs import StageCosts, class_times, stage_costs, wires
+from partita.simulate.readings import forward_readings
 
 ANY = "any plan: the work at the speed of all devices after the first forward, and one micro-batch through all tasks"
 SEGMENT_CLASSES = 4e6  #: pairs of a segment and a class of devices looked at for each step that is tried
@@ -79,13 +81,36 @@ def one_stage_a_device(task: PipelineTask) -> tuple[float, str]:
 
 
 def _path_s(task: PipelineTask, sample: Sample) -> float:
-    """The longest way of one micro-batch through the tasks, each where it is fastest."""
-    graph, seconds = sample.graph, class_times(sample.costs, task.all_types).min(axis=1)
-    done = np.zeros(len(graph))
-    for i in graph.order.tolist():
-        before = graph.predecessors.row(i)
-        done[i] = seconds[i] + (done[before].max() if len(before) else 0.0)
-    return float(done.max())
+    """The longest way of one micro-batch through the tasks and back, each where it is fastest, with the last update.
+
+    What of a backward makes the gradients of weights may wait: only its own update comes after it. O(tasks + readings)."""
+    graph, costs, types = sample.graph, sample.costs, task.all_types
+    fastest = class_times(costs, types).min(axis=1)
+    fastest = np.where(np.isfinite(fastest), fastest, 0.0)
+    share = costs.shares_of_weights[:, [costs.column(t.kind) for t in types]].max(axis=1)
+    of = np.array([graph.index[t.of] if t.of is not None else i for i, t in enumerate(graph.tasks)])
+    phase = np.array([t.phase for t in graph.tasks])
+
+    def total(seconds: FloatArray) -> FloatArray:
+        """[tasks] of each forward task's own."""
+        return np.asarray(np.bincount(of, seconds, len(graph)), np.float64)
+
+    back, update = phase == "backward", phase == "update"
+    there, later = total(fastest * ~(back | update)), total(fastest * share * back)
+    again, last = total(fastest * back) - later, later + total(fastest * update) * back.any()
+    read, done, ended = forward_readings(graph), np.zeros(len(graph)), np.zeros(len(graph))
+    ways: dict[int, list[tuple[int, bool]]] = defaultdict(
+        list
+    )  # task -> who reads it, and whether a gradient comes back
+    for source, target, returns in zip(read.producer.tolist(), read.reader.tolist(), read.back.tolist(), strict=True):
+        ways[source].append((target, returns))
+    for i in graph.order.tolist():  # `done` holds what has to come before, until it is its turn
+        done[i] += there[i]
+        for j, _ in ways[i]:
+            done[j] = max(done[j], done[i])
+    for i in reversed(graph.order.tolist()):
+        ended[i] = again[i] + max([done[i], *(ended[j] for j, returns in ways[i] if returns)])
+    return float((ended + last).max())
 
 
 def _any_order_s(task: PipelineTask, bench: Bench) -> float:
@@ -93,8 +118,8 @@ def _any_order_s(task: PipelineTask, bench: Bench) -> float:
 
     Give each device a price y. No task costs less than its least y_c t_c, and a device is busy at most T, so that T times all
     prices is at least the price of the work. Where one unit alone begins the graph, and no stage has replicas, one device runs
-    it; every other one waits until it has run for the first time, and a message has come: at least one price less is paid for so
-    long. O(tasks x types)."""
+    it; of several in use, every other one waits until it has run for the first time, and a message has come: at least one price
+    less is paid for so long. A device on its own waits for no message. O(tasks x types)."""
     sample, seconds = bench.sample, task.type_seconds(bench.sample)
     times = class_times(sample.costs, task.all_types)
     once = np.array([t.phase == "update" for t in sample.graph.tasks])
@@ -106,7 +131,7 @@ def _any_order_s(task: PipelineTask, bench: Bench) -> float:
         every = np.repeat(price, [len(t.names) for t in task.all_types])
         work = float((counts * times * price).min(axis=1).sum())
         found.append((work + wait * float(every.sum() - every.max())) / float(every.sum()))
-    return max(found)
+    return min(max(found), float((counts * times).sum(axis=0).min()))
 
 
 def _first_wait_s(task: PipelineTask, bench: Bench) -> float:

@@ -90,11 +90,11 @@ def _seconds(
     returning: Collection[int],
 ) -> FloatArray:
     """[4, stages, devices] of a forward, a backward in one, and its parts; `returning`: stages that send gradients back.
-    Where nobody waits for any, the first part is the whole."""
+    Where nobody waits for any, or the stage recomputes, the first part is the whole (see `lower`)."""
     costs = bench.costs
     forward, whole, weight = each(costs.forward_s), each(costs.backward_s), each(parted.weight_s)
     inputs = whole - weight + each(parted.parting_s)
-    alone = np.array([k not in returning for k in range(len(chain))])
+    alone = np.array([k not in returning or s.recompute for k, s in enumerate(chain)])
     inputs[alone], weight[alone] = whole[alone], 0.0
     again = np.array([s.recompute for s in chain])
     whole, inputs = (t + forward * again[:, None] for t in (whole, inputs))

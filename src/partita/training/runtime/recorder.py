@@ -30,6 +30,11 @@ class Recorder:
         self._rows.append((core_share, *self._prober.read(times)))
         self._saved_s -= times * self._each_s
 
+    def forget(self) -> None:
+        """What was noted so far belongs to another plan; it begins again, with the same pieces."""
+        self._rows.clear()
+        self._saved_s = self._each_s * self._pieces
+
     def rows(self) -> torch.Tensor:
         """[steps, 1 + pieces]"""
         return torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 1 + self._pieces)

@@ -78,7 +78,7 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
                 _deploy(engine, plan)
                 traces = []
                 if recorder and spec.watched:
-                    recorder = session.recorder(spec.engine)  # what is read stands beside the last plan
+                    recorder.forget()  # what is read stands beside the last plan
                 record.hand_on()
         if progress == began:
             raise JobError(

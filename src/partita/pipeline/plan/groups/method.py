@@ -41,7 +41,7 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
     always among them."""
     yield from single.propose(task)
     wish = task.wish
-    if wish.schedule not in (None, "1f1b") or wish.stages is not None or wish.in_flight is not None:
+    if wish.schedule not in (None, "1f1b", "auto") or wish.stages is not None or wish.in_flight is not None:
         return
     for bench in task.benches:
         effort = Effort(wish.budget_s * EFFORT_A_SECOND * FINDING / len(task.benches))
