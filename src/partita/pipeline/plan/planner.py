@@ -62,7 +62,7 @@ def plan_pipeline(
     problem = PipelineProblem(
         bench.sample.graph, task.whole_cluster, bench.sample.costs, profile.job, profile.batch_size,
         bench.sample.micro_batch_size, profile.optimizer_bytes_per_parameter_byte, profile.clips, wish,
-        bench.sample.probe,
+        bench.sample.probe, profile.splits,
     )  # fmt: skip
     value = predicted(problem, plan).duration_s
     bound, how = lower_bound(task)
