@@ -201,7 +201,7 @@ class Normed(nn.Module):
 
     def __init__(self, halves: bool) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Linear(288, 4)
+        self.conv, self.norm, self.head = nn.Conv2d(4, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Linear(288, 4)
         self.halves = halves
 
     def forward(self, x: Tensor) -> Tensor:
