@@ -112,5 +112,3 @@ class _Splits:
     """The list in a file."""
 
     splits: tuple[Split, ...]
-
-

@@ -44,7 +44,11 @@ def mappings(problem: PipelineProblem, chance: random.Random, n: int) -> list[Pi
     asked, names = as_placement(problem), [d.name for d in problem.cluster.devices]
     plans = [candidate(problem, asked, beside(problem, Question.of(asked))).plan]
     for _ in range(n - 1):
-        plans.append(segments(problem.graph, random_placement(problem.graph, names, chance), forward_tasks(problem.graph)).plan(problem.graph))
+        plans.append(
+            segments(problem.graph, random_placement(problem.graph, names, chance), forward_tasks(problem.graph)).plan(
+                problem.graph
+            )
+        )
     return plans  # fmt: skip
 
 

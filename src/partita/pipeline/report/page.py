@@ -9,6 +9,7 @@ from typing import Any
 from partita.errors import TimelineError
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.splits import counted
 from partita.page import bars
 from partita.page.agreement import ERROR, Agreement, agreement, events, is_computation
 from partita.page.markup import tag, words

@@ -13,6 +13,7 @@ gradients together into one. Parts that read a weight share it as tied layers do
 from __future__ import annotations
 
 import difflib
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,7 +116,9 @@ class _Rewriting:
     code: fx.GraphModule
     tasks: Tasks
     parts: dict[fx.Node, Parts] = field(default_factory=dict)  #: of the values that are in parts
-    joined: dict[fx.Node, fx.Node] = field(default_factory=dict)  #: value in parts -> the whole, where somebody wants it
+    joined: dict[fx.Node, fx.Node] = field(
+        default_factory=dict
+    )  #: value in parts -> the whole, where somebody wants it
     slices: dict[tuple[fx.Node, int, Bounds], tuple[fx.Node, ...]] = field(default_factory=dict)
 
     def split(self, chosen: Sequence[Split]) -> tuple[Split, ...]:
@@ -237,9 +240,11 @@ class _Rewriting:
         key = (value, dim, bounds)
         if key not in self.slices:
             whole = self._whole(value)
-            sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+            sizes = [b - a for a, b in itertools.pairwise(bounds)]
             with self.code.graph.inserting_after(whole):
-                cut = self._lists(self._new(whole, aten.split_with_sizes.default, (whole, sizes, dim), {}, f"{value.name}_cut"))
+                cut = self._lists(
+                    self._new(whole, aten.split_with_sizes.default, (whole, sizes, dim), {}, f"{value.name}_cut")
+                )
             at, found = cut, []
             for i in range(len(sizes)):
                 with self.code.graph.inserting_after(at):
@@ -249,7 +254,7 @@ class _Rewriting:
         return self.slices[key]
 
     def _sliced(self, value: fx.Node, dim: int, bounds: Bounds, before: fx.Node) -> Iterator[fx.Node]:
-        for i, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for i, (a, b) in enumerate(itertools.pairwise(bounds)):
             with self.code.graph.inserting_before(before):
                 yield self._new(before, aten.slice.Tensor, (value, dim, a, b), {}, f"{value.name}_cut{i + 1}")
 
@@ -270,4 +275,3 @@ class _Rewriting:
             if node.users:
                 node.replace_all_uses_with(self._whole(node))
             self.code.graph.erase_node(node)
-

@@ -91,7 +91,7 @@ Rule = Callable[[Call, int], Recipe]
 
 def recipe(call: Call, dim: int) -> Recipe:
     """How a part along a dim (from 0) is made. Raises CannotSplit with the reason."""
-    if is_in_place(call.node) or call.node.meta.get("partita_writes") and call.name != "batch_norm":
+    if is_in_place(call.node) or (call.node.meta.get("partita_writes") and call.name != "batch_norm"):
         raise CannotSplit("it writes to its argument")
     if any(not isinstance(n, int) for n in call.result):
         raise CannotSplit("its shape depends on values")
@@ -195,6 +195,18 @@ def _pool(call: Call, dim: int) -> Recipe:
     return Recipe({"self": dim})
 
 
+def _pad(call: Call, dim: int) -> Recipe:
+    if dim >= len(call.result) - len(call.given["pad"]) // 2:
+        raise CannotSplit("it is made longer there")
+    return Recipe({"self": dim})
+
+
+def _upsample(call: Call, dim: int) -> Recipe:
+    if dim > 1:
+        raise CannotSplit("its neighbours overlap there")
+    return Recipe({"self" if "self" in call.given else "input": dim})
+
+
 def _softmax(call: Call, dim: int) -> Recipe:
     if dim == call.given["dim"] % len(call.result):
         raise CannotSplit("it sums over that dim")
@@ -285,7 +297,9 @@ def _reshape(call: Call, dim: int) -> Recipe:
     at = next((i for i, n in enumerate(old) if n > 1 and math.prod(old[:i]) == before), None)
     if at is None:
         raise CannotSplit("its rows do not stay together")
-    return Recipe({"self": at}, lambda a, b: {"shape": [*new[:dim], b - a, *new[dim + 1 :]]}, target=aten.reshape.default)
+    return Recipe(
+        {"self": at}, lambda a, b: {"shape": [*new[:dim], b - a, *new[dim + 1 :]]}, target=aten.reshape.default
+    )
 
 
 def _transpose(call: Call, dim: int) -> Recipe:
@@ -338,6 +352,8 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
         **dict.fromkeys(
             ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
              "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _pool),
+        **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
+        **dict.fromkeys(("upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"), _upsample),
         **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), _softmax),
         "layer_norm": _layer_norm,
         "group_norm": _group_norm,

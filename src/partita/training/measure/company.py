@@ -96,7 +96,13 @@ def company(
             others.append(d)
     with tempfile.TemporaryDirectory(prefix="partita-company-") as folder:
         logs = {d.name: Path(folder) / f"{d.name}.log" for d in others}
-        spec = {"source": source, "settings": dict(settings), "size": size, "pieces": pieces, "splits": splits_json(splits)}
+        spec = {
+            "source": source,
+            "settings": dict(settings),
+            "size": size,
+            "pieces": pieces,
+            "splits": splits_json(splits),
+        }
         workers = [_start(logs[d.name].with_suffix(".json"), {**spec, "cores": d.cores}) for d in others]
         try:
             _wait_ready(list(logs.values()), workers)

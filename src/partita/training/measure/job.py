@@ -77,7 +77,10 @@ def measure_job(
         chosen = _chosen(job, model, batch, device, splits, link, len(local)) if splits else ()
         measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[:2][-1], chosen)
     others = [d for d in local[1:] if d.cores != local[0].cores]
-    with company(source, settings or {}, others, measuring.probed, measuring.pieces, measuring.splits) as busy, pinned(local[0]):
+    with (
+        company(source, settings or {}, others, measuring.probed, measuring.pieces, measuring.splits) as busy,
+        pinned(local[0]),
+    ):
         cost, ready = call_costs(device), time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
