@@ -45,11 +45,13 @@ def beside(problem: PipelineProblem, question: Question) -> Mapped:
 
 def with_sums(problem: PipelineProblem, graph: TaskGraph) -> tuple[TaskGraph, CostTable]:
     """The graph, and costs to fit, in which a part's gradients go to the updates of the operator's other parts."""
+    backward = {t.of: t.id for t in graph.tasks if t.phase == "backward"}
+    update = {t.of: t.id for t in graph.tasks if t.phase == "update"}
     edges: dict[tuple[str, str], float] = {}
     for s in shared_by_parts(problem):
         for one, other in permutations(s.tasks, 2):
-            ends = f"{one}.backward", f"{other}.update"
-            if ends[0] in graph.index and ends[1] in graph.index:
+            if one in backward and other in update:
+                ends = backward[one], update[other]
                 edges[ends] = edges.get(ends, 0.0) + s.size_bytes
     if not edges:
         return graph, problem.costs

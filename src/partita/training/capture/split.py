@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -106,7 +106,8 @@ def _refused(asked: Split, operator: str, reason: str) -> CaptureError:
 
 
 def _node(code: fx.GraphModule, name: str) -> fx.Node:
-    return next(n for n in code.graph.nodes if n.name == name)
+    found: fx.Node = next(n for n in code.graph.nodes if n.name == name)
+    return found
 
 
 @dataclass
@@ -132,7 +133,7 @@ class _Rewriting:
             if node.name == asked.task:
                 done[asked.task] = self._operator(node, asked)
             elif operator_name(node) in VIEWS and node.args and node.args[0] in self.parts:
-                self._view(node, self.parts[node.args[0]])  # type: ignore[index]
+                self._view(node, self.parts[node.args[0]])
         self._forget()
         return tuple(done[s.task] for s in chosen)
 
@@ -204,7 +205,7 @@ class _Rewriting:
         """An argument, with what is in parts joined."""
         return fx.map_arg(value, self._whole)
 
-    def _new(self, like: fx.Node, target: Callable[..., Any], args: Any, named: Any, name: str) -> fx.Node:
+    def _new(self, like: fx.Node, target: Any, args: Any, named: Any, name: str) -> fx.Node:
         node = self.code.graph.create_node("call_function", target, args, named, name)
         node.meta = {k: v for k, v in like.meta.items() if k in ("nn_module_stack", "stack_trace")}
         return node
