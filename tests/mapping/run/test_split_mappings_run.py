@@ -77,7 +77,7 @@ def test_tied_weights_stay_one_weight() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "names"), [(2, ("branchy:inception", "vit", "trained:grouped")), (3, ("branchy:alexnet", "bert"))])  # fmt: skip
+@pytest.mark.parametrize(("ranks", "names"), [(2, ("branchy:inception", "vit", "trained:clipped")), (3, ("branchy:alexnet", "bert"))])  # fmt: skip
 def test_of_many_jobs_too(ranks: int, names: tuple[str, ...]) -> None:
     pytest.importorskip("transformers")
     trained(ranks, names, 5)

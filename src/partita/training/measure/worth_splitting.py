@@ -108,15 +108,16 @@ class _Flow:
         return path[::-1]
 
     def with_what_lies_beside(self, chosen: set[str], able: set[str]) -> set[str]:
-        """The chosen tasks, and those of the able ones all of whose neighbours are among them."""
+        """The chosen tasks, and runs of able ones all of whose neighbours are among them."""
         near: dict[str, set[str]] = {t: set() for t in self.seconds}
         for p, _, readers in self.tensors:
             for r in readers:
                 near[p].add(r)
                 near[r].add(p)
         found = set(chosen)
-        while more := {t for t in able - found if near[t] and near[t] <= found}:
-            found |= more
+        for run in self.runs(able - chosen):
+            around = set().union(*(near[t] for t in run)) - run
+            found |= run if around and around <= chosen else set()
         return found
 
     def runs(self, chosen: set[str]) -> list[set[str]]:
