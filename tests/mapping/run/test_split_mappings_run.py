@@ -11,7 +11,7 @@ from training.runtime.helpers import source_of
 from training.runtime.ranks import on_ranks
 from training.runtime.test_deploy import Run, by_itself, check, deployed, together
 
-from partita.mapping.plan.jobs import as_placement, candidate, candidates
+from partita.mapping.plan.jobs import as_placement, candidates
 from partita.mapping.plan.parts import BESIDE, beside
 from partita.mapping.plan.question import Question
 from partita.mapping.plan.runnable import segments
@@ -40,16 +40,13 @@ def split_problem(
 
 
 def mappings(problem: PipelineProblem, chance: random.Random, n: int) -> list[PipelinePlan]:
-    """Parts beside each other first, then by lot."""
-    asked, names = as_placement(problem), [d.name for d in problem.cluster.devices]
-    plans = [candidate(problem, asked, beside(problem, Question.of(asked))).plan]
-    for _ in range(n - 1):
-        plans.append(
-            segments(problem.graph, random_placement(problem.graph, names, chance), forward_tasks(problem.graph)).plan(
-                problem.graph
-            )
-        )
-    return plans  # fmt: skip
+    """Parts beside each other first, then by lot; as finely cut as messages ask for."""
+    graph, names = problem.graph, [d.name for d in problem.cluster.devices]
+    mapped = beside(problem, Question.of(as_placement(problem)))
+    homes = {t.id: names[mapped.where[k]] for t, k in zip(graph.tasks, graph.atom.tolist(), strict=True)}
+    order = forward_tasks(graph)
+    places = [homes, *(random_placement(graph, names, chance) for _ in range(n - 1))]
+    return [segments(graph, where, order).plan(graph) for where in places]
 
 
 def trained(ranks: int, names: tuple[str, ...], n: int) -> None:
