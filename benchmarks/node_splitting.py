@@ -105,7 +105,7 @@ def chain(model: str, options: argparse.Namespace, machine: Machine, talk: Talk)
     machine.look("after")
     gains = {name: runs[name].ratio("single", "pipeline") for name in runs}
     against = bootstrap(
-        lambda a, b, c, d: (statistics.median(a) / statistics.median(b)) / (statistics.median(c) / statistics.median(d)),
+        lambda one, parts, also_one, whole: (one / parts) / (also_one / whole),
         *(runs[n].steps(e) for n, e in (("parts", "single"), ("parts", "pipeline"), ("whole", "single"), ("whole", "pipeline"))),
     )  # fmt: skip
     copies = runs["parts"].copies
