@@ -3,7 +3,7 @@
     python benchmarks/node_splitting.py [--only step,accuracy] [--rounds 18] [--blocks 2] [--seeds 5] [--epochs 15] [--data DIR] [--json]
 
 step       Models that are one long chain (tests/jobs/branchy.py, random weights and data), planned by the same method as they are and
-           with `--split auto`, in turn with one process and with copies of the whole job side by side, which are the limit.
+           in parts: AlexNet with `--split auto`, ResNet-18 with `--split auto:any`; in turn with one process and with copies of the whole job side by side, which are the limit.
 accuracy   Networks with BatchNorm trained on real images (scikit-learn's digits; with --data also CIFAR-10's, whose train.parquet and
            test.parquet lie in DIR), whole and with every operator in 2, 4 and 8 parts by the batch: the code that workers run,
            in one process. The same seeds give the same first weights and batches, so differences are taken in pairs.
@@ -48,8 +48,9 @@ BRANCHY = ROOT / "tests" / "jobs" / "branchy.py"
 CIFAR = ROOT / "examples" / "cifar_resnet.py"
 CHAINS: dict[str, dict[str, str]] = {
     "alexnet": {"batch": "64", "width": "16"},
-    "softmax": {"batch": "512", "width": "784"},
+    "resnet": {"batch": "16", "width": "32", "each": "2", "size": "32"},
 }
+SPLIT = {"alexnet": "auto", "resnet": "auto:any"}  #: of each: ResNet's BatchNorms are in every operator's way
 PARTS = (1, 2, 4, 8)
 CPU = torch.device("cpu")
 
@@ -66,7 +67,7 @@ def planned(model: str, options: argparse.Namespace, talk: Talk) -> dict[str, Pl
     source, settings = f"{BRANCHY}:{model}", CHAINS[model]
     size = batch_size(load_job(source, settings).example())
     found = {}
-    for name, splits in (("whole", ()), ("parts", ("auto",))):
+    for name, splits in (("whole", ()), ("parts", (SPLIT[model],))):
         profile = measure_job(
             source, settings, devices=options.devices, sizes=(size,), splits=splits, budget_s=options.budget_s,
             progress=talk.progress,
