@@ -67,6 +67,7 @@ def test_exact_splits_train_what_one_process_trains() -> None:
     trained(2, ("branchy:alexnet", "branchy:towers"), 3)
 
 
+@pytest.mark.slow
 def test_tied_weights_stay_one_weight() -> None:
     """GPT-2's embedding and its head, both in parts."""
     pytest.importorskip("transformers")
