@@ -47,6 +47,7 @@ from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import OffloadFile, PlanFile
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.program import Program
+from partita.nouns.splits import Split
 from partita.nouns.timeline import Timeline
 from partita.offload.plan.planner import plan_offload
 from partita.page.agreement import agreement, as_text
@@ -238,7 +239,9 @@ def _read_cluster(path: Path) -> object:
 
 def _profile(_: Path) -> bytes:
     file = make_plan(2, 4, 4)
-    return _json(Profile("job.py:make", 8, (Sample(2, file.graph, file.costs, 0.5),), file.cluster, 1.0, {}).to_json())
+    parts = Split("layer", "batch", 2, "statistics", tuple(t.id for t in file.graph.tasks[:2]))
+    sample = Sample(2, file.graph, file.costs, 0.5)
+    return _json(Profile("job.py:make", 8, (sample,), file.cluster, 1.0, {}, splits=(parts,)).to_json())
 
 
 def _read_program(path: Path) -> object:

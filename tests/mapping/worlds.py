@@ -12,6 +12,7 @@ from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.splits import Split
 from partita.training.capture.model import Captured, capture
 from partita.training.job import batch_size, load_job
 
@@ -27,10 +28,18 @@ def captured(name: str) -> Captured:
 def problem_of(name: str, devices: Sequence[str]) -> PipelineProblem:
     """A job of branchy.py whose tasks all take a millisecond."""
     size = batch_size(load_job(f"{BRANCHY}:{name}").example())
-    graph = captured(name).graph
-    costs = CostTable.given(("cpu",), np.full((len(graph), 1), 1e-3), np.full(len(graph.producer), np.nan))
+    return mapped_problem(captured(name).graph, devices, f"{BRANCHY}:{name}", size)
+
+
+def mapped_problem(
+    graph: TaskGraph, devices: Sequence[str], source: str, size: int, splits: tuple[Split, ...] = ()
+) -> PipelineProblem:
+    """A job's whole batch; all tasks take a millisecond, the parts of one their share."""
+    parts = {t: len(s.tasks) for s in splits for t in s.tasks}
+    seconds = np.array([[1e-3 / parts.get(t.of or t.id, 1)] for t in graph.tasks])
+    costs = CostTable.given(("cpu",), seconds, np.full(len(graph.producer), np.nan))
     cluster = Cluster(tuple(Device(d, instruction_s=1e-4) for d in devices), (), Link("", "", 1e9, 1e-4))
-    return PipelineProblem(graph, cluster, costs, f"{BRANCHY}:{name}", size, size)
+    return PipelineProblem(graph, cluster, costs, source, size, size, splits=splits)
 
 
 def forward_tasks(graph: TaskGraph) -> list[str]:

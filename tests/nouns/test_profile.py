@@ -17,6 +17,7 @@ from partita.errors import BadInput, CostError, GraphError
 from partita.files import write_whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.profile import Profile, Sample
+from partita.nouns.splits import Split, asked_splits
 
 CHAIN = training_chain(2)
 PROFILE = Profile(
@@ -26,12 +27,21 @@ PROFILE = Profile(
     Cluster.uniform(2, rate_bytes_per_s=1e9),
     1.0,
     {"load": 0.1},
+    splits=(Split("whole", "batch", 2, "statistics", ("f0", "f1")),),
 )
 
 
 def test_a_file_gives_the_same_profile(tmp_path: Path) -> None:
     again = Profile.read(PROFILE.write(tmp_path / "profile.json"))
-    for name in ("job", "batch_size", "cluster", "optimizer_bytes_per_parameter_byte", "facts", "fingerprint"):
+    for name in (
+        "job",
+        "batch_size",
+        "cluster",
+        "optimizer_bytes_per_parameter_byte",
+        "facts",
+        "fingerprint",
+        "splits",
+    ):
         assert getattr(again, name) == getattr(PROFILE, name)
     for a, b in zip(again.samples, PROFILE.samples, strict=True):
         assert a.micro_batch_size == b.micro_batch_size
@@ -76,3 +86,33 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
     path = write_whole(tmp_path_factory.getbasetemp() / "profile.json", json.dumps(value))
     profile = refused_or(lambda: Profile.read(path), BadInput, str(path))
     assert profile is None or profile.samples
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"task": "a", "dim": "time", "parts": 2}, "'time'"),
+        ({"task": "a", "dim": "batch", "parts": 1}, "1 parts"),
+        ({"task": "a", "dim": "batch", "parts": 10**9}, "1000000000 parts"),
+        ({"task": "a", "dim": "batch", "parts": 2, "change": "all"}, "change"),
+        ({"task": "a", "dim": "batch", "parts": 2, "tasks": ["nobody"]}, "'nobody' of a split is no task"),
+        ({"task": "a", "dim": "batch"}, "parts is missing"),
+        ("a:batch:2", "splits"),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(row: Any, fault: str) -> None:
+    with pytest.raises(CostError, match=fault):
+        Profile.from_json({**PROFILE.to_json(), "splits": [row]})
+
+
+def test_an_operator_is_split_once() -> None:
+    row = {"task": "a", "dim": "batch", "parts": 2}
+    with pytest.raises(CostError, match="'a' is split twice"):
+        Profile.from_json({**PROFILE.to_json(), "splits": [row, row]})
+
+
+@pytest.mark.parametrize("word", ["conv2d", "conv2d:batch", "conv2d:batch:x", "conv2d:batch:-2", ":batch:2", "conv2d:height:2", "conv2d:batch:1", "a:batch:2:3"])  # fmt: skip
+def test_words_that_ask_for_no_split(word: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        asked_splits([word])
+    assert refused.value.hint

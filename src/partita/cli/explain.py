@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.cli.plan import bound_facts, document, load_table, step_table
+from partita.cli.plan import bound_facts, document, load_table, split_facts, step_table
 from partita.cli.spark import explain as spark
 from partita.cli.talk import Talk
 from partita.cli.what_if import Answer, answers
@@ -150,6 +150,7 @@ def text(document: dict[str, Any]) -> str:
         [
             (what, f"{seconds(d['value_s'])}, predicted, by {d['method']}"),
             *bound_facts(d),
+            *split_facts(d),
             ("bottleneck", f"{d['bottleneck']}: {d['bottleneck_is']}"),
             *(
                 [("schedule", why)]

@@ -28,6 +28,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch-sizes", metavar="N,N", help="sizes to measure (default: the batch cut into 1, 2, 4 .. 32)"
     )
     parser.add_argument(
+        "--split",
+        action="append",
+        default=[],
+        metavar="TASK:DIM:N",
+        help="run an operator in N parts along the batch or channel dim, e.g. conv2d_1:batch:2 or 'linear*:channel:2'; auto: those that are worth it, as long as they stay exact; auto:any: BatchNorm too",
+    )
+    parser.add_argument(
         "--budget-s", type=float, default=15.0, metavar="S", help="about how long the timing may take (default: 15)"
     )
 
@@ -51,6 +58,7 @@ def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     sizes = sizes_of(options.micro_batch_sizes)
     _check(options)
+    from partita.nouns.splits import splits_json
     from partita.training.measure.job import measure_job
 
     talk.step(f"measuring {options.job}")
@@ -59,6 +67,7 @@ def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         settings_of(options),
         devices=options.devices,
         sizes=sizes,
+        splits=options.split,
         budget_s=options.budget_s,
         progress=talk.progress,
     )
@@ -72,6 +81,7 @@ def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         "parameter_bytes": sum(t.parameter_bytes for t in graph.tasks)
         - sum(s.size_bytes * (len(s.tasks) - 1) for s in graph.shared),
         "batch_size": profile.batch_size,
+        "splits": splits_json(profile.splits),
         "single_step_s": {str(s.micro_batch_size): s.single_step_s for s in profile.samples},
         "devices": [d.name for d in profile.cluster.devices],
         "link": {
@@ -143,6 +153,7 @@ def _campaign_text(document: dict[str, Any]) -> str:
 
 
 def _profile_text(document: dict[str, Any]) -> str:
+    from partita.nouns.splits import counted, read_splits
     from partita.page.text import count, facts, seconds, size, table
 
     calls = document["calls"]
@@ -153,6 +164,7 @@ def _profile_text(document: dict[str, Any]) -> str:
                 f"{document['graph']}, {count(document['tasks'])} tasks, {size(document['parameter_bytes'])} of parameters",
             ),
             ("devices", _devices(document)),
+            *[("split", line) for line in counted(read_splits(document["splits"], BadInput, "splits"))],
             *([("link", _link(document["link"]))] if document["link"]["rate_bytes_per_s"] else []),
             ("calls", f"{seconds(calls['instruction_s'])} a forward or a backward, {seconds(calls['step_s'])} a step"),
             (

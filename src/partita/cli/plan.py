@@ -18,6 +18,7 @@ from partita.nouns.pipeline_plan import Asked, PipelinePlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
+from partita.nouns.splits import counted, read_splits
 from partita.page.plan_rows import is_mapping, load_rows, mapped_rows, stage_rows, visits
 from partita.page.schedule_words import schedule_words, why_this_schedule
 from partita.page.text import Kind, facts, percent, seconds, table
@@ -296,9 +297,15 @@ def _step_facts(d: dict[str, Any]) -> str:
             if "placement" in d else
             ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {schedule_words(d['schedule'])}"),
             *([("schedule", why)] if (why := why_this_schedule(d["schedule"], d["value_s"], d.get("compared_s", {}))) else []),
+            *split_facts(d),
             ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
         ]
     )  # fmt: skip
+
+
+def split_facts(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """Operators in parts as lines, those that are split alike together."""
+    return [("split", line) for line in counted(read_splits(d.get("splits"), BadInput, "splits"))]
 
 
 def step_table(document: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import Asked, PipelinePlan
 from partita.nouns.probe import Probe
 from partita.nouns.profile import Profile, Sample
+from partita.nouns.splits import Split, read_splits, splits_json
 from partita.records import record
 
 
@@ -63,13 +64,14 @@ class PipelineProblem:
     clips: bool = False  #: the norm of all gradients is summed over the stages before every update
     wish: Wish = Wish()
     probe: Probe | None = None  #: how fast the machine was when the costs were measured; None: unknown
+    splits: tuple[Split, ...] = ()  #: operators in parts: the graph is that of the job with these
 
     @property
     def profile(self) -> Profile:
         """What is left of the profile: the sample that was planned for."""
         sample = Sample(self.micro_batch_size, self.graph, self.costs, probe=self.probe)
         state = self.optimizer_bytes_per_parameter_byte
-        return Profile(self.job, self.batch_size, (sample,), self.cluster, state, clips=self.clips)
+        return Profile(self.job, self.batch_size, (sample,), self.cluster, state, clips=self.clips, splits=self.splits)
 
     def cluster_of(self, plan: PipelinePlan) -> Cluster:
         """The machines as a plan finds them: where they were measured in company, a device that works alone is as fast as it
@@ -92,6 +94,7 @@ class PipelineProblem:
             "optimizer_bytes_per_parameter_byte": self.optimizer_bytes_per_parameter_byte,
             "clips": self.clips,
             "wishes": self.wish.given(),
+            "splits": splits_json(self.splits),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -113,6 +116,7 @@ class PipelineProblem:
             bool(value["clips"]),
             Wish.from_json(value["wishes"]),
             Probe.from_json(value.get("probe"), f"{what}: probe"),
+            read_splits(value.get("splits"), PlanError, f"{what}: splits"),
         )
         refuse(PlanError, problem.profile.check(), what, hint="make the plan again")
         return problem

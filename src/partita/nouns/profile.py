@@ -17,6 +17,7 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.probe import Probe
+from partita.nouns.splits import Split, read_splits, splits_json
 
 MOST_SAMPLES = 1_000_000_000  #: in a batch; more is a slip of the pen
 
@@ -45,6 +46,7 @@ class Profile:
     optimizer_bytes_per_parameter_byte: float = 0.0  #: 0 plain SGD, 1 momentum, 2 Adam
     facts: Mapping[str, Any] = field(default_factory=dict)  #: machine, versions, load, CPU seconds, date
     clips: bool = False  #: the norm of all gradients is clipped, so it is summed over the devices in every step
+    splits: tuple[Split, ...] = ()  #: operators in parts, which whoever captures the job splits alike
 
     @property
     def fingerprint(self) -> str:
@@ -65,6 +67,8 @@ class Profile:
         """Every fault at once; empty when the numbers are possible."""
         sizes = [("batch_size", self.batch_size), *(("micro_batch_size", s.micro_batch_size) for s in self.samples)]
         faults = [f"{name} is {n}" for name, n in sizes if not 1 <= n <= MOST_SAMPLES]
+        strange = [t for s in self.splits for t in s.tasks if t not in self.samples[0].graph.index]
+        faults += [f"the part {t!r} of a split is no task" for t in strange]
         state = self.optimizer_bytes_per_parameter_byte
         faults += [] if 0 <= state < math.inf else [f"optimizer_bytes_per_parameter_byte is {state}"]
         return faults
@@ -77,6 +81,7 @@ class Profile:
             "batch_size": self.batch_size,
             "optimizer_bytes_per_parameter_byte": self.optimizer_bytes_per_parameter_byte,
             "clips": self.clips,
+            "splits": splits_json(self.splits),
             "facts": dict(self.facts),
             "cluster": self.cluster.to_json(),
             "samples": [
@@ -104,7 +109,7 @@ class Profile:
             profile = Profile(
                 str(value["job"]), int(value["batch_size"]), samples, cluster,
                 float(value["optimizer_bytes_per_parameter_byte"]), dict(value["facts"]),
-                bool(value.get("clips", False)),
+                bool(value.get("clips", False)), read_splits(value.get("splits"), CostError, f"{what}: splits"),
             )  # fmt: skip
         if not samples:
             raise CostError(f"{what} has no samples", hint="measure again")

@@ -19,6 +19,7 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
 from partita.nouns.program import Op
+from partita.nouns.splits import Split
 from partita.simulate.segments import stages_of
 from partita.training.job import Batch, TrainingJob, load_job
 from partita.training.runtime import checkpoint, interpreter
@@ -89,11 +90,19 @@ def stream(job: TrainingJob) -> Iterator[Batch]:
     return (batch for epoch in itertools.count() for batch in job.batches(epoch))
 
 
-def deployed(rank: int, ranks: int, source: str, chosen: list[PipelinePlan], steps: list[int], size: int = SIZE) -> Any:
+def deployed(
+    rank: int,
+    ranks: int,
+    source: str,
+    chosen: list[PipelinePlan],
+    steps: list[int],
+    size: int = SIZE,
+    splits: tuple[Split, ...] = (),
+) -> Any:
     """(losses, weights at the end) of a run that goes from plan to plan."""
     job = load_job(source, {})
     cluster = Cluster.uniform(ranks, rate_bytes_per_s=1e9)
-    engine = pipeline(job, Assignment(chosen[0], cluster, size, rank, WORLD[:ranks]))
+    engine = pipeline(job, Assignment(chosen[0], cluster, size, rank, WORLD[:ranks], splits))
     losses, step = [], 0
     batches = stream(job)
     for plan, n in zip(chosen, steps, strict=True):

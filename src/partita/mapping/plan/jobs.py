@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.errors import BadInput, CostError
+from partita.mapping.plan.parts import beside, shared_by_parts, with_sums
 from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, compile_kernels, plan_mapping
 from partita.mapping.plan.question import Mapped, Question
 from partita.mapping.plan.runnable import runnable
@@ -82,7 +83,7 @@ def whole_batch(
         ) from error
     return PipelineProblem(
         sample.graph, cluster or profile.cluster, sample.costs, profile.job, profile.batch_size, profile.batch_size,
-        profile.optimizer_bytes_per_parameter_byte, profile.clips, Wish(budget_s=budget_s, seed=seed), sample.probe,
+        profile.optimizer_bytes_per_parameter_byte, profile.clips, Wish(budget_s=budget_s, seed=seed), sample.probe, profile.splits,
     )  # fmt: skip
 
 
@@ -94,6 +95,8 @@ def candidates(problem: PipelineProblem, method: str, budget_s: float, seed: int
     for name, make in SEEDS.items():
         if method in SEARCHES or name == method:
             yield from (candidate(problem, asked, m) for m in make(question) if np.isfinite(m.value_s))
+    if method in SEARCHES and problem.splits:
+        yield candidate(problem, asked, beside(problem, question))
     if method in SEARCHES:
         plan = plan_mapping(asked, method=method, budget_s=budget_s, seed=seed).plan
         assert isinstance(plan, PlacementPlan)
@@ -119,9 +122,10 @@ def of_placement(problem: PipelineProblem, graph: TaskGraph, plan: PlacementPlan
 def as_placement(problem: PipelineProblem) -> PlacementProblem:
     """The question that the searches know: tasks one by one, a message with all that it takes of the devices.
 
-    Tasks that share a parameter stay together here: apart, its gradient would be summed in every step.
+    Tasks that share a parameter stay together here: apart, its gradient would be summed in every step. Parts of an operator
+    may be apart: what each sends for the sum is one more tensor here.
     """
-    graph = _with_shared_together(problem.graph)
+    graph, costs = with_sums(problem, _with_shared_together(problem))
     call_s = float(np.mean([d.instruction_s for d in problem.cluster.devices]))
     dearer = [
         replace(k, message_s=k.message_s + k.send_s + call_s) for k in (problem.cluster.default_link, *problem.cluster.links)
@@ -129,15 +133,18 @@ def as_placement(problem: PipelineProblem) -> PlacementProblem:
     cluster = replace(problem.cluster, default_link=dearer[0], links=tuple(dearer[1:]))
     per_byte = bytes_per_parameter_byte(graph, problem.optimizer_bytes_per_parameter_byte)
     memory = np.array([t.parameter_bytes * per_byte + t.activation_bytes for t in graph.tasks])
-    return PlacementProblem(graph, cluster, problem.costs, memory, source_format="profile", source=problem.job)
+    return PlacementProblem(graph, cluster, costs, memory, source_format="profile", source=problem.job)
 
 
-def _with_shared_together(graph: TaskGraph) -> TaskGraph:
-    """The graph with the tasks of every shared parameter in one colocation group."""
-    if not graph.shared:
+def _with_shared_together(problem: PipelineProblem) -> TaskGraph:
+    """The graph with the tasks of every shared parameter in one colocation group, but for parts of operators."""
+    graph, apart = problem.graph, shared_by_parts(problem)
+    if len(apart) == len(graph.shared):
         return graph
     group = {t.id: t.group for t in graph.tasks}
     for s in graph.shared:
+        if s in apart:
+            continue
         mine = {group[t] for t in s.tasks} - {None}
         for task, g in group.items():
             if task in s.tasks or g in mine:

@@ -27,6 +27,7 @@ from partita.mapping.plan.decode import priorities_of, values_of
 from partita.mapping.plan.features import features
 from partita.mapping.plan.genetic import Worth, bred
 from partita.mapping.plan.jobs import as_placement, candidate
+from partita.mapping.plan.parts import beside
 from partita.mapping.plan.planner import SEEDS, compile_kernels
 from partita.mapping.plan.polish import polished
 from partita.mapping.plan.question import Mapped, Question
@@ -121,6 +122,7 @@ class _Live:
 
     def seeds(self, simulated_s: float) -> Trials:
         known = [m for make in SEEDS.values() for m in make(self.question) if math.isfinite(m.value_s)]
+        known += [beside(self.problem, self.question)] if self.problem.splits else []
         for mapped in [*known, polished(self.question, known, simulated_s, self.seed).best]:
             yield from self.tried(self.trial("seeds", mapped))
 

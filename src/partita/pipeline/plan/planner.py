@@ -103,7 +103,7 @@ def problem_of(task: PipelineTask, candidate: Candidate) -> PipelineProblem:
     profile, sample = task.profile, task.bench(candidate).sample
     return PipelineProblem(
         sample.graph, task.whole_cluster, sample.costs, profile.job, profile.batch_size, sample.micro_batch_size,
-        profile.optimizer_bytes_per_parameter_byte, profile.clips, task.wish, sample.probe,
+        profile.optimizer_bytes_per_parameter_byte, profile.clips, task.wish, sample.probe, profile.splits,
     )  # fmt: skip
 
 

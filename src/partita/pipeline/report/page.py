@@ -8,6 +8,8 @@ from typing import Any
 
 from partita.errors import TimelineError
 from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.splits import counted
 from partita.page import bars
 from partita.page.agreement import ERROR, Agreement, agreement, events, is_computation
 from partita.page.markup import tag, words
@@ -98,13 +100,20 @@ def _plan_line(story: Story) -> str:
     if story.plan and is_mapping(story.plan):
         return (
             f"{many(len(plan.stage_of), 'operator')} mapped to {many(len(plan.devices), 'device')} in "
-            f"{many(len(plan.stages), 'segment')}, the whole batch at once, by {story.plan.verdict.method}."
+            f"{many(len(plan.stages), 'segment')}, the whole batch at once, by {story.plan.verdict.method}.{_split_line(story)}"
         )
     name = schedule_words(plan.schedule)
     return (
         f"{many(len(plan.stages), 'stage')} on {many(len(plan.devices), 'device')}, "
-        f"{many(plan.micro_batches, 'micro-batch', 'micro-batches')}, at most {plan.in_flight} in flight, {name}."
+        f"{many(plan.micro_batches, 'micro-batch', 'micro-batches')}, at most {plan.in_flight} in flight, {name}.{_split_line(story)}"
     )
+
+
+def _split_line(story: Story) -> str:
+    """Operators in parts, and what that changes."""
+    problem = story.plan.problem if story.plan else None
+    splits = problem.splits if isinstance(problem, PipelineProblem) else ()
+    return f" In parts: {'; '.join(counted(splits))}." if splits else ""
 
 
 # ---------------------------------------------------------------------------------------------------------- notes

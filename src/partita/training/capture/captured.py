@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from partita.nouns.graph import TaskGraph
+from partita.nouns.splits import Split
 from partita.training.job import Batch
 
 
@@ -28,6 +29,7 @@ class Captured:
     loss: str  #: name of the node that is the loss
     aliases: Mapping[str, tuple[str, ...]]  #: parameter or buffer name -> other names of the same tensor
     meta: Mapping[str, TensorMeta]  #: node name -> what its value looks like
+    splits: tuple[Split, ...] = ()  #: operators in parts
     saved: tuple[str, ...] = ()  #: names in the model's state_dict; buffers registered as not persistent are missing
 
     @cached_property

@@ -44,7 +44,7 @@ def functionalise(code: fx.GraphModule, bindings: Mapping[str, Binding]) -> bool
     """
     _spread(code)
     _Writes(code.graph, bindings).follow()
-    _mark_buffers(code, {n for n, b in bindings.items() if b.kind == "buffer"})
+    mark_buffers(code, {n for n, b in bindings.items() if b.kind == "buffer"})
     random = _drop_dead(code)
     code.graph.lint()
     code.recompile()
@@ -370,7 +370,7 @@ _PUT_BACK: dict[str, PutBack] = {
 # ---- buffers, and what nobody needs -----------------------------------------------------------------------------------
 
 
-def _mark_buffers(code: fx.GraphModule, buffers: set[str]) -> None:
+def mark_buffers(code: fx.GraphModule, buffers: set[str]) -> None:
     """Note at every call which buffers it touches, and which of them it changes."""
     memory: dict[fx.Node, str] = {}
     for node in code.graph.nodes:

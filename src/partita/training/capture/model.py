@@ -25,10 +25,12 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
 from partita.errors import CaptureError, PartitaError, place_of, sentence_of
+from partita.nouns.splits import Split
 from partita.training.capture.captured import Binding, Captured, TensorMeta, bound_values, written_buffers
-from partita.training.capture.functional import functionalise
+from partita.training.capture.functional import functionalise, mark_buffers
 from partita.training.capture.operators import operator_name
-from partita.training.capture.tasks import Observed, cut_into_tasks
+from partita.training.capture.split import Tasks, split_operators
+from partita.training.capture.tasks import Cut, Observed, cut_into_tasks
 from partita.training.job import Batch, Precision, call
 
 __all__ = ["Binding", "Captured", "TensorMeta", "bound_values", "capture", "operator_name", "written_buffers"]
@@ -49,9 +51,15 @@ class _WithLoss(nn.Module):
 
 
 def capture(
-    model: nn.Module, loss: Loss, batch: Batch, name: str | None = None, precision: Precision = contextlib.nullcontext
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    name: str | None = None,
+    precision: Precision = contextlib.nullcontext,
+    splits: Sequence[Split] = (),
 ) -> Captured:
-    """The model's tasks at this batch's shapes, run inside `precision()`. Parameters, buffers and random generators are left as they were.
+    """The model's tasks at this batch's shapes, run inside `precision()`; operators in parts as `splits` say. Parameters, buffers
+    and random generators are left as they were.
 
     Raises CaptureError that names the line of the model that refuses the batch or cannot be followed, and the way out.
     """
@@ -66,13 +74,24 @@ def capture(
     bindings = _bindings(program, aliases)
     random_dropped = functionalise(code, bindings)
     output = next(n for n in code.graph.nodes if n.op == "output")
-    with _left_alone(model), precision():
-        observed, result = _observe(code, bindings, model, batch)
-    _check_same(reference, result, compare=not random_dropped)
-    cut = cut_into_tasks(name or type(model).__name__, code, bindings, output.args[0][0].name, observed, model)
+
+    def observe() -> tuple[Cut, Observed]:
+        with _left_alone(model), precision():
+            observed, result = _observe(code, bindings, model, batch)
+        _check_same(reference, result, compare=not random_dropped and all(s.exact for s in done))
+        loss_node = output.args[0][0].name
+        return cut_into_tasks(name or type(model).__name__, code, bindings, loss_node, observed, model), observed
+
+    done: tuple[Split, ...] = ()
+    cut, observed = observe()
+    if splits:
+        tasks = Tasks(dict(zip((t.id for t in cut.graph.tasks), cut.nodes, strict=False)), observed.meta)
+        done = split_operators(code, tasks, splits)
+        mark_buffers(code, {n for n, b in bindings.items() if b.kind == "buffer"})
+        cut, observed = observe()
     saved = tuple(n for n, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor))
     return Captured(
-        cut.graph, code, bindings, cut.nodes, cut.values, output.args[0][0].name, aliases, observed.meta, saved
+        cut.graph, code, bindings, cut.nodes, cut.values, output.args[0][0].name, aliases, observed.meta, done, saved
     )
 
 

@@ -20,7 +20,9 @@ def speeds_now(problem: PipelineProblem, job: str, settings: Mapping[str, str]) 
     if probe is None:
         return ()
     devices = problem.cluster.devices
-    with company(job, settings, devices, probe.micro_batch_size, [p.tasks for p in probe.pieces]) as others:
+    with company(
+        job, settings, devices, probe.micro_batch_size, [p.tasks for p in probe.pieces], problem.splits
+    ) as others:
         began = time.monotonic()
         time.sleep(_SECONDS)
         rows = {name: others.steps(name, began) for name in others.logs}

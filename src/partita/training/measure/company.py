@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partita.errors import BadInput
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
+from partita.nouns.splits import Split, read_splits, splits_json
 from partita.spawn import Process, end, parent_is_gone, spawn, threads_env
 
 if TYPE_CHECKING:
@@ -78,7 +80,12 @@ class Company:
 
 @contextlib.contextmanager
 def company(
-    source: str, settings: Mapping[str, str], devices: Sequence[Device], size: int, pieces: Sequence[Tasks]
+    source: str,
+    settings: Mapping[str, str],
+    devices: Sequence[Device],
+    size: int,
+    pieces: Sequence[Tasks],
+    splits: Sequence[Split] = (),
 ) -> Iterator[Company]:
     """While the context lasts, each of these devices, as far as they have cores of their own, trains the job's model on
     micro-batches of `size`, and reads a piece of the probe, of the same size, after every step."""
@@ -89,7 +96,13 @@ def company(
             others.append(d)
     with tempfile.TemporaryDirectory(prefix="partita-company-") as folder:
         logs = {d.name: Path(folder) / f"{d.name}.log" for d in others}
-        spec = {"source": source, "settings": dict(settings), "size": size, "pieces": pieces}
+        spec = {
+            "source": source,
+            "settings": dict(settings),
+            "size": size,
+            "pieces": pieces,
+            "splits": splits_json(splits),
+        }
         workers = [_start(logs[d.name].with_suffix(".json"), {**spec, "cores": d.cores}) for d in others]
         try:
             _wait_ready(list(logs.values()), workers)
@@ -133,7 +146,8 @@ def _keep_busy(spec: Mapping[str, Any]) -> None:
     model = job.build()
     device = torch.device("cpu")
     part = inputs, target = next(micro_batches(job.example(), int(spec["size"])))
-    captured = capture(model, job.loss, part, precision=job.precision(device))
+    splits = read_splits(spec["splits"], BadInput, "what a companion is told")
+    captured = capture(model, job.loss, part, precision=job.precision(device), splits=splits)
     prober = Prober([tuple(p) for p in spec["pieces"]], captured, part, device, job.precision(device))
     with open(spec["log"], "w", buffering=1) as log:
         while not parent_is_gone():

@@ -13,11 +13,12 @@ from torch import nn
 
 from partita.errors import JobError
 from partita.memory import keep_freed_memory
-from partita.nouns.cluster import Cluster, Device
+from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable, Estimate
 from partita.nouns.graph import FloatArray, TaskGraph
 from partita.nouns.probe import Probe
 from partita.nouns.profile import Profile, Sample
+from partita.nouns.splits import AUTO, Split
 from partita.page.machine import machine_facts
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, load_job, micro_batches
@@ -37,6 +38,7 @@ from partita.training.measure.tasks import (
     time_tasks,
     weight_shares,
 )
+from partita.training.measure.worth_splitting import is_automatic, named_splits, worthwhile_splits
 from partita.training.probing import Prober, drawn
 
 Progress = Callable[[str, int, int], None]
@@ -49,13 +51,15 @@ def measure_job(
     *,
     devices: int | None = None,
     sizes: Sequence[int] = (),
+    splits: Sequence[str] = (),
     budget_s: float = 15.0,
     progress: Progress = lambda what, done, total: None,
 ) -> Profile:
     """Capture and time the job `file.py:function` at each micro-batch size, smallest first, within about `budget_s` seconds.
 
     While it is timed, the other devices' cores run the same model, as they will in a pipeline: cores share caches,
-    memory and power, and a task alone on the machine is a few per cent faster than it will be.
+    memory and power, and a task alone on the machine is a few per cent faster than it will be. `splits`: operators in parts,
+    TASK:batch:2 or "auto"; then only the whole batch is measured, unless sizes are given.
 
     Raises JobError, CaptureError, ClusterError.
     """
@@ -66,13 +70,18 @@ def measure_job(
     model, batch = job.build(), job.example()
     check_loss(job, model, batch)
     total = batch_size(batch)
-    wanted = _sizes(total, sizes or job.micro_batch_sizes)
+    wanted = _sizes(total, sizes or job.micro_batch_sizes or ((total,) if splits else ()))
     device = torch.device(local[0].name) if local[0].kind == "cuda" else torch.device("cpu")
     steps = len(wanted) + 1
     with pinned(local[0]):
-        measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[:2][-1])
+        link = _link(local) if is_automatic(splits) else None
+        chosen = _chosen(job, model, batch, device, splits, link, len(local)) if splits else ()
+        measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[:2][-1], chosen)
     others = [d for d in local[1:] if d.cores != local[0].cores]
-    with company(source, settings or {}, others, measuring.probed, measuring.pieces) as busy, pinned(local[0]):
+    with (
+        company(source, settings or {}, others, measuring.probed, measuring.pieces, measuring.splits) as busy,
+        pinned(local[0]),
+    ):
         cost, ready = call_costs(device), time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
@@ -86,7 +95,7 @@ def measure_job(
     probe = probe_of(samples)  # CPU seconds, as the tasks': at the share of the core that there was
     call_s, step_s = cost.instruction_s / probe.core_share, cost.step_s / probe.core_share
     local = tuple(replace(d, instruction_s=call_s, step_s=step_s) for d in local)
-    cluster = _linked(with_speeds(local, probe, np.array(measuring.readings), read))
+    cluster = _linked(with_speeds(local, probe, np.array(measuring.readings), read), link)
     progress("measuring tasks", steps, steps)
     facts = {
         **machine_facts(),
@@ -102,6 +111,7 @@ def measure_job(
         measuring.optimizer_bytes_per_parameter_byte,
         facts,
         job.clip_norm is not None,
+        measuring.splits,
     )
 
 
@@ -109,7 +119,14 @@ class _Measuring:
     """A job being measured on one device, a micro-batch size at a time."""
 
     def __init__(
-        self, job: TrainingJob, model: nn.Module, batch: Batch, device: torch.device, kind: str, probed: int
+        self,
+        job: TrainingJob,
+        model: nn.Module,
+        batch: Batch,
+        device: torch.device,
+        kind: str,
+        probed: int,
+        splits: Sequence[Split] = (),
     ) -> None:
         """The probe's pieces run on micro-batches of the size `probed`."""
         self._job, self._model, self._batch, self._device, self._kind = job, model, batch, device, kind
@@ -117,7 +134,9 @@ class _Measuring:
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
         self._company: list[FloatArray] = []  #: of every size
         self.optimizer_bytes_per_parameter_byte = 0.0
+        self._asked = splits
         self.probed, self._known = probed, self._captured(probed)
+        self.splits = self._known.splits
         part, precision = next(micro_batches(batch, probed)), job.precision(device)
         self.pieces = drawn(self._known, quick_task_s(self._known, model, job.optimizer, part, device, precision))
         self._prober = Prober(self.pieces, self._known, part, device, precision)
@@ -143,7 +162,8 @@ class _Measuring:
 
     def _captured(self, size: int) -> Captured:
         part = next(micro_batches(self._batch, size))
-        return capture(self._model, self._job.loss, part, precision=self._job.precision(torch.device("cpu")))
+        precision = self._job.precision(torch.device("cpu"))
+        return capture(self._model, self._job.loss, part, precision=precision, splits=self._asked)
 
     def _times(self, captured: Captured, size: int, budget_s: float, asleep: Asleep) -> TaskTimes:
         return time_tasks(
@@ -224,9 +244,32 @@ def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> Co
     return replace(CostTable.of((kind,), rows, len(graph.producer)), weight_share=share, parting_s=parting)
 
 
-def _linked(devices: tuple[Device, ...]) -> Cluster:
+def _chosen(
+    job: TrainingJob,
+    model: nn.Module,
+    batch: Batch,
+    device: torch.device,
+    words: Sequence[str],
+    link: Link | None,
+    devices: int,
+) -> tuple[Split, ...]:
+    """The splits asked for, or those that a first look at the whole batch shows to be worth it: needs a link."""
+    captured = capture(model, job.loss, batch, precision=job.precision(torch.device("cpu")))
+    if not is_automatic(words):
+        return named_splits(captured, words)
+    if link is None:
+        return ()
+    task_s = quick_task_s(captured, model, job.optimizer, batch, device, job.precision(device))
+    return worthwhile_splits(captured, task_s, link, devices, exact=words[0] == AUTO[0])
+
+
+def _link(devices: tuple[Device, ...]) -> Link | None:
+    return link_between(devices[0], devices[1]) if len(devices) > 1 else None
+
+
+def _linked(devices: tuple[Device, ...], known: Link | None) -> Cluster:
     """The devices with the link between the first two measured, taken for all pairs."""
-    if len(devices) < 2:
+    link = known or _link(devices)
+    if link is None:
         return Cluster(devices, source="measured")
-    link = link_between(devices[0], devices[1])
     return Cluster(devices, (), replace(link, source="", target=""), "measured")

@@ -20,6 +20,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
+from partita.nouns.splits import Split
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, drawing, micro_batches
 from partita.training.runtime.deployment import Deployment, Groups
@@ -40,6 +41,7 @@ class Assignment:
     micro_batch_size: int
     rank: int
     world: tuple[str, ...]  #: [ranks] the devices of the run
+    splits: tuple[Split, ...] = ()  #: operators in parts
 
     @property
     def device(self) -> str:
@@ -53,7 +55,7 @@ class Assignment:
                 "this plan places tasks; it does not say how to train a job",
                 hint="make a plan from a profile that `partita measure` wrote",
             )
-        return Assignment(file.plan, file.cluster, file.problem.micro_batch_size, rank, world)
+        return Assignment(file.plan, file.cluster, file.problem.micro_batch_size, rank, world, file.problem.splits)
 
 
 class Pipeline:
@@ -69,7 +71,7 @@ class Pipeline:
         cell: npt.NDArray[np.int64],
     ) -> None:
         """Builds the model, keeps this rank's tensors, drops the rest. Raises PlanError where the plan is for another model."""
-        self._job, self._transport, self._cell = job, transport, cell
+        self._job, self._transport, self._cell, self._splits = job, transport, cell, assignment.splits
         model = job.build()
         check_same_weights(model, assignment.rank)
         size = assignment.micro_batch_size
@@ -244,7 +246,8 @@ class Pipeline:
     def _capture(self, model: nn.Module, part: Batch) -> Captured:
         with drawing:  # the next batch is being made by a thread
             state = torch.get_rng_state()
-            captured = capture(model, self._job.loss, part, precision=self._job.precision(torch.device("cpu")))
+            precision = self._job.precision(torch.device("cpu"))
+            captured = capture(model, self._job.loss, part, precision=precision, splits=self._splits)
             torch.set_rng_state(state)
         return captured
 

@@ -97,7 +97,8 @@ class Session:
         known = pipeline.captured.get(probe.micro_batch_size) if isinstance(pipeline, Pipeline) else None
         device = torch_device(self.assignment.cluster, self.assignment.device)
         precision = job.precision(device)
-        captured = known or capture(job.build(), job.loss, part, precision=job.precision(torch.device("cpu")))
+        on_cpu, splits = job.precision(torch.device("cpu")), self.assignment.splits
+        captured = known or capture(job.build(), job.loss, part, precision=on_cpu, splits=splits)
         strange = {t for p in probe.pieces for t in p.tasks} - captured.task_nodes.keys()
         if strange:
             raise PlanError(

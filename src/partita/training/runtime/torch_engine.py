@@ -61,7 +61,7 @@ class TorchPipelining:
         plan, self._job, self._device = assignment.plan, job, device
         model = job.build()
         part = next(micro_batches(job.example(), assignment.micro_batch_size))
-        captured = capture(model, job.loss, part)
+        captured = capture(model, job.loss, part, splits=assignment.splits)
         _refuse_beyond(captured, plan, job)
         self._micro_batch_size = assignment.micro_batch_size
         _expect_places(assignment)
