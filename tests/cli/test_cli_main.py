@@ -12,7 +12,7 @@ import pytest
 from training.runtime.helpers import plan_file
 
 from partita import __version__
-from partita.cli import VERBS, main, offload, spark, testbed
+from partita.cli import VERBS, flow, main, offload, spark, testbed
 from partita.cli.settings import settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput
@@ -38,7 +38,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- help ---------------------------------------------------------------------------------------------------------------
 
 
-INNER = {"offload": offload.VERBS, "spark": spark.VERBS, "testbed": testbed.VERBS}
+INNER = {"flow": flow.VERBS, "offload": offload.VERBS, "spark": spark.VERBS, "testbed": testbed.VERBS}
 
 
 @pytest.mark.parametrize("verb", VERBS)
