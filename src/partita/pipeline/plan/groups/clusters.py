@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from partita.nouns.graph import FloatArray
 from partita.pipeline.plan.groups.crew import Crews, Group, Grouping, Shared
 
 STARTS = 5  #: groupings from which the search sets out,
@@ -64,20 +65,31 @@ def _starts(crews: Crews) -> Iterator[Grouping]:
 def _merging(crews: Crews, devices: list[int], balanced: bool) -> Iterator[Grouping]:
     """The groupings on the way from each device alone to all in one."""
     clusters: list[Group] = [(d,) for d in devices]
-    slow = crews.line.per_byte_s
+    slow = crews.line.per_byte_s[np.ix_(devices, devices)].astype(np.float64)  # summed over the pairs of two clusters
+    pace, size = np.array(crews.pace)[devices], np.ones(len(devices))
     yield ordered(clusters)
     while len(clusters) > 1:
-        pace = [float(crews.pace[list(c)].sum()) for c in clusters]
-        pairs = [(a, b) for a in range(len(clusters)) for b in range(a)]
+        mean = np.tril(slow / np.outer(size, size), -1) + np.triu(np.full(slow.shape, math.inf))
         if balanced:
             least = min(range(len(clusters)), key=lambda k: (pace[k], clusters[k]))
-            pairs = [(max(k, least), min(k, least)) for k in range(len(clusters)) if k != least]
-        a, b = min(
-            pairs,
-            key=lambda p: (float(slow[np.ix_(clusters[p[0]], clusters[p[1]])].mean()), pace[p[0]] + pace[p[1]], p),
-        )
-        clusters = [c for k, c in enumerate(clusters) if k not in (a, b)] + [tuple(sorted(clusters[a] + clusters[b]))]
+            others = np.arange(len(clusters)) != least
+            mean[np.ix_(others, others)] = math.inf
+        near = np.argwhere(mean <= mean.min() * (1 + 1e-12)).tolist()
+        a, b = min(near, key=lambda p: (pace[p[0]] + pace[p[1]], p))
+        kept = [k for k in range(len(clusters)) if k not in (a, b)]
+        clusters = [clusters[k] for k in kept] + [tuple(sorted(clusters[a] + clusters[b]))]
+        slow, pace, size = _merged(slow, kept, (a, b)), _last(pace, kept, (a, b)), _last(size, kept, (a, b))
         yield ordered(clusters)
+
+
+def _merged(slow: FloatArray, kept: list[int], pair: tuple[int, int]) -> FloatArray:
+    """Rows and columns of those kept, then those of the pair, added up."""
+    rows = np.vstack([slow[kept], slow[list(pair)].sum(axis=0)])
+    return np.hstack([rows[:, kept], rows[:, list(pair)].sum(axis=1, keepdims=True)])
+
+
+def _last(values: FloatArray, kept: list[int], pair: tuple[int, int]) -> FloatArray:
+    return np.append(values[kept], values[list(pair)].sum())
 
 
 def ordered(groups: list[Group]) -> Grouping:
