@@ -74,7 +74,7 @@ def _merging(crews: Crews, devices: list[int], balanced: bool) -> Iterator[Group
             least = min(range(len(clusters)), key=lambda k: (pace[k], clusters[k]))
             others = np.arange(len(clusters)) != least
             mean[np.ix_(others, others)] = math.inf
-        near = np.argwhere(mean <= mean.min() * (1 + 1e-12)).tolist()
+        near = [p for p in np.argwhere(mean <= mean.min() * (1 + 1e-12)).tolist() if p[0] > p[1]]
         a, b = min(near, key=lambda p: (pace[p[0]] + pace[p[1]], p))
         kept = [k for k in range(len(clusters)) if k not in (a, b)]
         clusters = [clusters[k] for k in kept] + [tuple(sorted(clusters[a] + clusters[b]))]
