@@ -142,10 +142,11 @@ def check(run: Run, found: tuple[list[float], dict[str, Any]], size: int = SIZE)
         assert float((torch.from_numpy(weights[name]) - p).abs().max()) <= 1e-5 * scale, (source, name)
 
 
-def test_a_run_goes_through_plans_of_every_kind() -> None:
+@pytest.mark.parametrize("models", [("gpt2",), pytest.param(("resnet", "bert"), marks=pytest.mark.slow)], ids="+".join)
+def test_a_run_goes_through_plans_of_every_kind(models: tuple[str, ...]) -> None:
     pytest.importorskip("transformers")
     runs: list[Run] = []
-    for model in ("resnet", "gpt2", "bert"):
+    for model in models:
         graph = captured_job(model, SIZE).graph
         runs.append((source_of(model), plans(graph), [2, 2, 2, 2, 3, 2, 2, 2, 1, 2, 1]))
     for run, found in zip(runs, on_ranks(together, 3, [(deployed, *run) for run in runs]), strict=True):
