@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import side_by_side
@@ -221,23 +222,27 @@ def plans_in_turn(
     machine: Machine,
     files: Mapping[str, PlanFile],
     source: str,
-    engines: Sequence[str],
+    engines: Mapping[str, Sequence[str]],
     *,
     rounds: int,
     blocks: int,
     talk: Talk,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    with_copies: bool = False,
 ) -> dict[str, Compared]:
-    """Several plans of a job in blocks, another plan and another engine first each time; otherwise as `compare_in_turn`."""
+    """Several plans of a job, each under its own engines, in blocks, another plan and another engine first each time; otherwise as
+    `compare_in_turn`."""
     found = {n: Compared() for n in files}
     for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
         for name in order(list(files), k):
             with tempfile.TemporaryDirectory() as folder:
                 block = compare_in_turn(
-                    machine, files[name], source, {}, Path(folder), engines,
-                    rounds=counted + WARMUP, blocks=1, talk=talk, first_block=k,
+                    machine, files[name], source, settings, Path(folder), engines[name],
+                    rounds=counted + WARMUP, blocks=1, talk=talk, first_block=k, with_copies=with_copies,
                 )  # fmt: skip
             found[name].blocks.extend(block.blocks)
             found[name].ran.extend(block.ran)
+            found[name].sides.extend(block.sides)
     return found
 
 

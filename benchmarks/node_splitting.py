@@ -15,7 +15,6 @@ import argparse
 import math
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import side_by_side
 import torch
-from engines import WARMUP, Compared, add_turns, compare_in_turn, figures, shares
+from engines import WARMUP, add_turns, figures, plans_in_turn
 from harness import Json, Machine, order, parser, run_script, said
 from intervals import Claim, Interval, bootstrap
 from scipy.stats import t as student
@@ -76,33 +75,16 @@ def planned(model: str, options: argparse.Namespace, talk: Talk) -> dict[str, Pl
     return found
 
 
-def in_turn(
-    model: str, files: dict[str, PlanFile], options: argparse.Namespace, machine: Machine, talk: Talk
-) -> dict[str, Compared]:
-    """Both plans in blocks, another one first each time, each with one process and copies of the job."""  # fmt: skip
-    found = {name: Compared() for name in files}
-    for k, rounds in enumerate(shares(options.rounds - WARMUP, options.blocks)):
-        for name in order(list(files), k):
-            with tempfile.TemporaryDirectory() as folder:
-                block = compare_in_turn(
-                    machine, files[name], f"{BRANCHY}:{model}", CHAINS[model], Path(folder), ("single", "pipeline"),
-                    rounds=rounds + WARMUP, blocks=1, talk=talk, first_block=k, with_copies=True,
-                )  # fmt: skip
-            for mine, new in (
-                (found[name].blocks, block.blocks),
-                (found[name].ran, block.ran),
-                (found[name].sides, block.sides),
-            ):
-                mine.extend(new)  # type: ignore[arg-type]
-    return found
-
-
 def chain(model: str, options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
     """A model: planned and run both ways."""
     since = len(machine.probed)
     machine.look_again(5.0)
     files = planned(model, options, talk)
-    runs = in_turn(model, files, options, machine, talk)
+    engines = dict.fromkeys(files, ("single", "pipeline"))
+    runs = plans_in_turn(
+        machine, files, f"{BRANCHY}:{model}", engines, settings=CHAINS[model], rounds=options.rounds, blocks=options.blocks,
+        talk=talk, with_copies=True,
+    )  # fmt: skip
     machine.look("after")
     gains = {name: runs[name].ratio("single", "pipeline") for name in runs}
     against = bootstrap(

@@ -53,7 +53,13 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
             for n, wish in PLANS.items()
         }
         compared = plans_in_turn(
-            machine, files, source, ENGINES, rounds=options.rounds, blocks=options.blocks, talk=talk
+            machine,
+            files,
+            source,
+            dict.fromkeys(files, ENGINES),
+            rounds=options.rounds,
+            blocks=options.blocks,
+            talk=talk,
         )
         machine.look("after")
         found += [row(machine, since, model, name, file, compared[name]) for name, file in files.items()]

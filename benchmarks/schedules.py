@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from engines import WARMUP, Compared, add_turns, compare_in_turn, shares, with_models
-from harness import Json, Machine, order, parser, run_script, said
+from engines import Compared, add_turns, plans_in_turn, with_models
+from harness import Json, Machine, parser, run_script, said
 from intervals import Claim, Interval, ratio
 from schedule_jobs import BATCH
 
@@ -79,23 +78,6 @@ def plans(profile: Profile, micro_batches: int) -> dict[str, PlanFile]:
             )
         except Infeasible:
             continue
-    return found
-
-
-def compared(
-    machine: Machine, files: Mapping[str, PlanFile], source: str, settings: Mapping[str, str], options: Any, talk: Talk
-) -> dict[str, Compared]:
-    """Every plan's engines in blocks, another plan first each time."""
-    found = {name: Compared() for name in files}
-    for k, counted in enumerate(shares(options.rounds - WARMUP, options.blocks)):
-        for name in order(list(files), k):
-            with tempfile.TemporaryDirectory() as folder:
-                block = compare_in_turn(
-                    machine, files[name], source, settings, Path(folder), ENGINES[name],
-                    rounds=counted + WARMUP, blocks=1, talk=talk, first_block=k,
-                )  # fmt: skip
-            found[name].blocks.extend(block.blocks)
-            found[name].ran.extend(block.ran)
     return found
 
 
@@ -161,7 +143,9 @@ def benchmark(options: Any, machine: Machine, talk: Talk) -> Json:
         profile = measure_job(source, settings, devices=2, sizes=sizes, progress=talk.progress)
         for m in options.micro_batches:
             files = plans(profile, m)
-            runs = compared(machine, files, source, settings, options, talk)
+            runs = plans_in_turn(
+                machine, files, source, ENGINES, settings=settings, rounds=options.rounds, blocks=options.blocks, talk=talk
+            )  # fmt: skip
             jobs[f"{name} {m}"] = {"single_s": runs["chosen"].median_s("single"), **figures(files, runs)}
             claims |= claimed(runs, m, f"{name}_{m}")
     record = machine.finished()

@@ -51,7 +51,13 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
         profile = measure_job(source, devices=2, sizes=(2,), progress=talk.progress)
         files = {"knows": planned(profile), "equal": planned(as_equals(profile))}
         found = plans_in_turn(
-            machine, files, source, ("pipeline",), rounds=options.rounds, blocks=options.blocks, talk=talk
+            machine,
+            files,
+            source,
+            dict.fromkeys(files, ("pipeline",)),
+            rounds=options.rounds,
+            blocks=options.blocks,
+            talk=talk,
         )
     record, gain = machine.finished(), ratio(found["equal"].steps("pipeline"), found["knows"].steps("pipeline"))
     return figures(profile, files, found) | {

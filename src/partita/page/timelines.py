@@ -6,9 +6,11 @@ the view box alone, so that thousands of spans cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from partita.nouns.timeline import Timeline
 from partita.page.markup import tag, words
@@ -41,6 +43,16 @@ class Panel:
         return max((lane.top + lane.height for lane in self.lanes), default=self.top)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a span is drawn."""
+
+    look: str  #: its class
+    row: int  #: of the page's data that the pointer shows
+    style: str | None = None
+    thin: bool = False  #: a line in the lane's middle
+
+
 ZOOM = '<span class="screen">Drag to zoom; click, then use the wheel; double-click to see everything again.</span>'
 TITLE, GAP = 30.0, 26.0  #: pixels: a panel's title line; between two panels
 
@@ -64,6 +76,29 @@ def frame(panels: Sequence[Panel], spans: str, what: str) -> tuple[str, dict[str
     names = tag("div", *(_names(p) for p in panels), class_="names")
     data = {"span": round(width_ms, 4), "height": height, "panels": [_panel_data(p) for p in panels]}
     return tag("div", names, plot, class_="timelines", id="timelines", style=f"height:{height:g}px"), data
+
+
+def rectangles(panel: Panel, mark: Callable[[int], Mark]) -> str:
+    """The lanes of a panel and its longest spans in them; x in ms. `mark` says how a span is drawn."""
+    t = panel.timeline
+    length = t.end_s - t.start_s
+    keep = np.zeros(len(t), np.bool_)
+    keep[np.argsort(-length, kind="stable")[:MOST_SPANS]] = True
+    parts = []
+    for lane in panel.lanes:
+        parts.append(_rectangle("lane", 0.0, t.duration_s, lane.top, lane.height))
+        for k in np.flatnonzero((t.queue == lane.queue) & keep & (length > 0)).tolist():
+            how = mark(k)
+            top, height = (lane.top + lane.height / 2 - 2, 4.0) if how.thin else (lane.top, lane.height)
+            more = f' style="{how.style}"' * (how.style is not None) + f' data-i="{how.row}"'
+            parts.append(_rectangle(how.look, float(t.start_s[k]), float(length[k]), top, height, more))
+    return "".join(parts)
+
+
+def _rectangle(look: str, start_s: float, length_s: float, top: float, height: float, more: str = "") -> str:
+    """By hand, since there may be thousands."""
+    x, width = f"{1e3 * start_s:.4f}", f"{1e3 * length_s:.4f}"
+    return f'<rect class="{look}"{more} x="{x}" y="{top:g}" width="{width}" height="{height:g}"/>'
 
 
 def _panel_data(p: Panel) -> dict[str, Any]:

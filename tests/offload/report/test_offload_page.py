@@ -22,10 +22,10 @@ from partita.nouns.offload import OffloadPlan
 from partita.nouns.plan import OffloadFile, Verdict
 from partita.offload.plan.lower import part_times, simulate_offload
 from partita.offload.plan.planner import baselines, plan_offload
-from partita.offload.report.charts import colour, is_deep
 from partita.offload.report.page import bound_sentence, events, headline, page
 from partita.offload.report.story import OffloadStory, Played
 from partita.offload.report.text import bytes_up, cut_words
+from partita.page.palette import colour, shade
 from partita.page.text import seconds, size
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -146,7 +146,7 @@ def test_spans_of_a_job_share_its_number_and_the_colour_of_its_model(story: Offl
 @pytest.mark.parametrize("models", [1, 2, 4, 5, 9])
 def test_every_model_has_a_colour_of_its_own(models: int) -> None:
     assert len({colour(k, models) for k in range(models)}) == models
-    deep = [is_deep(k, models) for k in range(models)]
+    deep = [shade(k, models) == "deep" for k in range(models)]
     assert deep == sorted(deep, reverse=True)  # the scale ends pale
     assert deep[0]
     assert deep[-1] == (models == 1)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from partita.dataflow.report.story import FlowStory, held, options_in_words, stepped
 from partita.page.bars import NARROW
 from partita.page.markup import Scale, number, tag, words
+from partita.page.palette import colour, shade
 from partita.page.text import seconds, size
-from partita.page.timelines import MOST_SPANS, TITLE, Lane, Panel, frame
+from partita.page.timelines import TITLE, Lane, Mark, Panel, frame, rectangles
 
-STOPS = ("--low", "--middle", "--high", "--green")  #: the scale of the steps' colours
 LEFT, RIGHT, HEIGHT = 62.0, NARROW - 8.0, 210.0
 
 
@@ -25,36 +24,14 @@ def gantt(story: FlowStory) -> tuple[str, dict[str, Any]]:
     height = 26.0 if len(t.queues) <= 8 else 15.0
     lanes = tuple(Lane(q, name, TITLE + q * (height + 5.0), height, True) for q, name in enumerate(t.queues))
     panel = Panel("Workers", t, 0.0, lanes)
-    drawn, data = frame([panel], _spans(panel, story), "tasks")
+    drawn, data = frame([panel], rectangles(panel, partial(_mark, story)), "tasks")
     return drawn, data | {"rows": [[0, -1] for _ in story.ran], "tips": [_tip(story, k) for k in range(len(story.ran))]}
 
 
-def _spans(panel: Panel, story: FlowStory) -> str:
-    """The rectangles; x in ms."""
-    t, steps = panel.timeline, len(story.labels)
-    length = t.end_s - t.start_s
-    keep = np.zeros(len(t), np.bool_)
-    keep[np.argsort(-length, kind="stable")[:MOST_SPANS]] = True
-    parts = []
-    for lane in panel.lanes:
-        y, height = f"{lane.top:g}", f"{lane.height:g}"
-        parts.append(f'<rect class="lane" x="0" y="{y}" width="{1e3 * t.duration_s:.4f}" height="{height}"/>')
-        for k in np.flatnonzero((t.queue == lane.queue) & keep).tolist():
-            look = (
-                "failed" if story.ran[k].state == "failed" else "cached" if story.ran[k].state == "cached" else "deep"
-            )
-            parts.append(
-                f'<rect class="{look}" style="{colour(int(t.micro_batch[k]), steps)}" data-i="{k}" x="{1e3 * t.start_s[k]:.4f}" y="{y}" '
-                f'width="{max(1e3 * length[k], 1e-3):.4f}" height="{height}"/>'
-            )
-    return "".join(parts)
-
-
-def colour(step: int, steps: int) -> str:
-    """The colour of a step as a style, along a scale."""
-    at = (len(STOPS) - 1) * step / (steps - 1) if steps > 1 else 0.0
-    k = min(int(at), len(STOPS) - 2)
-    return f"--c:color-mix(in oklab,var({STOPS[k + 1]}) {100 * (at - k):.0f}%,var({STOPS[k]}))"
+def _mark(story: FlowStory, k: int) -> Mark:
+    step, state = int(story.timeline.micro_batch[k]), story.ran[k].state
+    look = state if state in ("failed", "cached") else shade(step, len(story.labels))
+    return Mark(look, k, colour(step, len(story.labels)))
 
 
 def _tip(story: FlowStory, k: int) -> tuple[str, list[tuple[str, str]]]:

@@ -10,6 +10,7 @@ from partita.dataflow.report.story import Branch, FlowStory, StepRow, Tree, opti
 from partita.dataflow.run.record import Chosen, RunRecord, TaskRow
 from partita.page.bars import bar, minus
 from partita.page.markup import tag, words
+from partita.page.palette import colour
 from partita.page.sheet import asset, cells, columns, document, footer, framed, header, many, section
 from partita.page.text import count, figures, percent, seconds, size
 from partita.page.timelines import ZOOM
@@ -209,7 +210,7 @@ def steps(story: FlowStory) -> str:
 def _step(r: StepRow, longest: float, steps_: int) -> list[str]:
     others = ", ".join(f"{count(n)} {state}" for state, n in r.states.items() if state != "run")
     return [
-        tag("i", class_="swatch group", style=charts.colour(r.number, steps_)) + words(r.label), bar(r.seconds / longest), seconds(r.seconds) if r.seconds else "",
+        tag("i", class_="swatch group", style=colour(r.number, steps_)) + words(r.label), bar(r.seconds / longest), seconds(r.seconds) if r.seconds else "",
         count(r.states.get("run", 0)), "" if r.median_s is None else seconds(r.median_s), size(r.largest_bytes) if r.largest_bytes else "", words(others),
     ]  # fmt: skip
 

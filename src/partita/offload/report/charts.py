@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from partita.nouns.timeline import Timeline
 from partita.offload.report.story import OffloadStory, machine_of
 from partita.page.bars import bar, minus
 from partita.page.markup import tag, words
+from partita.page.palette import colour, shade
 from partita.page.sheet import cells, framed
 from partita.page.text import percent, seconds
-from partita.page.timelines import GAP, MOST_SPANS, TITLE, Lane, Panel, frame
+from partita.page.timelines import GAP, TITLE, Lane, Mark, Panel, frame, rectangles
 
 NAMES: Mapping[str, str] = {
     "device-only": "all on the device",
@@ -24,7 +26,6 @@ NAMES: Mapping[str, str] = {
     "schedule-only": "order, single-job cuts",
 }
 LONGEST = 2.0  #: bars of makespans end at so many times the plan's: what is far beyond would flatten all others
-STOPS = ("--green", "--low", "--middle", "--high")  #: the scale of the models' colours
 
 
 def gantt(story: OffloadStory) -> tuple[str, dict[str, Any]]:
@@ -32,7 +33,11 @@ def gantt(story: OffloadStory) -> tuple[str, dict[str, Any]]:
     panels = _panels(story)
     if not panels:
         return "", {}
-    drawn, data = frame(panels, "".join(_spans(p, story) for p in panels), "device, uplink, server and downlink")
+    drawn, data = frame(
+        panels,
+        "".join(rectangles(p, partial(_mark, p, story)) for p in panels),
+        "device, uplink, server and downlink",
+    )
     return drawn, data | {"rows": [[0, j] for j in range(len(story.problem.jobs))]}
 
 
@@ -63,48 +68,11 @@ def _named(queue: str, one_thread: bool) -> str:
     return queue if thread == queue else "server" if one_thread else f"server {int(thread) + 1}"
 
 
-def _spans(panel: Panel, story: OffloadStory) -> str:
-    """The rectangles of one panel; x in ms."""
-    t = panel.timeline
+def _mark(panel: Panel, story: OffloadStory, k: int) -> Mark:
     names, of = story.models
-    length = t.end_s - t.start_s
-    keep = np.zeros(len(t), np.bool_)
-    keep[np.argsort(-length, kind="stable")[:MOST_SPANS]] = True
-    parts: list[str] = []
-    for lane in panel.lanes:
-        y, height = f"{lane.top:g}", f"{lane.height:g}"
-        parts.append(f'<rect class="lane" x="0" y="{y}" width="{1e3 * t.duration_s:.4f}" height="{height}"/>')
-        for i in np.flatnonzero((t.queue == lane.queue) & keep & (length > 0)).tolist():
-            job = int(t.micro_batch[i])
-            look = "deep" if is_deep(int(of[job]), len(names)) else "pale"
-            parts.append(
-                f'<rect class="{look}" style="{colour(int(of[job]), len(names))}" data-i="{job}" x="{1e3 * t.start_s[i]:.4f}" y="{y}" '
-                f'width="{1e3 * length[i]:.4f}" height="{height}"/>'
-            )
-    return "".join(parts)
-
-
-def colour(model: int, models: int) -> str:
-    """The colour of a model as a style: along a scale that begins at blue, or at green where there are many.
-
-    >>> colour(0, 2), colour(1, 2)
-    ('--c:color-mix(in oklab,var(--middle) 0%,var(--low))', '--c:color-mix(in oklab,var(--high) 100%,var(--middle))')
-    """
-    stops, at = _place(model, models)
-    k = min(int(at), len(stops) - 2)
-    return f"--c:color-mix(in oklab,var({stops[k + 1]}) {100 * (at - k):.0f}%,var({stops[k]}))"
-
-
-def is_deep(model: int, models: int) -> bool:
-    """Whether a model's colour is dark on a light page: all up to a little beyond the last stop but one."""
-    stops, at = _place(model, models)
-    return at <= len(stops) - 1.8
-
-
-def _place(model: int, models: int) -> tuple[tuple[str, ...], float]:
-    """(the scale, where on it a model is: k at its k-th stop)."""
-    stops = STOPS if models > 4 else STOPS[1:]
-    return stops, (len(stops) - 1) * model / (models - 1) if models > 1 else 0.0
+    job = int(panel.timeline.micro_batch[k])
+    model = int(of[job])
+    return Mark(shade(model, len(names)), job, colour(model, len(names)))
 
 
 def makespans(story: OffloadStory) -> str:

@@ -12,6 +12,7 @@ from partita.offload.report.text import bytes_up, cut_words
 from partita.page.bars import bottleneck, busy, pair_ms
 from partita.page.how_good import how_good
 from partita.page.markup import tag, words
+from partita.page.palette import colour
 from partita.page.sheet import asset, cells, columns, document, footer, framed, header, many, section
 from partita.page.text import figures, percent, rate, seconds, size
 from partita.page.timelines import ZOOM
@@ -107,7 +108,7 @@ def _legend(story: OffloadStory) -> str:
 
 
 def _swatch(story: OffloadStory, model: int) -> str:
-    return tag("i", class_="swatch group", style=charts.colour(model, len(story.models[0])))
+    return tag("i", class_="swatch group", style=colour(model, len(story.models[0])))
 
 
 def _tip(story: OffloadStory, j: int) -> tuple[str, list[tuple[str, str]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from partita.nouns.timeline import Timeline
 from partita.page.markup import tag
 from partita.page.spans import look
 from partita.page.text import count
-from partita.page.timelines import GAP, MOST_SPANS, TITLE, Lane, Panel, frame
+from partita.page.timelines import GAP, MOST_SPANS, TITLE, Lane, Mark, Panel, frame, rectangles
 from partita.pipeline.report.story import Story
 
 
@@ -28,7 +29,7 @@ def figure(story: Story) -> tuple[str, dict[str, Any]]:
     rows, number = _rows(panels)
     labels = sorted({label for p in panels for label in p.timeline.label})
     order = {label: i for i, label in enumerate(labels)}
-    drawn, data = frame(panels, "".join(_spans(p, number) for p in panels), "one step")
+    drawn, data = frame(panels, "".join(rectangles(p, partial(_mark, p, number)) for p in panels), "one step")
     data |= {
         "queues": list(panels[0].timeline.queues),
         "labels": labels,
@@ -98,27 +99,13 @@ def _rows(panels: Sequence[Panel]) -> tuple[list[list[Any]], dict[int, int]]:
     return rows, number
 
 
-def _spans(panel: Panel, number: dict[int, int]) -> str:
-    """The rectangles of one panel; x in ms."""
+def _mark(panel: Panel, number: dict[int, int], k: int) -> Mark:
+    """What a device does for a message is a thin line."""
     t = panel.timeline
-    keep = set(np.argsort(t.start_s - t.end_s, kind="stable")[:MOST_SPANS].tolist())
-    parts: list[str] = []
-    for lane in panel.lanes:
-        parts.append(
-            f'<rect class="lane" x="0" y="{lane.top:g}" width="{1e3 * t.duration_s:.4f}" height="{lane.height:g}"/>'
-        )
-        for i in np.flatnonzero(t.queue == lane.queue).tolist():
-            if i not in keep:
-                continue
-            kind = look(t.kind[i]) if lane.device else "transfer"
-            name = "handling" if lane.device and kind == "transfer" else kind
-            x, w = 1e3 * float(t.start_s[i]), 1e3 * float(t.end_s[i] - t.start_s[i])
-            top, height = (lane.top + lane.height / 2 - 2, 4.0) if name == "handling" else (lane.top, lane.height)
-            row = number[int(t.instruction[i])]
-            parts.append(
-                f'<rect class="{name}" data-i="{row}" x="{x:.4f}" y="{top:g}" width="{w:.4f}" height="{height:g}"/>'
-            )
-    return "".join(parts)
+    device = int(t.queue[k]) < t.devices
+    kind = look(t.kind[k]) if device else "transfer"
+    handling = device and kind == "transfer"
+    return Mark("handling" if handling else kind, number[int(t.instruction[k])], thin=handling)
 
 
 def _note(panels: Sequence[Panel]) -> str:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
-
-import numpy as np
 
 from partita.errors import BadInput
 from partita.nouns.timeline import Timeline
 from partita.page.bars import bar, bottleneck, busy, minus, pair_ms
 from partita.page.how_good import how_good
 from partita.page.markup import tag, words
+from partita.page.palette import colour, shade
 from partita.page.sheet import asset, cells, columns, document, footer, framed, header, many, section
 from partita.page.text import percent, seconds
-from partita.page.timelines import GAP, MOST_SPANS, TITLE, ZOOM, Lane, Panel, frame
+from partita.page.timelines import GAP, TITLE, ZOOM, Lane, Mark, Panel, frame, rectangles
 from partita.spark.problem import ShopProblem
 from partita.spark.report.gantt import MACHINES, timeline
 from partita.spark.schedule import ShopFile
 
 MOST_STAGES = 300  #: rows of the table of stages
-STOPS = ("--green", "--low", "--middle", "--high")  #: the scale of the jobs' colours
 NAMES: Mapping[str, str] = {"fifo": "FIFO, taking turns", "sjf": "shortest job first, taking turns", "fair": "FAIR, sharing", "delaystage": "DelayStage, sharing"}  # fmt: skip
 
 
@@ -131,40 +129,13 @@ def _gantt(story: SparkStory) -> tuple[str, dict[str, Any]]:
             top = panels[-1].bottom + GAP
     if not panels:
         return "", {}
-    drawn, data = frame(panels, "".join(_spans(p, story) for p in panels), "network and CPU")
+    drawn, data = frame(panels, "".join(rectangles(p, partial(_mark, p, story)) for p in panels), "network and CPU")
     return drawn, data | {"rows": [[0, j] for j in range(len(story.problem.jobs))]}
 
 
-def _spans(panel: Panel, story: SparkStory) -> str:
-    """The rectangles of one panel; x in ms."""
-    t, jobs = panel.timeline, len(story.problem.jobs)
-    length = t.end_s - t.start_s
-    keep = np.zeros(len(t), np.bool_)
-    keep[np.argsort(-length, kind="stable")[:MOST_SPANS]] = True
-    parts = []
-    for lane in panel.lanes:
-        y, height = f"{lane.top:g}", f"{lane.height:g}"
-        parts.append(f'<rect class="lane" x="0" y="{y}" width="{1e3 * t.duration_s:.4f}" height="{height}"/>')
-        for k in np.flatnonzero((t.queue == lane.queue) & keep).tolist():
-            job = story.label[t.label[k]][0]
-            look = "deep" if _place(job, jobs)[1] <= len(_place(job, jobs)[0]) - 1.8 else "pale"
-            parts.append(
-                f'<rect class="{look}" style="{colour(job, jobs)}" data-i="{job}" x="{1e3 * t.start_s[k]:.4f}" y="{y}" '
-                f'width="{1e3 * length[k]:.4f}" height="{height}"/>'
-            )
-    return "".join(parts)
-
-
-def colour(job: int, jobs: int) -> str:
-    """The colour of a job as a style, along a scale."""
-    stops, at = _place(job, jobs)
-    k = min(int(at), len(stops) - 2)
-    return f"--c:color-mix(in oklab,var({stops[k + 1]}) {100 * (at - k):.0f}%,var({stops[k]}))"
-
-
-def _place(job: int, jobs: int) -> tuple[tuple[str, ...], float]:
-    stops = STOPS if jobs > 4 else STOPS[1:]
-    return stops, (len(stops) - 1) * job / (jobs - 1) if jobs > 1 else 0.0
+def _mark(panel: Panel, story: SparkStory, k: int) -> Mark:
+    job, jobs = story.label[panel.timeline.label[k]][0], len(story.problem.jobs)
+    return Mark(shade(job, jobs), job, colour(job, jobs))
 
 
 def _legend(story: SparkStory) -> str:
