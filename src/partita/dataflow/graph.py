@@ -337,7 +337,8 @@ class _Unfolding:
         return found
 
     def labelled(self, options: Options) -> dict[str, str]:
-        return {name: self.names[name].labels[k] for name, k in options.items()}
+        names = self.names
+        return {name: names[name].labels[k] for name, k in options.items()}
 
 
 def _same_code(one: Callable[..., Any], other: Callable[..., Any], memo: Memo) -> bool:

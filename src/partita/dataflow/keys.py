@@ -98,13 +98,19 @@ def _name(function: object) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
 
 
+_LENGTH = struct.Struct("<q").pack
+
+
 def _sealed(tag: str, parts: Iterable[object]) -> bytes:
     """sha256 over parts whose lengths are in it, so that no two lists of parts look alike."""
     sha = hashlib.sha256(tag.encode() + b"\0")
     for part in parts:
-        raw = part if isinstance(part, bytes | bytearray | memoryview) else str(part).encode("utf-8", "surrogatepass")
-        sha.update(struct.pack("<q", memoryview(raw).nbytes))
-        sha.update(raw)
+        if type(part) is bytearray or type(part) is memoryview:  # may be large: not copied
+            sha.update(_LENGTH(memoryview(part).nbytes))
+            sha.update(part)
+        else:
+            raw = part if type(part) is bytes else str(part).encode("utf-8", "surrogatepass")
+            sha.update(_LENGTH(len(raw)) + raw)
     return sha.digest()
 
 

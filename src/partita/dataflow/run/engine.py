@@ -32,21 +32,10 @@ LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
-LOOKS = (
-    0.03,
-    0.05,
-    0.07,
-    0.09,
-    0.11,
-    0.13,
-    0.16,
-    0.2,
-    0.3,
-    0.5,
-    0.75,
-)  #: parts of the tasks after which the rest is predicted
-TENTH = 0.1
-MOST_SIMULATED = 3000  #: tasks: simulating them takes 0.3 s, in which nothing is handed out
+LOOKS = (0.1, 0.2, 0.35, 0.5, 0.75)  #: parts of the work after which the rest is predicted; the first is the record's
+GLANCE = 0.03  #: part of the tasks after which it is asked how much of the work is done
+SIMULATED_S = 1.5e-4  #: what simulating a task takes (a shared core of 2026); nothing is handed out meanwhile
+SIMULATED = 0.015  #: part of the time left that one simulation of it may take
 BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
 
 
@@ -121,7 +110,7 @@ class _Run:
     by_worker: dict[str, float] = field(default_factory=dict)
     lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
     predictions: list[tuple[float, float]] = field(default_factory=list)
-    tenth: float | None = None
+    glanced: int = 0  #: tasks that were done when it was asked last how much is left
     changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
     unkept: dict[str, str] = field(default_factory=dict)  #: why results could not be kept -> the first such step
     wait_for: int = 0  #: which of LOOKS is next
@@ -220,29 +209,32 @@ class _Run:
         self.ends[worker] = ended
 
     def _predict(self) -> None:
-        """Say how long the whole run will take, when so much of it is done; `tenth` is what a tenth of the work foretold."""
+        """Say how long the whole run will take, when so much of its work is done."""
         done = len(self.done)
-        if self.wait_for == len(LOOKS) or done < max(4, LOOKS[self.wait_for] * self.graph.tasks):
+        if self.wait_for == len(LOOKS) or done < max(4, self.glanced + GLANCE * self.graph.tasks):
             return
-        elapsed = time.time() - self.began
-        while self.wait_for < len(LOOKS) and done >= LOOKS[self.wait_for] * self.graph.tasks:
-            self.wait_for += 1
-        left_s, left_busy_s = self._left()
-        self.predictions.append((elapsed, elapsed + left_s))
-        work_s = self.busy_s + typical(self.gaps) * done
-        if self.tenth is None and work_s >= TENTH * (work_s + left_busy_s):
-            self.tenth = elapsed + left_s
-
-    def _left(self) -> tuple[float, float]:
-        """(seconds, seconds of all tasks together) that are left: simulated; by the mean of each step where that takes too long."""
-        course, each = self.course, typical(self.gaps)
-        if self.graph.tasks <= MOST_SIMULATED:
+        self.glanced, each = done, typical(self.gaps)
+        left_s = self._left_by_means(each)
+        work_s = self.busy_s + each * done
+        part = work_s / (work_s + left_s) if work_s > 0 else 0.0
+        if part < LOOKS[self.wait_for]:
+            return
+        self.wait_for = sum(p <= part for p in LOOKS)
+        elapsed, left_s = time.time() - self.began, left_s / self.engine.workers
+        if SIMULATED_S * self.graph.tasks <= SIMULATED * left_s:
             known = self.numbers.found if self.numbers else {}
-            found = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self.known, known, self.settings.memory_bytes)  # fmt: skip
-            return found.seconds, found.busy_s
-        open_ = Counter(n.step for k, n in enumerate(self.graph.nodes) if n.kind == "call" and course.state[k] in (State.IDLE, State.WAITING, State.RUNNING))  # fmt: skip
-        busy = sum(count * (each + self.costs.mean(step)[0]) for step, count in open_.items())
-        return busy / self.engine.workers, busy
+            left_s = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self.known, known, self.settings.memory_bytes).seconds  # fmt: skip
+        self.predictions.append((elapsed, elapsed + left_s))
+
+    def _left_by_means(self, each_s: float) -> float:
+        """Seconds that all open tasks take together, with what scheduling adds to each: by the mean of each step."""
+        open_ = (State.IDLE, State.WAITING, State.RUNNING)
+        steps = Counter(
+            n.step
+            for n, state in zip(self.graph.nodes, self.course.state, strict=True)
+            if n.kind == "call" and state in open_
+        )
+        return sum(count * (each_s + self.costs.mean(step)[0]) for step, count in steps.items())
 
     def _note(self, reports: Sequence[tuple[Report, str]]) -> None:
         """Keep numbers for later runs, unless their step was seen to give others the second time."""
@@ -324,7 +316,7 @@ class _Run:
             configurations=graph.configurations, branches=graph.branches, branches_pruned=never,
             chosen=tuple(self._chosen(k, v) for k, v in enumerate(values)),
             peak_bytes=course.peak_bytes, workers=self.engine.workers, dropped=course.dropped,
-            predicted_s=self.tenth, predictions=tuple(self.predictions), busy_s=self.busy_s, notes=tuple(self._notes()),
+            predicted_s=self.predictions[0][1] if self.predictions else None, predictions=tuple(self.predictions), busy_s=self.busy_s, notes=tuple(self._notes()),
             tasks=rows, choices=choices, memory=thinned(self.memory, MEMORY_ROWS),
         )  # fmt: skip
 

@@ -224,6 +224,7 @@ class OnDask:
 
     def release(self, gone: Sequence[tuple[int, int]]) -> None:
         """Results and tasks that nobody needs: the scheduler forgets them, and does not begin what has not begun."""
+        futures = []
         for node, turn in gone:
             if self.turns.get(node) == turn and node in self.clump_of:
                 clump, _ = self.clump_of.pop(node)
@@ -231,8 +232,10 @@ class OnDask:
                     self._lighten(clump)
                 clump.wanted.discard((node, turn))
                 if not clump.wanted and clump.future is not None:
-                    clump.future.release()
+                    futures.append(clump.future)
                     clump.future = None
+        if futures:  # by the client's own thread, all at once: one at a time would cost a change of threads each
+            self.client.loop.add_callback(_released, futures)
 
     def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
         """The reports that have come; waits for the first."""
@@ -312,6 +315,11 @@ class OnDask:
             self.client.close(timeout=5)
         for module in self.modules:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _released(futures: Sequence[Any]) -> None:
+    for future in futures:
+        future.release()
 
 
 def _threads(client: Client) -> dict[str, int]:

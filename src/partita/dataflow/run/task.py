@@ -10,10 +10,9 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from inspect import BoundArguments, Signature, signature
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,9 +27,8 @@ LOOK_BYTES = 20e6  #: inputs larger than this are not digested to see whether a 
 WORTH_KEEPING = 1.0  #: a result is stored when computing took so many times what storing takes
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a task needs to be told, apart from its inputs."""
+class Told(NamedTuple):
+    """What a task needs to be told, apart from its inputs. A tuple, since ten thousand of them cross in pickles."""
 
     node: int
     turn: int
@@ -43,8 +41,7 @@ class Told:
     twice_s: float = 0.0  #: run it twice, where it takes no longer than this
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """How a task went; times are seconds since the epoch. All of it is plain, so that it may cross as a message."""
 
     node: int

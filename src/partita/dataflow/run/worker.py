@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import cloudpickle
 from distributed import Worker, WorkerPlugin, get_worker
@@ -26,8 +26,7 @@ class Missing:
     """Stands for the result of a task that failed, or could not be loaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A task of a clump; its inputs are numbers: k of the clump's sources, -1 - k the k-th member before it."""
 
     told: Told
@@ -55,7 +54,7 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     def report(self, report: Report) -> None:
         """From the thread that ran the task."""
         with self.lock:
-            self.reports.append(astuple(report))
+            self.reports.append(tuple(report))
             first = len(self.reports) == 1
         if first:
             self.worker.loop.add_callback(self.worker.loop.call_later, FLUSH_S, self._flush)

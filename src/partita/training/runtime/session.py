@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +13,9 @@ from partita.errors import PlanError
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Probe
+from partita.training.capture.captured import Captured
 from partita.training.capture.model import capture
-from partita.training.job import TrainingJob, load_job, micro_batches
+from partita.training.job import Batch, TrainingJob, load_job, micro_batches
 from partita.training.loss_check import check_loss
 from partita.training.probing import Prober
 from partita.training.runtime.clock import Clock
@@ -86,26 +88,35 @@ class Session:
 
     def recorder(self, engine: str) -> Recorder | None:
         """Takes readings of the probe for an engine; None where this rank has no part in it, or the plan knows no probe."""
-        problem = self.file.problem
-        probe = problem.probe if isinstance(problem, PipelineProblem) else None
+        probe = self.probe
         return Recorder(probe, self._prober(probe)) if probe and self.engines[engine] is not None else None
 
+    @property
+    def probe(self) -> Probe | None:
+        problem = self.file.problem
+        return problem.probe if isinstance(problem, PipelineProblem) else None
+
     def _prober(self, probe: Probe) -> Prober:
-        """Raises PlanError where the job has other tasks than the probe."""
-        job, pipeline = self.job, self.engines.get("pipeline")
-        part = next(micro_batches(job.example(), probe.micro_batch_size))
-        known = pipeline.captured.get(probe.micro_batch_size) if isinstance(pipeline, Pipeline) else None
-        device = torch_device(self.assignment.cluster, self.assignment.device)
-        precision = job.precision(device)
-        on_cpu, splits = job.precision(torch.device("cpu")), self.assignment.splits
-        captured = known or capture(job.build(), job.loss, part, precision=on_cpu, splits=splits)
+        """With turns and tensors of its own. Raises PlanError where the job has other tasks than the probe."""
+        part, captured = self._probed
         strange = {t for p in probe.pieces for t in p.tasks} - captured.task_nodes.keys()
         if strange:
             raise PlanError(
                 f"the plan's probe runs {min(strange)!r}, which the job does not have",
                 hint="measure and plan this job again",
             )
-        return Prober([p.tasks for p in probe.pieces], captured, part, device, precision)
+        device = torch_device(self.assignment.cluster, self.assignment.device)
+        return Prober([p.tasks for p in probe.pieces], captured, part, device, self.job.precision(device))
+
+    @cached_property
+    def _probed(self) -> tuple[Batch, Captured]:
+        """A micro-batch of the probe's size, and the job as captured with it."""
+        assert self.probe is not None
+        job, pipeline, size = self.job, self.engines.get("pipeline"), self.probe.micro_batch_size
+        part = next(micro_batches(job.example(), size))
+        known = pipeline.captured.get(size) if isinstance(pipeline, Pipeline) else None
+        on_cpu, splits = job.precision(torch.device("cpu")), self.assignment.splits
+        return part, known or capture(job.build(), job.loss, part, precision=on_cpu, splits=splits)
 
     @property
     def full_batch(self) -> int:
