@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,3 +139,18 @@ def test_all_devices_slower_alike_is_no_reason(tmp_path: Path) -> None:
         life.slow(cpu0=0.5, cpu1=0.5)
         life.live(40)
     assert [c.event for c in life.changes] == ["noticed", "stayed"]
+
+
+def test_a_planner_that_fails_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise MemoryError("no room for a table")
+
+    with closing(life.adapts):
+        life.live(40)
+        monkeypatch.setattr(life.adapts, "_adapts", SimpleNamespace(send=fails))
+        life.live(40)
+    assert [c.event for c in life.changes] == ["gave up"]
+    assert "no room for a table" in life.changes[0].sentence
+    assert len(life.shown.steps) == 80

@@ -24,7 +24,7 @@ from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot, Stage
 from partita.pipeline.plan.bench import Bench, Candidate
 from partita.pipeline.plan.chain_dp import Chain, Segment
 from partita.pipeline.plan.local_search import cuts_moved
-from partita.pipeline.plan.pipeline_task import EFFORT_A_SECOND, PipelineTask
+from partita.pipeline.plan.pipeline_task import ORDERS, PipelineTask
 from partita.pipeline.plan.shop import Parted, devices_of, shop_of
 from partita.simulate.schedules import device_orders
 from partita.simulate.schedules.searched import Found, Shop, joined, listings, numbered, rewalked, searched
@@ -42,7 +42,6 @@ WALKS = 3000  #: moves of that search
 SHOP, SLOT = 900.0, 0.1  #: effort (see `bench.Effort`) of making a shop, and of walking over a slot
 WALKED = 20  #: times that a program is walked over, for each chain looked at
 JOINED = 150  #: backwards of a program in which each is tried in one, at every chain
-BUDGET_SHARE = 0.3  #: of the budget, for all this
 
 Value = Callable[[Shop], float]
 
@@ -98,7 +97,7 @@ class _Search:
     def __init__(self, task: PipelineTask) -> None:
         self.task = task
         self.starts = [c for c in best_chains(task) if self._small(c)]
-        self.left = BUDGET_SHARE * task.wish.budget_s * EFFORT_A_SECOND
+        self.left = ORDERS * task.whole_effort
         self._parted = {b.number: Parted.of(task, b) for b in task.benches} if self.starts else {}
 
     def _small(self, c: Candidate) -> bool:

@@ -36,6 +36,7 @@ FEWEST_STATES = 100  #: that it is never thinned below
 MOST_DEVICES = 128  #: that a plan may use; of more, those that are fastest or hold most
 SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
 EFFORT_A_SECOND = 7e5  #: see `Effort`; less than a million, for what is not counted and for slower machines
+GROUPS, ORDERS = 0.25, 0.2  #: of the budget: for finding groups; for other schedules, where they are asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +49,19 @@ class PipelineTask:
 
     @cached_property
     def effort(self) -> Effort:
-        """What the search may still spend."""
-        return Effort(self.wish.budget_s * EFFORT_A_SECOND)
+        """What the methods may still spend on candidates."""
+        others = self.wish.schedule not in (None, "1f1b", "gpipe")
+        return Effort(self.whole_effort * (1 - GROUPS - ORDERS * others))
+
+    @property
+    def whole_effort(self) -> float:
+        """Of the budget."""
+        return self.wish.budget_s * EFFORT_A_SECOND
 
     @cached_property
     def most_micro_batches(self) -> int:
         """Whose program is lowered with a tenth of the effort."""
-        return int(self.wish.budget_s * EFFORT_A_SECOND / 10 / (2 * LOWERING))
+        return int(self.whole_effort / 10 / (2 * LOWERING))
 
     @cached_property
     def cluster(self) -> Cluster:

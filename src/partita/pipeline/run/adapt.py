@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from partita.errors import PartitaError, PlanError
+from partita.errors import PartitaError, PlanError, sentence_of
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
@@ -31,6 +31,7 @@ from partita.training.runtime.step_log import StepSeen
 DRIFT, FIRST_PLAN = "drift.jsonl", "first-plan.json"
 SWITCH_S = 1.0  #: that a change of plan may cost: what is won until the end must be more
 _AT_ONCE_S = 0.02  #: a decision that takes longer is made beside the run
+_NEVER = 1 << 62  #: no step comes so late
 _NICE = 5  #: who plans leaves most of the cores to the workers: a quarter of one where all are busy
 
 
@@ -39,15 +40,18 @@ class Change:
     """A line of drift.jsonl."""
 
     step: int
-    event: str  #: "noticed", "stayed", "switched", "kept", "returned"
+    event: str  #: "noticed", "stayed", "switched", "kept", "returned", "gave up"
     slower: dict[str, float]  #: device -> how many times as long it computes
     step_s: float
+    why: str = ""  #: it gave up
 
     @property
     def sentence(self) -> str:
         """For a person; empty where there is nothing to say."""
         if self.event == "noticed":
             return f"step {self.step}: a device is not as fast as it was"
+        if self.event == "gave up":
+            return f"step {self.step}: the plan stays as it is from here on, since planning again failed: {self.why}"
         if not self.slower:
             return f"step {self.step}: the new plan {'stays' if self.event == 'kept' else 'is no better; back to the old one'}"
         who = ", ".join(f"{d} computes {s:.2f} times as long" for d, s in self.slower.items() if abs(s - 1) > 0.1)
@@ -119,13 +123,17 @@ class Adapts:
             said = self._coming.result(_AT_ONCE_S)
         except NotYet:
             return None
+        except Exception as error:  # training goes on without: it is worth more than a better plan
+            self._coming, self._from = None, _NEVER
+            self._write(Change(self._now, "gave up", {}, 0.0, sentence_of(error)))
+            return None
         self._coming = None
         if said.event:
             self._write(Change(self._now, said.event, dict(said.slower), said.step_s))
         if said.plan is None:
             return None
         self._wanted = self._known[repr(said.plan)]
-        self._from = 1 << 62  # until it is told from when on it holds
+        self._from = _NEVER  # until it is told from when on it holds
         return said.plan
 
     def _take_force(self) -> None:
@@ -157,7 +165,7 @@ class Adapts:
         return self.file.plan, old_s
 
     def _write(self, change: Change) -> None:
-        with open(self.out / DRIFT, "a") as file:
+        with contextlib.suppress(OSError), open(self.out / DRIFT, "a") as file:  # a full disk: it is still told
             file.write(json.dumps(asdict(change)) + "\n")
         self.note(change)
 

@@ -238,6 +238,9 @@ def _refuse_beyond(captured: Captured, plan: PipelinePlan, job: TrainingJob) -> 
     if any(s.replicas > 1 or s.recompute for s in plan.stages):
         raise PlanError("torch's engine runs no replicated and no recomputing stages", hint="use Partita's own engine")
     if plan.schedule not in {**_LONE, **_CHUNKED}:
-        raise PlanError("torch's engine runs its own orders only", hint="use Partita's own engine")
+        raise PlanError(
+            f"torch's engine knows no schedule {plan.schedule!r}",
+            hint="use Partita's own engine, or plan with --schedule 1f1b",
+        )
     if job.clip_norm is not None or job.autocast is not None:
         raise PlanError("torch's engine clips no gradients and casts nothing here", hint="use Partita's own engine")

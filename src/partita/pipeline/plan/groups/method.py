@@ -23,9 +23,8 @@ from partita.pipeline.plan.groups.clusters import FEW, best_groupings
 from partita.pipeline.plan.groups.crew import ALL_ORDERS, SLACKS, Crews, Pipe, Shared
 from partita.pipeline.plan.groups.line import line_of
 from partita.pipeline.plan.groups.written import written
-from partita.pipeline.plan.pipeline_task import EFFORT_A_SECOND, PipelineTask
+from partita.pipeline.plan.pipeline_task import GROUPS, PipelineTask
 
-FINDING = 0.4  #: of the budget for finding groups
 SHARE = 0.2  #: of what is left for each search around one
 ALL_ORDERS_OF_FEW = 5  #: of few devices, every order of groups of so many is tried
 STEPS = (1, -1, 2, -2, 4, -4)  #: places by which a cut is moved
@@ -44,7 +43,7 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
     if wish.schedule not in (None, "1f1b", "auto") or wish.stages is not None or wish.in_flight is not None:
         return
     for bench in task.benches:
-        effort = Effort(wish.budget_s * EFFORT_A_SECOND * FINDING / len(task.benches))
+        effort = Effort(task.whole_effort * GROUPS / len(task.benches))
         orders = ALL_ORDERS_OF_FEW if len(task.cluster.devices) <= FEW else ALL_ORDERS
         crews = Crews(line_of(task, bench), bench.costs.micro_batches, effort, orders)
         found = best_groupings(crews, wish.seed, alone=not wish.allow_replicas)
