@@ -92,7 +92,7 @@ class Step:
     """A function whose calls are parts of a flow; `.function` is the plain one.
 
     `version` stands for the function's code in the keys of its results: name another one where they change. `cache` says
-    whether results may be kept from run to run.
+    whether results, and what follows from them, may be kept from run to run.
     """
 
     function: Callable[..., Any]

@@ -96,6 +96,14 @@ class FlowGraph:
         return tuple(map(tuple, found))
 
     @cached_property
+    def lasting(self) -> tuple[bool, ...]:
+        """[n] whether a result may be kept from run to run: neither its step nor one upstream forbids it."""
+        found: list[bool] = []
+        for node in self.nodes:  # needs stand before those that need them
+            found.append((node.kind != "call" or self.steps[node.step].cache) and all(found[n] for n in node.needs))
+        return tuple(found)
+
+    @cached_property
     def tasks(self) -> int:
         return sum(n.kind == "call" for n in self.nodes)
 

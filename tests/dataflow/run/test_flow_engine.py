@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -240,8 +241,6 @@ def test_the_best_few_are_a_list_the_best_first() -> None:
 
 
 def test_a_second_run_computes_only_what_differs(tmp_path: Path) -> None:
-    import time
-
     @step(version="1")
     def slow(x: int, a: int) -> Any:
         time.sleep(0.02)
@@ -265,6 +264,34 @@ def test_a_second_run_computes_only_what_differs(tmp_path: Path) -> None:
     more = once([1, 2, 3, 4])
     assert more.record.tasks_run == 2
     assert more.value.tolist() == [4] * 10
+
+
+def test_what_follows_from_a_step_that_is_never_kept_is_not_kept_either(tmp_path: Path) -> None:
+    """A second run would find yesterday's result under the same key otherwise."""
+    source = tmp_path / "number"
+
+    @step(version="1", cache=False)
+    def today(a: int) -> Any:
+        time.sleep(0.02)
+        return np.full(10, a + int(source.read_text()))
+
+    @step(version="1")
+    def slow(x: Any) -> Any:
+        time.sleep(0.02)
+        return x + 1
+
+    @step(version="1")
+    def mean(x: Any) -> float:
+        return float(x.mean())
+
+    def once() -> Any:
+        value = slow(today(explore("a", [1, 2, 3])))
+        numbers = Numbers.open(tmp_path / "scores.jsonl")
+        return here(choose(value, by=mean(value)), store=Store.open(tmp_path / "store"), numbers=numbers, check=False)
+
+    for number in (10, 20):
+        source.write_text(str(number))
+        assert once().value.tolist() == [number + 4] * 10
 
 
 def test_bad_flows_are_refused() -> None:

@@ -672,7 +672,7 @@ class Course:
         return _refs(self.view(need), self.key)
 
     def _better_loaded(self, node: int, key: str) -> bool:
-        return key in self.known and key not in self.absent and self.graph.steps[self.graph.nodes[node].step].cache
+        return key in self.known and key not in self.absent and self.graph.lasting[node]
 
     def _is_twin(self, node: int, key: str) -> bool:
         """Whether a call is one that runs elsewhere in the flow, now that its inputs are known; then it stands for that."""
@@ -716,7 +716,7 @@ class Course:
     def _number_known(self, node: int, key: str) -> bool:
         """Whether all that anybody wants of a call is a number that an earlier run left; then it has arrived."""
         value = self.numbers.get(key)
-        if value is None or not self._only_scores(node) or not self.graph.steps[self.graph.nodes[node].step].cache:
+        if value is None or not self._only_scores(node) or not self.graph.lasting[node]:
             return False
         self.ran[node], self.state[node], self.loaded[node] = Done(node, 0, 0.0, 0.0, "", 0.0, value), State.HELD, True
         self._let_go_of_needs(node)

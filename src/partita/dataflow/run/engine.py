@@ -169,8 +169,7 @@ class _Run:
 
     def _order(self, job: Job) -> Order:
         node = self.graph.nodes[job.node]
-        step = self.graph.steps[node.step]
-        keep = step.cache and not self._changes(job.node)
+        keep = self.graph.lasting[job.node] and not self._changes(job.node)
         told = Told(
             job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job)
         )
@@ -240,9 +239,7 @@ class _Run:
         """Keep numbers for later runs, unless their step was seen to give others the second time."""
         if self.numbers is not None:
             fresh = [r for r, _ in reports if r.state == "done" and r.value is not None and r.same is not False]
-            kept = [
-                r for r in fresh if not self._changes(r.node) and self.graph.steps[self.graph.nodes[r.node].step].cache
-            ]
+            kept = [r for r in fresh if not self._changes(r.node) and self.graph.lasting[r.node]]
             self.numbers.add({self.course.key(r.node): r.value for r in kept if r.value is not None})
 
     def _take(self, report: Report, worker: str) -> None:
