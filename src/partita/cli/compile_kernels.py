@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -94,45 +97,59 @@ def tiny_traces() -> dict[str, object]:
 
 
 def compile_kernels() -> None:
-    """Plan a tiny problem of each kind."""
+    """Plan a tiny problem of each kind, a process a core."""
     with tempfile.TemporaryDirectory() as folder:
-        names = ("graph.json", "layers.txt", "profile.json", "costs.json", "offload.json", "spark.json")
-        graph, layers, profile, costs, offload, spark = (Path(folder) / n for n in names)
-        costs.write_text(json.dumps(tiny_offload()))
-        spark.write_text(json.dumps(tiny_spark()))
-        graph.write_text(json.dumps(tiny_graph()))
-        layers.write_text(tiny_layers())
-        tiny_profile().write(profile)
-        asked: list[tuple[Path, *tuple[str, ...]]] = [
-            (graph, "--placement", "contiguous", "--objective", "throughput"),
-            (graph, "--placement", "free", "--objective", "throughput", "--budget-s", "2"),
-            (layers, "--devices", "4"),
-            (layers, "--devices", "2", "--objective", "latency", "--method", "hybrid", "--budget-s", "0.1"),
-            (profile,),
-        ]
-        calls = [["plan", str(path), *flags, "-o", str(Path(folder) / "plan.json")] for path, *flags in asked]
-        calls.append(["offload", "plan", "--costs", str(costs), "-o", str(offload)])
-        calls.append(["offload", "simulate", str(offload), "--arrivals", "poisson:1", "--count", "3"])
-        calls.append(["offload", "simulate", str(offload)])
-        calls += [
-            ["spark", "plan", str(spark), "--objective", o, "--budget-s", "0.1"]
-            for o in ("makespan", "mean-completion")
-        ]
-        traces = Path(folder) / "traces"
-        traces.mkdir()
-        (traces / "1g.json").write_text(json.dumps(tiny_traces()))
-        calls += [
-            ["spark", "simulate", "--traces", str(traces), "--policy", p] for p in ("fifo", "weighted-fair", "learned")
-        ]
-        calls += [["spark", "simulate", str(spark), "--policy", p] for p in ("srpt", "replan", "learned")]
-        for words in calls:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                code = main(words)
-            if code:
-                print(
-                    f"the kernels of {' '.join(words[:2])} could not be compiled now (exit code {code})",
-                    file=sys.stderr,
-                )
+        groups = _calls(Path(folder))
+        cores = min(
+            len(groups), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
+        with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(_called, groups))
+
+
+def _calls(folder: Path) -> list[list[list[str]]]:
+    """Groups of command lines that share few kernels, those that take longest first; within a group one after another."""
+    names = ("graph.json", "layers.txt", "profile.json", "costs.json", "offload.json", "spark.json")
+    graph, layers, profile, costs, offload, spark = (folder / n for n in names)
+    costs.write_text(json.dumps(tiny_offload()))
+    spark.write_text(json.dumps(tiny_spark()))
+    graph.write_text(json.dumps(tiny_graph()))
+    layers.write_text(tiny_layers())
+    tiny_profile().write(profile)
+    traces = folder / "traces"
+    traces.mkdir()
+    (traces / "1g.json").write_text(json.dumps(tiny_traces()))
+
+    def plan(path: Path, *flags: str) -> list[str]:
+        return ["plan", str(path), *flags, "-o", str(folder / f"{path.stem}-{len(flags)}-plan.json")]
+
+    def simulated(source: list[str], *policies: str) -> list[list[str]]:
+        return [["spark", "simulate", *source, "--policy", p] for p in policies]
+
+    return [
+        [plan(layers, "--devices", "2", "--objective", "latency", "--method", "hybrid", "--budget-s", "0.1")],
+        [
+            *([["spark", "plan", str(spark), "--objective", o, "--budget-s", "0.1"] for o in ("makespan", "mean-completion")]),
+            *simulated([str(spark)], "srpt", "replan", "learned"),
+        ],
+        [plan(profile), plan(layers, "--devices", "4")],
+        [plan(graph, "--placement", "free", "--objective", "throughput", "--budget-s", "2")],
+        [
+            ["offload", "plan", "--costs", str(costs), "-o", str(offload)],
+            ["offload", "simulate", str(offload), "--arrivals", "poisson:1", "--count", "3"],
+            ["offload", "simulate", str(offload)],
+        ],
+        simulated(["--traces", str(traces)], "fifo", "weighted-fair", "learned"),
+        [plan(graph, "--placement", "contiguous", "--objective", "throughput")],
+    ]  # fmt: skip
+
+
+def _called(calls: list[list[str]]) -> None:
+    for words in calls:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            code = main(words)
+        if code:
+            print(f"the kernels of {' '.join(words[:2])} could not be compiled now (exit code {code})", file=sys.stderr)
 
 
 if __name__ == "__main__":
