@@ -76,6 +76,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -
 # ---- the contract of scripts ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_models_fitted_below_a_count_are_judged_above_it(csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [
         csv,
@@ -164,6 +165,7 @@ def test_given_rows_are_predicted_one_by_one(stored: Path, tmp_path: Path, capsy
     )
 
 
+@pytest.mark.slow
 def test_a_model_asked_while_it_is_fitted_answers_like_the_stored_one(
     csv: Path, stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

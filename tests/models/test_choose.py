@@ -51,6 +51,7 @@ def test_every_fit_that_chooses_starts_from_the_priors_and_sees_no_held_out_row(
     )
 
 
+@pytest.mark.slow
 def test_constants_held_at_their_priors_have_a_say_where_rows_lie_beyond_the_others() -> None:
     """Half of it where they foretold held-out rows as well, less the worse they did, none within the rows."""
     world = runs(60, noise=0.02)

@@ -40,6 +40,7 @@ def test_nine_tenths_lie_inside_the_intervals(fitter: Callable[[Runs], Model]) -
     assert 0.85 <= np.mean(inside) <= 0.95
 
 
+@pytest.mark.slow
 def test_intervals_widen_where_nothing_was_measured() -> None:
     world = runs(60, noise=0.03, devices=(1, 2))
     fitter = Fitter(ROLES, "devices")

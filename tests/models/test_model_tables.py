@@ -27,8 +27,13 @@ def errors(
 
 @pytest.mark.parametrize(
     ("name", "column", "up_to"),
-    [("gpt sizes", "hidden_size", 1024), ("weak scaling", "GPUs", 32), ("epochs", "workers", 2), ("anonymous", "x1", 3)],
-)  # fmt: skip
+    [
+        pytest.param("gpt sizes", "hidden_size", 1024, marks=pytest.mark.slow),
+        ("weak scaling", "GPUs", 32),
+        pytest.param("epochs", "workers", 2, marks=pytest.mark.slow),
+        ("anonymous", "x1", 3),
+    ],
+)
 def test_what_was_once_counted_twice_or_misread(name: str, column: str, up_to: float) -> None:
     """Derived columns, models that grow with the devices, a batch of which nobody says whose, columns without meaning."""
     ours, plain, _ = errors(name, column, up_to, plain=("log-linear",))

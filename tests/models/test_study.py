@@ -137,6 +137,7 @@ def test_every_model_is_judged_by_rows_it_has_not_seen(found: Study) -> None:
     assert found.scores[0].mape < 0.05
 
 
+@pytest.mark.slow
 def test_the_learning_curve_ends_at_the_score_of_all_rows(found: Study) -> None:
     curve = learning_curve(found)
     rows = [n for n, _ in curve]
@@ -145,6 +146,7 @@ def test_the_learning_curve_ends_at_the_score_of_all_rows(found: Study) -> None:
     assert curve[-1][1] < 2 * curve[0][1]
 
 
+@pytest.mark.slow
 def test_tested_rows_do_not_influence_what_is_chosen() -> None:
     """Nonsense in the rows that judge changes neither settings, nor the chosen model, nor what is predicted."""
     few = WORLD.table.numbers("devices") <= 4
@@ -160,6 +162,7 @@ def test_tested_rows_do_not_influence_what_is_chosen() -> None:
     assert study(honest, models=("skeleton",)).best == study(spoiled, models=("skeleton",)).best
 
 
+@pytest.mark.slow
 def test_in_folds_too_settings_are_chosen_without_the_rows_that_judge() -> None:
     p = prepare(WORLD.full(), "step_s")
     (fold, *_) = p.splits

@@ -54,6 +54,7 @@ def lived(
     return found
 
 
+@pytest.mark.slow
 def test_a_slowed_device_is_noticed_and_its_work_moves() -> None:
     rows = lived({100: {"cpu1": 0.4}}, 160)
     events = [(k, s.event) for k, s, _ in rows if s.event]

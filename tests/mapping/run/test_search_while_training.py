@@ -32,6 +32,7 @@ def first(name: str) -> PlanFile:
     return PlanFile(begun.plan, Verdict(begun.step_s, 0.0, "none", "heft", 0.0), problem)
 
 
+@pytest.mark.slow
 def test_losses_and_weights_are_those_of_an_unsearched_run(tmp_path: Path, capsys: Any) -> None:
     file, calm = first("towers"), {"lr": "0.001"}  # rounding grows little over the steps
     ended = train_searching(file, file.problem.job, calm, tmp_path, budget_s=6.0, steps=STEPS, adapt=True)

@@ -90,6 +90,7 @@ def norms_in_halves(chance: random.Random) -> tuple[PipelineProblem, list[Pipeli
     return problem, mappings(problem, chance, 3)
 
 
+@pytest.mark.slow
 def test_norms_over_a_split_batch_train_what_half_batches_train() -> None:
     problem, plans = norms_in_halves(random.Random(3))
     assert {s.change for s in problem.splits} == {"none", "statistics"}

@@ -148,6 +148,7 @@ def distinct(n: int) -> Cluster:
     )
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize(("n", "most_s"), [(14, 3.0), (60, 6.0), (2_000, 9.0), (10_000, 9.0)])
 def test_devices_that_all_differ_are_planned_within_the_budget(n, most_s):
     """The CPU's time, which other processes do not take; twice the budget, for slow machines and compiling."""

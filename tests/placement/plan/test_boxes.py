@@ -50,6 +50,7 @@ def worlds(draw: st.DrawFn) -> PlacementProblem:
     )
 
 
+@pytest.mark.slow
 @MANY
 @given(worlds(), st.sampled_from([None, 1, 2]), st.floats(1.0, 3.0))
 def test_the_bound_is_below_every_chain(problem, most, loose):

@@ -148,6 +148,7 @@ def test_bounds_hold_for_replicas_on_unequal_devices(problem):
     assert best <= file.verdict.value_s * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.slow
 @settings(SOME, max_examples=50)
 @given(mixed_problems("sum"))
 def test_line_ups_give_plans_and_bounds_that_hold(problem):

@@ -59,6 +59,7 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_what_it_did(tmp_path: Pa
     examine(run.out / "checkpoints")
 
 
+@pytest.mark.slow
 def test_a_signal_has_its_own_words(tmp_path: Path, plans: Path) -> None:
     """And no hint at a checkpoint, where there is none. Those of other signals are in test_full_disks."""
     run = train(tmp_path, "failing:good", plans / "good.json", *MANY)
@@ -70,6 +71,7 @@ def test_a_signal_has_its_own_words(tmp_path: Path, plans: Path) -> None:
     assert "--resume" not in run.error()
 
 
+@pytest.mark.slow
 def test_two_runs_into_one_folder(tmp_path: Path, plans: Path) -> None:
     """The second is told who has it, the first goes on; when it is killed, the folder is free."""
     first = train(tmp_path, "failing:good", plans / "good.json", *MANY)
@@ -84,6 +86,7 @@ def test_two_runs_into_one_folder(tmp_path: Path, plans: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_stopped_replica_is_noticed_after_the_timeout(tmp_path: Path) -> None:
     """The others wait for it in a group of their own, whose patience is the run's."""
     plan_file("failing:good", stages=1, replicas=[2]).write(tmp_path / "plan.json")
@@ -146,6 +149,7 @@ def test_sigterm_is_as_graceful(tmp_path: Path, plans: Path) -> None:
     assert "stopped after step" in run.error()
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_ends_at_once(tmp_path: Path, plans: Path) -> None:
     """Batches come every 30 s after the first few: the graceful end would take long."""
     run = train(tmp_path, "failing:good", plans / "good.json", *MANY, "--set", "seconds=2")

@@ -74,6 +74,7 @@ def _again(rank: int, ranks: int) -> tuple[int, int]:
     return sum(len(own) for own in boxes._own.values()), len(os.listdir("/proc/self/fd")) - before
 
 
+@pytest.mark.slow
 def test_a_box_is_used_again_and_no_handle_is_kept() -> None:
     assert on_ranks(_again, 2) == (1, 0)
 

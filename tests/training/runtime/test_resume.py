@@ -24,6 +24,7 @@ def trained(folder: Path, job: str, plan: Path, *options: str) -> dict[int, floa
     return losses(run.out)
 
 
+@pytest.mark.slow
 def test_resumed_losses_are_equal_bit_for_bit(tmp_path: Path) -> None:
     """Stopped in the middle of an epoch and at an epoch's end. Two inputs, dropout, Adam, a scheduler, batches of 10, 10
     and 4 that are shuffled by torch's global generator, the last micro-batch smaller."""
@@ -83,6 +84,7 @@ def test_tied_weights_load_into_the_plain_model(tmp_path: Path) -> None:
     assert all(torch.allclose(saved[n], t, rtol=1e-4, atol=1e-6) for n, t in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_killed_while_saving(tmp_path: Path) -> None:
     """The kill comes while a checkpoint is being written, again and again: what can be seen is whole."""
     plan_file("failing:good", stages=2).write(tmp_path / "plan.json")

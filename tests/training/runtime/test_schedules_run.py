@@ -63,6 +63,7 @@ def by_torch(rank: int, ranks: int, source: str, runs: list[tuple[PipelinePlan, 
     return found
 
 
+@pytest.mark.slow
 def test_torch_runs_the_same_schedules() -> None:
     pytest.importorskip("transformers")
     source, graph = source_of("resnet"), captured_job("resnet", SIZE).graph
@@ -93,6 +94,7 @@ def test_torch_refuses_stages_elsewhere() -> None:
             TorchPipelining(job, assignment, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_zero_bubble_with_replicas_of_a_stage() -> None:
     source, graph = source_of("trained:decoder"), captured_job("trained:decoder", SIZE).graph
     a, b, c = WORLD
