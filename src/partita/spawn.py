@@ -32,13 +32,15 @@ def spawn(
     log: Path | None = None,
     pipes: bool = False,
     handles: Sequence[int] = (),
+    append: bool = False,
 ) -> Process:
     """Run a module as a process of its own, in a session of its own: Ctrl-C is for the one who asks.
 
-    It gets the path `told` as its argument. What it prints goes to `log` (None: nowhere), or, with `pipes`, its stdin and
+    It gets the path `told` as its argument. What it prints goes to `log` (None: nowhere; behind what
+    stands there with `append`), or, with `pipes`, its stdin and
     stdout are pipes and only its stderr goes there. It inherits the open files `handles`, under the same numbers.
     """
-    with open(log or os.devnull, "wb") as out:
+    with open(log or os.devnull, "ab" if append else "wb") as out:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "partita.spawn", module, str(told)],
             env={**os.environ, PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1", **(env or {})},

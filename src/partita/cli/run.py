@@ -171,6 +171,9 @@ def _elastic(options: argparse.Namespace, say: Callable[[str], None]) -> Elastic
         options.redundancy or "memory",
         options.copy_every or 1,
         lambda lost: say(lost.sentence),
+        lambda step: say(
+            f"step {step} was kept in memory; now it is a checkpoint: go on with --resume {options.out}/checkpoints"
+        ),
     )
 
 

@@ -30,7 +30,7 @@ from partita.dataflow import (
     unfold,
 )
 from partita.dataflow.load import load_flow
-from partita.dataflow.plan.course import flat
+from partita.dataflow.plan.events import flat
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.in_process import InProcess
 from partita.dataflow.run.numbers import Numbers

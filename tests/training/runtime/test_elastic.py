@@ -134,6 +134,24 @@ def test_a_worker_that_is_alone_and_stopped_is_found_too(tmp_path: Path, wanted:
     expect_undisturbed(run, wanted)
 
 
+def test_ctrl_c_between_two_generations_loses_nothing(tmp_path: Path, plan: Path, wanted: Mapping[int, float]) -> None:
+    """All workers have ended, and the state is in memory only."""
+    run = started(tmp_path, plan, "replace")
+    run.wait_for_step(10)
+    first = run.workers()
+    os.kill(first[0], signal.SIGKILL)
+    run.wait_until(lambda: not run.workers(), "the moment between")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(60) in (1, 130), run.stderr  # whether it is still seen as the death of the worker
+    again = train(
+        tmp_path / "again", "failing:good", plan, "--steps", str(STEPS), "--resume", str(run.out / "checkpoints")
+    )
+    assert again.wait(60) == 0, again.stderr
+    rest = losses(again.out)
+    assert min(rest) >= 10
+    assert rest == pytest.approx({k: wanted[k] for k in rest}, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_the_last_device_is_not_replaced_by_none(tmp_path: Path, plan: Path) -> None:
     run = started(tmp_path, plan, "replan")

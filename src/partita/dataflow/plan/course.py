@@ -21,72 +21,20 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from partita.dataflow.flow import FlowError
 from partita.dataflow.graph import Choice, FlowGraph, Node, Slot
 from partita.dataflow.keys import Memo, Ref, key_of
+from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, View, Worth, flat
 from partita.dataflow.plan.judge import Leaders, Verdict, judge
 from partita.dataflow.plan.keep import Holding, cheapest, recompute_s
 from partita.dataflow.plan.order import depth_first
 from partita.dataflow.select import Halving
 
-View: TypeAlias = "int | list[View]"  #: what a node stands for: a call, or a list of them
-Worth: TypeAlias = Callable[[int], tuple[float, float]]  #: node -> (seconds, bytes) expected
-
-
 DROPS = 0.5  #: results dropped a task, before the limit of memory is widened
-
-
-class State(IntEnum):
-    IDLE = 0  #: never asked for, or dropped
-    WAITING = 1  #: asked for
-    RUNNING = 2  #: handed out
-    HELD = 3  #: its result lies in memory
-    OUT = 4  #: nobody needs it
-    FAILED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One task for an engine."""
-
-    node: int
-    turn: int  #: how often it has been handed out before: a cancelled key is never used again
-    kind: Literal["compute", "load"]
-    key: str
-    inputs: tuple[View, ...]  #: for each need of the node
-    place: int  #: in the order
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A task has run."""
-
-    node: int
-    turn: int
-    started_s: float
-    ended_s: float
-    worker: str
-    size_bytes: float
-    value: float | None = None  #: where it is a number
-    same: bool | None = None  #: whether running it twice gave the same; None: not tried
-    stored: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A task has raised, or its worker died too often."""
-
-    node: int
-    turn: int
-    reason: str
-    started_s: float = 0.0
-    ended_s: float = 0.0
-    worker: str = ""
 
 
 @dataclass
@@ -105,15 +53,6 @@ class Judged:
     outstanding: set[int] = field(default_factory=set)  #: candidates whose score was asked for and has not come
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much may be under way, and in memory."""
-
-    ahead: int = 2  #: candidates scored at once where one score decides about the next
-    memory_bytes: float = math.inf  #: results held, all workers together
-    scouts: bool = True
-
-
 @dataclass
 class Course:
     """The state of one run."""
@@ -121,7 +60,7 @@ class Course:
     graph: FlowGraph
     known: Container[str] = ()  #: keys whose results the store has
     numbers: Mapping[str, float] = field(default_factory=dict)  #: keys whose results are these
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     worth: Worth = lambda node: (0.0, 0.0)
 
     def __post_init__(self) -> None:
@@ -801,15 +740,6 @@ class Course:
         if found.kind == "gather":
             return all(self._there(n) for n in found.needs)
         return self.judged[node].kept is not None and all(self._there(w) for w in self._winners(node))
-
-
-def flat(view: View | Sequence[View]) -> Iterator[int]:
-    """The calls in a view."""
-    if isinstance(view, int):
-        yield view
-    else:
-        for v in view:
-            yield from flat(v)
 
 
 def _refs(view: View, key: Callable[[int], str]) -> Any:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.dataflow.graph import FlowGraph
-from partita.dataflow.plan.course import Course, Done, Job, Limits, State, flat
+from partita.dataflow.plan.course import Course
+from partita.dataflow.plan.events import Done, Job, Limits, State, flat
 from partita.dataflow.plan.keep import reload_s
 from partita.dataflow.plan.search import GOLDEN
 from partita.dataflow.select import Best, First, Halving, Threshold

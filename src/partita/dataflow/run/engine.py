@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from partita.dataflow.flow import FlowError
 from partita.dataflow.graph import FlowGraph
 from partita.dataflow.plan.costs import Costs
-from partita.dataflow.plan.course import Course, Done, Failure, Job, Limits, State, View, flat
+from partita.dataflow.plan.course import Course
+from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, View, flat
 from partita.dataflow.plan.simulate import simulate, typical
 from partita.dataflow.run.in_process import Order
 from partita.dataflow.run.numbers import Numbers

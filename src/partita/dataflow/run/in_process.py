@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from partita.dataflow.plan.course import View, flat
+from partita.dataflow.plan.events import View, flat
 from partita.dataflow.run.task import Report, Told, execute
 from partita.dataflow.store import Store
 

@@ -27,7 +27,7 @@ from dask._expr import LLGExpr
 from dask._task_spec import Task, TaskRef
 from distributed import Client, LocalCluster
 
-from partita.dataflow.plan.course import View
+from partita.dataflow.plan.events import View
 from partita.dataflow.run.in_process import Order, needed
 from partita.dataflow.run.task import Report
 from partita.dataflow.run.worker import Functions, Member, Missing, packed, run_clump

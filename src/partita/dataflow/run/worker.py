@@ -15,7 +15,7 @@ import cloudpickle
 from distributed import Worker, WorkerPlugin, get_worker
 
 from partita.dataflow.graph import Slot
-from partita.dataflow.plan.course import View
+from partita.dataflow.plan.events import View
 from partita.dataflow.run.task import Report, Told, execute
 from partita.dataflow.store import Store
 

@@ -68,6 +68,9 @@ class Elastic:
     redundancy: Redundancy = "memory"
     copy_every: int = 1  #: steps: one less than this many are lost at most, beside the one in flight
     note: Callable[[Lost], None] = lambda lost: None
+    saved: Callable[[int], None] = lambda step: (
+        None
+    )  #: hears of a step that was kept in memory only, when the run ends otherwise
 
 
 @dataclass
@@ -138,26 +141,41 @@ def keep_going(
     generation; with `all_devices` devices that the plan does not use have workers, too.
 
     Raises what no other generation would help against: an error of a rank's own, no device left, IN_VAIN deaths without a
-    step between them.
+    step between them. However it ends, what was kept in memory only is then a checkpoint.
     """
     began, began_s, vain, furthest = time.monotonic(), time.time(), 0, 0
     with contextlib.closing(_Base.of(spec)) as base, terminate_like_interrupt():
-        while True:
-            devices = world_of(file, len(file.cluster.devices) if all_devices else 0)
-            told = replace(spec, copy_every=how.copy_every, goes_on=furthest > 0)
-            minds = mind(file) if mind else None
-            found = _generation(told, file, base, how.redundancy, watch, len(devices), minds, began_s)
-            if isinstance(found, Ended):
-                return replace(found, wall_s=time.monotonic() - began)
-            vain = 0 if found.step > furthest else vain + 1
-            furthest = max(furthest, found.step)
-            _expect_recoverable(found, vain)
-            file = PlanFile.read(spec.plan)  # it may have been changed meanwhile
-            gone = tuple(devices[r] for r in found.failure.gone)
-            if how.plan_without and gone:
-                file = _planned(how.plan_without, file, gone, found.failure.error)
-                prepared(spec.out, file)
-            _note(spec, how, found, gone, base, file)
+        try:
+            while True:
+                devices = world_of(file, len(file.cluster.devices) if all_devices else 0)
+                told = replace(spec, copy_every=how.copy_every, goes_on=furthest > 0)
+                minds = mind(file) if mind else None
+                found = _generation(told, file, base, how.redundancy, watch, len(devices), minds, began_s)
+                if isinstance(found, Ended):
+                    return replace(found, wall_s=time.monotonic() - began)
+                vain = 0 if found.step > furthest else vain + 1
+                furthest = max(furthest, found.step)
+                _expect_recoverable(found, vain)
+                file = PlanFile.read(spec.plan)  # it may have been changed meanwhile
+                gone = tuple(devices[r] for r in found.failure.gone)
+                if how.plan_without and gone:
+                    file = _planned(how.plan_without, file, gone, found.failure.error)
+                    prepared(spec.out, file)
+                _note(spec, how, found, gone, base, file)
+        except BaseException:
+            if base.files:
+                _saved(spec, file, base, how)
+            raise
+
+
+def _saved(spec: Spec, file: PlanFile, base: _Base, how: Elastic) -> None:
+    """A checkpoint of what was kept in memory, by a last generation that does no step."""
+    assert base.files
+    told = replace(spec, base=base.files.handles, base_step=base.step, resume="", goes_on=True, only_save=True)
+    handles = [h for pair in base.files.handles for h in pair]
+    with contextlib.suppress(PartitaError):
+        if isinstance(attempt(told, file, handles=handles), Ended):
+            how.saved(base.step)
 
 
 def _generation(

@@ -108,7 +108,7 @@ def attempt(
         board = Board.create(spec.board, ranks)
         told = folder / "spec.json"
         told.write_text(json.dumps(asdict(spec)))
-        _remove_traces(Path(spec.out))
+        _remove_traces(Path(spec.out), logs=not spec.goes_on)
         began = time.monotonic()
         workers: list[Process] = []
         attends = _Attends(workers, board, spec, watch, mind)
@@ -128,16 +128,23 @@ def attempt(
         return Ended(stopped, time.monotonic() - began, last)
 
 
-def _remove_traces(out: Path, *, only_empty: bool = False) -> None:
-    """Errors and logs of an earlier run, or the empty logs of this one."""
-    for old in [*out.glob("error-rank*.json"), *out.glob("worker-rank*.log")]:
+def _remove_traces(out: Path, *, logs: bool = True, only_empty: bool = False) -> None:
+    """Errors and logs of an earlier run, or the empty logs of this one; a generation of workers writes on in those of the last."""
+    for old in [*out.glob("error-rank*.json"), *(out.glob("worker-rank*.log") if logs else ())]:
         if not only_empty or old.stat().st_size == 0:
             old.unlink(missing_ok=True)
 
 
 def _start(told: Path, rank: int, ranks: int, spec: Spec, worker: str, handles: Sequence[int]) -> Process:
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    return spawn(worker, told, env=threads_env(spec.threads) | place, log=log_path(spec.out, rank), handles=handles)
+    return spawn(
+        worker,
+        told,
+        env=threads_env(spec.threads) | place,
+        log=log_path(spec.out, rank),
+        handles=handles,
+        append=spec.goes_on,
+    )
 
 
 @contextlib.contextmanager

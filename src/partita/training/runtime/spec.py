@@ -36,4 +36,5 @@ class Spec:
     base: Sequence[Sequence[int]] = ()  #: handles of the copies to go on from; empty: from `resume`, or the start
     base_step: int = 0  #: which of them
     goes_on: bool = False  #: after a failure: the record of the run is continued
+    only_save: bool = False  #: no step: what is gone on from becomes a checkpoint
     watched: bool = False  #: the launcher may ask for another plan between two steps

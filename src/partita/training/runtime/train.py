@@ -50,6 +50,9 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
     assert engine is not None
     store = _Store(session, engine)
     progress = began = store.resume()
+    if spec.only_save:
+        store.save(progress)
+        return progress
     record = _Record(session, engine)
     copying = _Copying(session, engine) if spec.copies else None
     traces: list[Trace] = []
