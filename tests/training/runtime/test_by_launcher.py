@@ -39,7 +39,7 @@ class Mind:
         self.since.append(step)
 
 
-@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("elastic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_plans_change_and_no_step_is_lost(elastic: bool, tmp_path: Path) -> None:
     """Two stages on cpu0 and cpu1, cpu2 idle; then all on cpu2; then three stages."""
     three = plan_file("failing:good", stages=3)

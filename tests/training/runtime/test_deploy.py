@@ -187,6 +187,7 @@ def refused(rank: int, ranks: int, source: str, plan: PipelinePlan, wrong: Pipel
     return before, engine.step(batch, 1).loss
 
 
+@pytest.mark.slow
 def test_groups_schedules_clipping_and_casts_move_along() -> None:
     """And a plan for devices that are not there changes nothing."""
     a, b, c = WORLD

@@ -97,6 +97,7 @@ def test_nothing_kept_begins_again(tmp_path: Path, plan: Path, wanted: Mapping[i
     assert [(f["source"], f["on_from_step"]) for f in failures(run)] == [("start", 0)] * 2
 
 
+@pytest.mark.slow
 def test_a_second_kill_while_it_recovers(tmp_path: Path, plan: Path, wanted: Mapping[int, float]) -> None:
     run = started(tmp_path, plan, "replace", "--copy-every", "3")
     run.wait_for_step(10)
@@ -111,6 +112,7 @@ def test_a_second_kill_while_it_recovers(tmp_path: Path, plan: Path, wanted: Map
     assert other["on_from_step"] >= one["on_from_step"]
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_replaced_after_the_timeout(
     tmp_path: Path, plan: Path, wanted: Mapping[int, float]
 ) -> None:

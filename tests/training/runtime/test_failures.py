@@ -176,6 +176,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path, plans: Path) 
     assert not (run.out / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_an_unexpected_exception_goes_to_a_log(tmp_path: Path, plans: Path) -> None:
     """The traceback is in worker-rank1.log, the terminal has one sentence with place and log."""
     run = train(tmp_path, "failing:optimizer_fails", plans / "optimizer.json", *MANY)
@@ -203,7 +204,7 @@ BAD_JOBS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in ("wider", "different_batches") else pytest.mark.slow) for n in BAD_JOBS],
+    [pytest.param(n, marks=[] if n == "different_batches" else pytest.mark.slow) for n in BAD_JOBS],
 )
 def test_bad_jobs(name: str, tmp_path: Path, plans: Path) -> None:
     run = train(tmp_path, f"failing:{name}", plans / "good.json", "--epochs", "2")

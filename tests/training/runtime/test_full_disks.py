@@ -31,6 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_is_named_as_the_reason(small_disk: Path, tmp_path: Path) -> None:
     plan_file("failing:good", stages=2).write(tmp_path / "plan.json")
     run = train(small_disk.parent, "failing:good", tmp_path / "plan.json", "--steps", "1000000", "-o", str(small_disk / "run"))  # fmt: skip

@@ -57,7 +57,7 @@ def _exchange(rank: int, ranks: int, seed: int) -> int:
     return sum(len(own) for own in boxes._own.values())
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_what_arrives_is_what_was_sent(seed: int) -> None:
     on_ranks(_exchange, 2 + seed, seed)
 
@@ -95,7 +95,7 @@ def _sums(rank: int, ranks: int) -> int:
     return differ
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_sums_are_those_of_the_process_group_and_alike_everywhere(ranks: int) -> None:
     assert on_ranks(_sums, ranks) == 0
 

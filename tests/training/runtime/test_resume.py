@@ -69,6 +69,7 @@ def test_what_cannot_be_saved_is_told_after_the_first_step(tmp_path: Path) -> No
     assert len(losses(run.out)) == 1
 
 
+@pytest.mark.slow
 def test_tied_weights_load_into_the_plain_model(tmp_path: Path) -> None:
     """GPT-2 over two stages: its one matrix is in the file under both of its names, and trained as in one process."""
     pytest.importorskip("transformers")

@@ -173,6 +173,7 @@ def children_of(pid: int) -> list[int]:
     return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
+@pytest.mark.slow
 def test_two_workers_claim_one_rank(tmp_path: Path, plan: Path) -> None:
     """The second is told who it is already; the first ones go on."""
     port = free_port()
