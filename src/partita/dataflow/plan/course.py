@@ -134,9 +134,10 @@ class Course:
             self.open_sinks.pop()
         return not self.open_sinks
 
-    def next_jobs(self, room: int) -> list[Job]:
-        """Up to `room` tasks, the best first; fewer where memory does not allow more."""
+    def next_jobs(self, room: int, at_once: bool = False) -> list[Job]:
+        """Up to `room` tasks, the best first; fewer where memory does not allow more. `at_once`: only those whose inputs are there."""
         jobs: list[Job] = []
+        later: list[tuple[int, int]] = []
         while self.heap and len(jobs) < room:
             _, node = heapq.heappop(self.heap)
             if self.state[node] != State.WAITING or not self._unblocked(node):
@@ -145,11 +146,20 @@ class Course:
             kind: Literal["compute", "load"] = "load" if self._better_loaded(node, key) else "compute"
             if kind == "compute" and self._is_twin(node, key):
                 continue
+            if at_once and kind == "compute" and not self._could_begin(node):
+                later.append((self.urgency[node], node))
+                continue
             if not self._fits(node, kind):
-                heapq.heappush(self.heap, (self.urgency[node], node))
+                later.append((self.urgency[node], node))
                 break
             jobs.append(self._hand_out(node, kind, key))
+        for entry in later:
+            heapq.heappush(self.heap, entry)
         return jobs
+
+    def _could_begin(self, node: int) -> bool:
+        """All that a call reads is there."""
+        return all(self.state[n] == State.HELD for need in self.graph.nodes[node].needs for n in flat(self.view(need)))
 
     def done(self, event: Done) -> None:
         """A task has run. Events of tasks that were cancelled since, or came twice, change nothing."""

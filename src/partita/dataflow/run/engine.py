@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from partita.dataflow.flow import FlowError
@@ -25,25 +26,36 @@ from partita.dataflow.run.in_process import Order
 from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.run.record import ChoiceRow, Chosen, MemoryRow, RunRecord, ScoreRow, TaskRow, TaskState
 from partita.dataflow.run.task import Report, Told
+from partita.dataflow.select import First, Halving, Threshold
 from partita.errors import InternalError, PartitaError
 
 Progress = Callable[[str, int, int], None]
-AHEAD_S = 0.15  #: work that a worker should always have before it
+AHEAD_S = 1.0  #: work that a worker should always have before it
 LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
-LOOKS = (0.1, 0.2, 0.35, 0.5, 0.75)  #: parts of the work after which the rest is predicted; the first is the record's
+LOOKS = (
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+)  #: parts of the tasks and of their time after which the rest is predicted; the first is the record's
 GLANCE = 0.03  #: part of the tasks after which it is asked how much of the work is done
 SIMULATED_S = 1.5e-4  #: what simulating a task takes (a shared core of 2026); nothing is handed out meanwhile
 SIMULATED = 0.015  #: part of the time left that one simulation of it may take
-BRIEF_S, BRIEF_BYTES = 0.003, 100e3  #: tasks below both travel together
+BRIEF_S, BRIEF_BYTES = 0.02, 100e3  #: tasks below both travel together
 
 
 class Engine(Protocol):
     """Who runs tasks."""
 
     workers: int
+
+    @property
+    def idle(self) -> int:
+        """Workers that have nothing to do."""
+        ...
 
     def submit(self, orders: Sequence[Order]) -> None: ...
     def release(self, gone: Sequence[tuple[int, int]]) -> None: ...
@@ -152,7 +164,7 @@ class _Run:
     # ---- out --------------------------------------------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
-        """Fill the window when it is half empty; let go of what nobody needs."""
+        """Fill the window when it is half empty, and let nobody be idle; let go of what nobody needs."""
         window = self._window()
         room = window - self.course.running
         jobs = self.course.next_jobs(room) if 2 * room >= window or not self.course.running else []
@@ -161,6 +173,15 @@ class _Run:
             self.engine.release(gone)
             for node, _ in gone:
                 self._moved(node, None)
+        self._submit(jobs)
+        while self.engine.idle and self.course.running < self.engine.workers * MOST_WINDOW:
+            # what fills the window waits for what is under way, or lies with others: who is idle begins with what comes later
+            more = self.course.next_jobs(self.engine.idle, at_once=True)
+            if not more:
+                break
+            self._submit(more)
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
         self.engine.submit([self._order(job) for job in jobs])
 
     def _window(self) -> int:
@@ -201,11 +222,12 @@ class _Run:
 
     # ---- in ---------------------------------------------------------------------------------------------------------------
 
-    def _gap(self, worker: str, started: float, ended: float) -> None:
-        """What lies between two tasks of a worker: what scheduling and moving inputs costs."""
+    def _gap(self, node: int, worker: str, started: float, ended: float) -> None:
+        """What lies between two tasks of a worker, but for waiting until the inputs were there: what scheduling and moving costs."""
         before = self.ends.get(worker)
-        if before is not None and started > before:
-            self.gaps.append(started - before)
+        if before is not None:
+            inputs = [event.ended_s for n in self.graph.nodes[node].needs if (event := self.course.ran[n]) is not None]
+            self.gaps.append(max(0.0, started - max(before, *inputs)) if inputs else max(0.0, started - before))
         self.ends[worker] = ended
 
     def _predict(self) -> None:
@@ -216,15 +238,22 @@ class _Run:
         self.glanced, each = done, typical(self.gaps)
         left_s = self._left_by_means(each)
         work_s = self.busy_s + each * done
-        part = work_s / (work_s + left_s) if work_s > 0 else 0.0
+        part = min(done / self.graph.tasks, work_s / (work_s + left_s) if work_s > 0 else 0.0)
         if part < LOOKS[self.wait_for]:
             return
         self.wait_for = sum(p <= part for p in LOOKS)
         elapsed, left_s = time.time() - self.began, left_s / self.engine.workers
-        if SIMULATED_S * self.graph.tasks <= SIMULATED * left_s:
+        if self._uneven and SIMULATED_S * self.graph.tasks <= SIMULATED * left_s:
             known = self.numbers.found if self.numbers else {}
             left_s = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self.known, known, self.settings.memory_bytes).seconds  # fmt: skip
         self.predictions.append((elapsed, elapsed + left_s))
+
+    @cached_property
+    def _uneven(self) -> bool:
+        """What is left may not run as a whole, or more than once: means of steps do not tell how much that is."""
+        choices = [n.choice for n in self.graph.nodes if n.choice is not None]
+        limited = math.isfinite(self.settings.memory_bytes)
+        return limited or any(c.shape is not None or isinstance(c.select, First | Threshold | Halving) for c in choices)
 
     def _left_by_means(self, each_s: float) -> float:
         """Seconds that all open tasks take together, with what scheduling adds to each: by the mean of each step."""
@@ -258,7 +287,7 @@ class _Run:
         self.busy_s += took
         if not (report.stored and self.course.loaded[report.node]):
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
-            self._gap(worker, started, ended)
+            self._gap(report.node, worker, started, ended)
         self.done[report.node] = report.value
         if report.reason:
             self.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)

@@ -34,6 +34,10 @@ class InProcess:
     waiting: deque[Order] = field(default_factory=deque)
     gone: set[tuple[int, int]] = field(default_factory=set)  #: what is not to be begun
 
+    @property
+    def idle(self) -> int:
+        return 0 if self.waiting else 1
+
     def submit(self, orders: Sequence[Order]) -> None:
         self.waiting += orders
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import secrets
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -36,9 +38,10 @@ from partita.errors import BadInput, PartitaError
 
 CONNECT_S = 10.0
 LOOK_S = 1.0  #: how often futures are looked at for what nobody reported: a task whose worker died too often
-MOST_CLUMP = 20  #: tasks
+MOST_CLUMP, CLUMP_S = 20, 0.06  #: tasks, seconds
 UNKNOWN_S = 0.05  #: expected of a task of which nothing is known
 MOVE_S, MOVE_BYTES_PER_S = 0.002, 300e6  #: a result from one worker to another
+MOVE_WEIGHT = 3.0  #: times that long somebody must wait before moving is better
 ENDED = ("error", "cancelled", "lost", "finished")
 NOBODY_S = 60.0  #: without any worker, before a run is given up
 DEATHS = 10  #: of workers under one task before the task is given up
@@ -90,7 +93,10 @@ class _Clump:
     wanted: set[tuple[int, int]]  #: (node, turn) of those whose result is still needed
     place: int  #: in the order
     worker: str  #: where it is to run
+    left: int  #: of its tasks, those without a report
+    reads: Sequence[_Clump]
     each_s: float  #: expected of each of its tasks
+    done_s: float  #: when it is expected to be done; by time.monotonic()
     lies: set[str] = field(default_factory=set)  #: workers that have its results, or will
     size_bytes: float = 0.0
     future: Any = None
@@ -114,6 +120,7 @@ class OnDask:
     clumps: int = 0
     threads: dict[str, int] = field(default_factory=dict)  #: worker -> how many
     load: dict[str, float] = field(default_factory=dict)  #: worker -> seconds expected of what is under way there
+    open: dict[str, _Clump] = field(default_factory=dict)  #: those under way, by key
     underway: dict[int, int] = field(default_factory=dict)  #: node -> turn of those without a report
     suspects: dict[tuple[int, int], int] = field(default_factory=dict)  #: ended without a report -> looks since
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
@@ -156,6 +163,12 @@ class OnDask:
         client.subscribe_topic(name, lambda event: engine.events.put(event[1]))
         return engine
 
+    @property
+    def idle(self) -> int:
+        """Threads for which nothing is under way that could begin, or has begun."""
+        begin = Counter(c.worker for c in self.open.values() if not any(r.left for r in c.reads))
+        return sum(max(0, n - begin[w]) for w, n in self.threads.items())
+
     def submit(self, orders: Sequence[Order]) -> None:
         """One bundle for the scheduler: tasks may read what others of it, or earlier ones, give.
 
@@ -180,14 +193,19 @@ class OnDask:
         members = tuple(Member(o.told, tuple(_placed(v, number) for v in o.inputs)) for o in orders)
         self.clumps += 1
         expected = sum(o.seconds or UNKNOWN_S for o in orders)
+        worker, done_s = self._best_worker(clumps, expected)
         clump = _Clump(
             f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}",
             {(o.told.node, o.told.turn) for o in orders},
             min(o.place for o in orders),
-            self._best_worker(clumps, expected),
+            worker,
+            len(orders),
+            clumps,
             expected / len(orders),
+            done_s,
         )
         self.load[clump.worker] = self.load.get(clump.worker, 0.0) + expected
+        self.open[clump.key] = clump
         for o in orders:
             self.clump_of[o.told.node] = (clump, own[o.told.node])
             self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
@@ -196,23 +214,30 @@ class OnDask:
             clump.key, run_clump, self.name, packed(members), sources, *[TaskRef(c.key) for c in clumps]
         )
 
-    def _best_worker(self, reads: Sequence[_Clump], expected_s: float) -> str:
-        """Where a clump would be done first: behind what is under way there, and what it reads brought along.
+    def _best_worker(self, reads: Sequence[_Clump], expected_s: float) -> tuple[str, float]:
+        """(where a clump would be done first, when): behind what is under way there, once what it reads is there and brought along.
 
         Dask alone would send it where its inputs lie, and move it later if another worker has long been idle; here all know
         what they need from the beginning.
         """
+        now = time.monotonic()
 
-        def done_s(worker: str) -> float:
-            away = [c for c in reads if worker not in c.lies]
-            return self.load.get(worker, 0.0) / self.threads[worker] + sum(
-                MOVE_S + c.size_bytes / MOVE_BYTES_PER_S for c in away
-            )
+        def moving_s(c: _Clump, worker: str) -> float:
+            return 0.0 if worker in c.lies else MOVE_S + c.size_bytes / MOVE_BYTES_PER_S
 
-        worker = min(self.threads, key=done_s)
+        def begins_s(worker: str) -> float:
+            there = (c.done_s + moving_s(c, worker) for c in reads)
+            return max(now + self.load.get(worker, 0.0) / self.threads[worker], *there, now)
+
+        def worth_s(worker: str) -> float:
+            """Moving keeps both ends from other work."""
+            return begins_s(worker) + sum(MOVE_WEIGHT * moving_s(c, worker) for c in reads)
+
+        worker = min(self.threads, key=lambda w: (worth_s(w), self.load.get(w, 0.0)))
+        done_s = begins_s(worker) + expected_s
         for c in reads:
             c.lies.add(worker)
-        return worker
+        return worker, done_s
 
     def _annotations(self, clumps: Sequence[_Clump]) -> dict[str, dict[str, Any]]:
         """Priorities by our order; workers as a wish, so that a task finds another one where its own dies."""
@@ -264,6 +289,9 @@ class OnDask:
     def _lighten(self, clump: _Clump) -> None:
         """One task less is under way on its worker."""
         self.load[clump.worker] = max(0.0, self.load.get(clump.worker, 0.0) - clump.each_s)
+        clump.left -= 1
+        if clump.left == 0:
+            del self.open[clump.key]
 
     def _unreported(self) -> list[tuple[Report, str]]:
         """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
@@ -287,6 +315,7 @@ class OnDask:
                     (Report(node, turn, "lost", now, now, reason="its result, or its report, went astray"), "")
                 )
             self.underway.pop(node, None)
+            self._lighten(self.clump_of[node][0])
         return found
 
     def _count_workers(self) -> None:
@@ -331,11 +360,14 @@ def _grouped(orders: Sequence[Order], workers: int) -> list[list[Order]]:
     """Neighbours that are brief together, so that each worker gets two clumps or more; the others for themselves."""
     most = min(MOST_CLUMP, max(1, len(orders) // (2 * workers)))
     groups: list[list[Order]] = []
+    seconds = math.inf  #: of the last group
     for o in orders:
-        if o.brief and groups and groups[-1][0].brief and len(groups[-1]) < most:
+        if o.brief and seconds + o.seconds <= CLUMP_S and len(groups[-1]) < most:
             groups[-1].append(o)
         else:
             groups.append([o])
+            seconds = 0.0 if o.brief else math.inf
+        seconds += o.seconds
     return groups
 
 
