@@ -94,7 +94,7 @@ class _Clump:
     place: int  #: in the order
     worker: str  #: where it is to run
     left: int  #: of its tasks, those without a report
-    reads: Sequence[_Clump]
+    reads: Sequence[_Clump]  #: while it is under way
     each_s: float  #: expected of each of its tasks
     done_s: float  #: when it is expected to be done; by time.monotonic()
     lies: set[str] = field(default_factory=set)  #: workers that have its results, or will
@@ -292,6 +292,7 @@ class OnDask:
         clump.left -= 1
         if clump.left == 0:
             del self.open[clump.key]
+            clump.reads = ()  # else the last one would keep all before it
 
     def _unreported(self) -> list[tuple[Report, str]]:
         """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
