@@ -32,6 +32,7 @@ from partita.errors import InternalError, PartitaError
 Progress = Callable[[str, int, int], None]
 AHEAD_S = 1.0  #: work that a worker should always have before it
 LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
+UNKNOWN_S = 0.1  #: of a task whose like never ran
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
@@ -128,6 +129,7 @@ class _Run:
     unkept: dict[str, str] = field(default_factory=dict)  #: why results could not be kept -> the first such step
     wait_for: int = 0  #: which of LOOKS is next
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
+    expected: dict[int, float] = field(default_factory=dict)  #: task in the window -> seconds
     ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
     gaps: list[float] = field(default_factory=list)
 
@@ -165,9 +167,7 @@ class _Run:
 
     def _hand_out(self) -> None:
         """Fill the window when it is half empty, and let nobody be idle; let go of what nobody needs."""
-        window = self._window()
-        room = window - self.course.running
-        jobs = self.course.next_jobs(room) if 2 * room >= window or not self.course.running else []
+        jobs = self._window()
         gone = self.course.take_released()
         if gone:
             self.engine.release(gone)
@@ -181,13 +181,30 @@ class _Run:
                 break
             self._submit(more)
 
+    def _window(self) -> list[Job]:
+        """What is missing of AHEAD_S a worker, where half of it is; of steps that never ran only little is handed out."""
+        workers, state = self.engine.workers, self.course.state
+        self.expected = {node: s for node, s in self.expected.items() if state[node] == State.RUNNING}
+        room_s = full_s = AHEAD_S * workers
+        room_s -= sum(self.expected.values())
+        if 2 * room_s < full_s and self.course.running >= LEAST_WINDOW * workers:
+            return []
+        jobs: list[Job] = []
+        while len(self.expected) < MOST_WINDOW * workers and (
+            room_s > 0 or len(self.expected) < LEAST_WINDOW * workers
+        ):
+            more = self.course.next_jobs(LEAST_WINDOW)
+            if not more:
+                break
+            jobs += more
+            for job in more:
+                seconds = self.costs.mean(self.graph.nodes[job.node].step)[0] or UNKNOWN_S
+                self.expected[job.node] = seconds
+                room_s -= seconds
+        return jobs
+
     def _submit(self, jobs: Sequence[Job]) -> None:
         self.engine.submit([self._order(job) for job in jobs])
-
-    def _window(self) -> int:
-        n, seconds, _ = self.costs.total
-        each = AHEAD_S / max(seconds / n, 1e-4) if n else 0
-        return self.engine.workers * int(min(max(each, LEAST_WINDOW), MOST_WINDOW))
 
     def _order(self, job: Job) -> Order:
         node = self.graph.nodes[job.node]
