@@ -9,7 +9,7 @@
     python benchmarks/flow.py predicted  the total foreseen after a tenth of the work against the total measured
 
 `explore` takes turns: one configuration after another in this process; `dask.delayed` once a configuration; with the sharing
-written out by hand; joblib with its Memory cache (a fresh one each round); ours. Dask's alternatives and ours run on the same
+written out by hand; joblib with its Memory cache (a fresh one each round); ours. Dask's alternatives and ours connect to the same
 scheduler and workers, a process a core with one thread each; all scores are checked to be the same. `--skip` leaves some out.
 """
 
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,17 @@ def one_after_another(source: jobs.Source) -> dict[jobs.Config, float]:
     return {c: jobs.alone(source, c) for c in jobs.configs()}
 
 
-def once_a_configuration(source: jobs.Source, client: Client) -> dict[jobs.Config, float]:
-    each = {c: dask.delayed(jobs.alone, pure=False)(source, c) for c in jobs.configs()}
-    return dict(zip(each, client.gather(client.compute(list(each.values()))), strict=True))
+def computed(address: str, each: Mapping[jobs.Config, Any]) -> dict[jobs.Config, float]:
+    """By the cluster there, which everybody connects to first: so does a script."""
+    with Client(address, set_as_default=False) as client:
+        return dict(zip(each, client.gather(client.compute(list(each.values()))), strict=True))
 
 
-def by_hand(source: jobs.Source, client: Client) -> dict[jobs.Config, float]:
+def once_a_configuration(source: jobs.Source, address: str) -> dict[jobs.Config, float]:
+    return computed(address, {c: dask.delayed(jobs.alone, pure=False)(source, c) for c in jobs.configs()})
+
+
+def by_hand(source: jobs.Source, address: str) -> dict[jobs.Config, float]:
     """What somebody writes who knows what is shared."""
     plain = (jobs.load, jobs.prepare, jobs.features, jobs.moments, jobs.fit, jobs.accuracy)
     load, prepare, features, moments, fit, accuracy = (dask.delayed(f, pure=False) for f in plain)
@@ -100,7 +105,7 @@ def by_hand(source: jobs.Source, client: Client) -> dict[jobs.Config, float]:
     for c in jobs.configs():
         at = c.prepared, c.features
         each[c] = accuracy(fit(known[at], c.model, c.strength), made[at])
-    return dict(zip(each, client.gather(client.compute(list(each.values()))), strict=True))
+    return computed(address, each)
 
 
 def _cached(folder: str, source: jobs.Source, c: jobs.Config) -> float:
@@ -142,11 +147,11 @@ def scores_of(outcome: Any) -> dict[jobs.Config, float]:
 
 def explored(given: Any, machine: Machine, talk: Talk) -> Json:
     source = source_of(given)
-    with workers() as (address, client):
+    with workers() as (address, _):
         works: dict[str, Callable[[], Any]] = {
             ALONE: lambda: one_after_another(source),
-            ONCE: lambda: once_a_configuration(source, client),
-            BY_HAND: lambda: by_hand(source, client),
+            ONCE: lambda: once_a_configuration(source, address),
+            BY_HAND: lambda: by_hand(source, address),
             MEMORY: lambda: joblib_memory(source),
             OURS: lambda: ours(source, address),
         }
@@ -213,8 +218,8 @@ def memory(given: Any, machine: Machine, talk: Talk) -> Json:
             works: dict[str, Callable[[], Any]] = {
                 "plenty": lambda: ours(source, address),
                 "a third": lambda: ours(source, address, memory_bytes=third),
-                "dask by hand, plenty": lambda: by_hand(source, client),
-                "dask by hand, spilling at a third": lambda: by_hand(source, spiller),
+                "dask by hand, plenty": lambda: by_hand(source, address),
+                "dask by hand, spilling at a third": lambda: by_hand(source, spiller.scheduler.address),
             }
             samples = in_turn(works, given.rounds, between=lambda: machine.look_again(20.0))
         lost = len(set(pids.values()) - set(client.run(os.getpid).values()))

@@ -163,12 +163,25 @@ def offload(found: Mapping[str, Any]) -> str:
     return f"{markdown(['setting', *names, 'error', 'at run speed'], body)}\n\n{end}"
 
 
+def flow(found: Mapping[str, Any]) -> str:
+    """benchmarks/flow.py explore: an alternative a row, its time and how many times ours that is."""
+    medians = {name: statistics.median(s["wall_s"]) for name, s in found["samples"].items()}
+    ours, what = medians["ours"], found["setting"]
+    body = [[name, seconds(t), times(t / ours) if t != ours else NOTHING] for name, t in medians.items()]
+    end = (
+        f"{what['configurations']} configurations over {what['rows']} rows of {what['set']} in three nested levels, {what['workers']} workers; all give the same answers. "
+        f"Medians of {len(found['samples']['ours']['wall_s'])} rounds in turn.{_verdicts(found)} {_machine(found['machine_record']['facts'], found['machine_record']['load'][:1])}"
+    )
+    return f"{markdown(['alternative', 'time', 'of ours'], body)}\n\n{end}"
+
+
 TABLES: Mapping[str, Callable[[Any], str]] = {
     "prediction": prediction,
     "pipeline": pipeline,
     "simulator": simulator,
     "models": models,
     "offload": offload,
+    "flow": flow,
 }
 
 

@@ -167,6 +167,7 @@ def left_over(rank: int, ranks: int, source: str, plans: list[PipelinePlan]) -> 
     return losses, held
 
 
+@pytest.mark.slow
 def test_messages_come_in_another_order_than_they_are_wanted_and_nothing_stays_behind() -> None:
     source, graph = source_of("trained:decoder"), captured_job("trained:decoder", SIZE).graph
     a, b, _ = WORLD

@@ -38,6 +38,7 @@ def unequal_cuts() -> PlanFile:
     return replace(file, plan=made, problem=file.problem.on(cluster))
 
 
+@pytest.mark.slow
 def test_unequal_cuts_and_shares_train_alike(tmp_path: Path) -> None:
     file = unequal_cuts()
     assert file.plan.check(file.graph, file.cluster) == []

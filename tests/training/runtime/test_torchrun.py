@@ -74,6 +74,7 @@ def test_torchrun_trains_like_one_process(tmp_path: Path, plan: Path) -> None:
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000005"]
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_named_by_the_other_one(tmp_path: Path, plan: Path) -> None:
     """Who is gone, what it was doing, and what this one was doing; meanwhile all listen on loopback only."""
     ranks = by_hand(tmp_path, (0, 1), words(plan, tmp_path / "run", "--steps", "1000000"), free_port())
