@@ -170,7 +170,7 @@ def flow(found: Mapping[str, Any]) -> str:
     body = [[name, seconds(t), times(t / ours) if t != ours else NOTHING] for name, t in medians.items()]
     end = (
         f"{what['configurations']} configurations over {what['rows']} rows of {what['set']} in three nested levels, {what['workers']} workers; all give the same answers. "
-        f"Medians of {len(found['samples']['ours']['wall_s'])} rounds in turn.{_verdicts(found)} {_machine(found['machine_record']['facts'], found['machine_record']['load'][:1])}"
+        f"Medians of {len(found['samples']['ours']['wall_s'])} rounds in turn.{_verdicts(found)} {_machine(found['machine_record']['facts'], found['machine_record']['load'][0])}"
     )
     return f"{markdown(['alternative', 'time', 'of ours'], body)}\n\n{end}"
 
