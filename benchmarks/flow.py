@@ -48,6 +48,7 @@ HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 ALONE, ONCE, BY_HAND, MEMORY, OURS = "one after another", "dask.delayed once a configuration", "dask.delayed, sharing by hand", "joblib with Memory", "ours"  # fmt: skip
 
+SETTLED_S = 2.0  #: Dask starts no worker again that dies while it starts
 LESS = Claim("at least 90 % less time than one after another", low=0.90, most_drift=RESTLESS)
 TWICE = "at least twice as fast as {}"
 NOT_SLOWER = Claim("not slower than dask.delayed with the sharing written by hand", low=1.0)
@@ -417,17 +418,20 @@ def kills(given: Any, machine: Machine, talk: Talk) -> Json:
             rows.append({"at_s": at, "seconds": outcome.record.seconds, "struck": killed_s < ended_s, "same": _same(right, scores_of(outcome)), "computed_again": again})  # fmt: skip
             while victim in all_pids(client):
                 time.sleep(0.1)
+            time.sleep(SETTLED_S)
     claims = {"same": (SAME, Interval.exact(statistics.fmean(r["same"] for r in rows)))}
     return {"undisturbed_s": took, "runs": rows, **_judged(machine, claims)}
 
 
-def all_pids(client: Client) -> list[int]:
-    """Of all workers, once all are there."""
-    while True:
+def all_pids(client: Client, patience_s: float = 60.0) -> list[int]:
+    """Of all workers, once all are there. Raises TimeoutError."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
         found = [p for p in client.run(os.getpid, on_error="ignore").values() if isinstance(p, int)]
         if len(found) == CORES:
             return found
         time.sleep(0.1)
+    raise TimeoutError(f"{CORES} workers were not there within {patience_s:.0f} s")
 
 
 def struck_by(work: Callable[[], Any], victim: int, after_s: float) -> tuple[Any, float, float]:
