@@ -190,10 +190,12 @@ class _Run:
         if 2 * room_s < full_s and self.course.running >= LEAST_WINDOW * workers:
             return []
         jobs: list[Job] = []
-        while len(self.expected) < MOST_WINDOW * workers and (
-            room_s > 0 or len(self.expected) < LEAST_WINDOW * workers
-        ):
-            more = self.course.next_jobs(LEAST_WINDOW)
+        blind = (
+            math.isfinite(self.settings.memory_bytes) and not self.costs.total[0]
+        )  # the first ones tell what results take
+        most = workers * (1 if blind else MOST_WINDOW)
+        while (left := most - len(self.expected)) > 0 and (room_s > 0 or len(self.expected) < LEAST_WINDOW * workers):
+            more = self.course.next_jobs(min(LEAST_WINDOW, left))
             if not more:
                 break
             jobs += more
