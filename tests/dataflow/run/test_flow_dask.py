@@ -17,6 +17,9 @@ from dataflow.run.flow_samples import begin, mix, plainly, score, some_flow
 
 pytest.importorskip("distributed")
 
+from distributed import Client
+from distributed.comm import CommClosedError
+
 from partita.dataflow import choose, explore, largest, run_flow, step, unfold
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.on_dask import OnDask, cluster
@@ -87,6 +90,19 @@ def test_a_killed_worker_changes_no_answer(after_s: float) -> None:
             engine.close()
     assert float(found.value[0]) == 10.0
     assert found.record.tasks_run == graph.tasks
+
+
+def test_a_worker_that_dies_while_a_run_connects(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, left = Client.register_plugin, [2]
+
+    def shaky(client: Client, *args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise CommClosedError("in <TCP (closed)>: Stream is closed")
+        return real(client, *args, **kwargs)
+
+    monkeypatch.setattr(Client, "register_plugin", shaky)
+    assert there(address, some_flow(1)).value == plainly(some_flow(1), {})
 
 
 def test_a_task_that_kills_its_workers_loses_its_branch(address: str) -> None:

@@ -158,7 +158,7 @@ class OnDask:
             told = cloudpickle.dumps(list(functions))
         except Exception as error:
             raise BadInput(f"the flow's functions cannot be sent to workers: {error}", hint="keep open files, locks and clients out of their globals") from error  # fmt: skip
-        client.register_plugin(Functions(name, told, tuple(paths), store), name=name)
+        _register(client, Functions(name, told, tuple(paths), store))
         engine = OnDask(client, name, sum(threads.values()), tuple(modules), threads=threads)
         client.subscribe_topic(name, lambda event: engine.events.put(event[1]))
         return engine
@@ -345,6 +345,18 @@ class OnDask:
             self.client.close(timeout=5)
         for module in self.modules:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _register(client: Client, plugin: Functions) -> None:
+    """Give all workers a plugin. Raises PartitaError where they go on dying."""
+    for pause_s in (0.3, 1.0, 3.0, None):
+        try:
+            client.register_plugin(plugin, name=plugin.name)
+            return
+        except OSError as error:  # a worker died meanwhile; those that come have it from the scheduler
+            if pause_s is None:
+                raise PartitaError(f"the Dask workers cannot be reached: {error}", hint="see whether they are alive") from error  # fmt: skip
+            time.sleep(pause_s)
 
 
 def _released(futures: Sequence[Any]) -> None:
