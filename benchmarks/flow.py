@@ -48,7 +48,7 @@ HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 ALONE, ONCE, BY_HAND, MEMORY, OURS = "one after another", "dask.delayed once a configuration", "dask.delayed, sharing by hand", "joblib with Memory", "ours"  # fmt: skip
 
-SETTLED_S = 2.0  #: Dask starts no worker again that dies while it starts
+SETTLED_S = 2.0  #: after a worker has come back
 LESS = Claim("at least 90 % less time than one after another", low=0.90, most_drift=RESTLESS)
 TWICE = "at least twice as fast as {}"
 NOT_SLOWER = Claim("not slower than dask.delayed with the sharing written by hand", low=1.0)
