@@ -48,7 +48,6 @@ HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 ALONE, ONCE, BY_HAND, MEMORY, OURS = "one after another", "dask.delayed once a configuration", "dask.delayed, sharing by hand", "joblib with Memory", "ours"  # fmt: skip
 
-SETTLED_S = 2.0  #: after a worker has come back
 LESS = Claim("at least 90 % less time than one after another", low=0.90, most_drift=RESTLESS)
 TWICE = "at least twice as fast as {}"
 NOT_SLOWER = Claim("not slower than dask.delayed with the sharing written by hand", low=1.0)
@@ -418,7 +417,6 @@ def kills(given: Any, machine: Machine, talk: Talk) -> Json:
             rows.append({"at_s": at, "seconds": outcome.record.seconds, "struck": killed_s < ended_s, "same": _same(right, scores_of(outcome)), "computed_again": again})  # fmt: skip
             while victim in all_pids(client):
                 time.sleep(0.1)
-            time.sleep(SETTLED_S)
     claims = {"same": (SAME, Interval.exact(statistics.fmean(r["same"] for r in rows)))}
     return {"undisturbed_s": took, "runs": rows, **_judged(machine, claims)}
 

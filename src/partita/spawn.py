@@ -52,6 +52,11 @@ def spawn(
         )
 
 
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads_env(threads: int) -> dict[str, str]:
     """Environment that holds every library's pool to so many threads."""
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))

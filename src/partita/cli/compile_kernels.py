@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 import multiprocessing
-import os
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.profile import Profile, Sample
+from partita.spawn import usable_cores
 
 
 def tiny_graph() -> dict[str, object]:
@@ -100,10 +100,7 @@ def compile_kernels() -> None:
     """Plan a tiny problem of each kind, a process a core."""
     with tempfile.TemporaryDirectory() as folder:
         groups = _calls(Path(folder))
-        cores = min(
-            len(groups), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
-        with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(usable_cores(), multiprocessing.get_context("spawn")) as pool:
             list(pool.map(_called, groups))
 
 
@@ -129,7 +126,7 @@ def _calls(folder: Path) -> list[list[list[str]]]:
     return [
         [plan(layers, "--devices", "2", "--objective", "latency", "--method", "hybrid", "--budget-s", "0.1")],
         [
-            *([["spark", "plan", str(spark), "--objective", o, "--budget-s", "0.1"] for o in ("makespan", "mean-completion")]),
+            *(["spark", "plan", str(spark), "--objective", o, "--budget-s", "0.1"] for o in ("makespan", "mean-completion")),
             *simulated([str(spark)], "srpt", "replan", "learned"),
         ],
         [plan(profile), plan(layers, "--devices", "4")],

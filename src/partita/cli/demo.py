@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.talk import Talk
+from partita.spawn import usable_cores
 
 if TYPE_CHECKING:
     from partita.pipeline.report.story import Story
@@ -29,7 +30,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Measure, plan, predict, train, compare, report. Raises MissingDependency without scikit-learn."""
-    import os
 
     from partita.cli import demo_job
     from partita.files import write_whole
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     source = f"{demo_job.__file__}:job"
-    devices = options.devices or max(2, len(os.sched_getaffinity(0)))
+    devices = options.devices or max(2, usable_cores())
 
     talk.step("measuring the model, task by task, and the link between workers")
     profile = measure_job(source, devices=devices, sizes=(4, 8), progress=talk.progress)

@@ -10,13 +10,14 @@ from importlib.metadata import version
 from typing import Any
 
 from partita import __version__
+from partita.spawn import usable_cores
 
 
 def machine_facts() -> dict[str, Any]:
     """What to note beside a figure: machine, versions, load, time of day."""
     return {
         "machine": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "gpus": _gpu_names(),
         "load": list(os.getloadavg()),
         "partita": __version__,

@@ -17,7 +17,7 @@ def colour(kind: int, kinds: int) -> str:
 
 
 def shade(kind: int, kinds: int) -> str:
-    """ "deep" where a kind's colour is dark on a light page, as all are up to a little beyond the last stop but one, else "pale"."""
+    """How a kind's colour looks on a light page: "deep" up to a little beyond the last stop but one, then "pale"."""
     stops, at = _place(kind, kinds)
     return "deep" if at <= len(stops) - 1.8 else "pale"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from partita.dataflow.plan.simulate import simulate
 from partita.dataflow.report.story import read_run
 from partita.errors import BadInput
 from partita.page.text import Kind, facts, seconds, size, table
+from partita.spawn import usable_cores
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 def _foretold(graph: FlowGraph, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Time and memory, by what an earlier run has measured."""
-    workers = options.workers or len(os.sched_getaffinity(0))
+    workers = options.workers or usable_cores()
     if not 1 <= workers <= 512:
         raise BadInput(f"--workers {workers}", hint="give 1 to 512")
     record = read_run(folder / "run.json")

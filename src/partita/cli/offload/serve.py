@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import write_whole
 from partita.page.text import count, facts, seconds, size
+from partita.spawn import usable_cores
 
 if TYPE_CHECKING:
     from partita.offload.run.settings import ServerSettings
@@ -84,7 +84,7 @@ def _settings(options: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         host=options.host,
         port=options.port,
-        threads=options.threads or len(os.sched_getaffinity(0)),
+        threads=options.threads or usable_cores(),
         memory_bytes=options.memory_mb * 1e6,
         message_bytes=int(options.message_mb * 2**20),
         queue_jobs=options.queue,

@@ -29,10 +29,8 @@ class Simulated:
     """A run that did not happen."""
 
     seconds: float
-    busy_s: float  #: of all tasks together
     peak_bytes: float
     tasks: int  #: that ran
-    scored: int  #: candidates
 
 
 def simulate(
@@ -55,7 +53,7 @@ def simulate(
     free = list(range(workers))
     pool: dict[tuple[int, int], Job] = {}
     running: list[tuple[float, int, int, int, float]] = []  #: (end, node, turn, worker, began)
-    now = busy = 0.0
+    now = 0.0
     tasks = 0
     while not course.finished() and tasks <= MOST_RUNS * graph.tasks:
         for job in course.next_jobs(workers * (1 + AHEAD) - len(pool) - len(running)):
@@ -69,7 +67,6 @@ def simulate(
             if all(course.state[n] == State.HELD for n in flat(job.inputs)):
                 del pool[job.node, job.turn]
                 took = 0.0 if job.node in done else each_s + (reload_s(worth(job.node)[1]) if job.kind == "load" else worth(job.node)[0])  # fmt: skip
-                busy += 0.0 if job.node in done else took
                 tasks += job.node not in done
                 heapq.heappush(running, (now + took, job.node, job.turn, free.pop(), now))
                 started = True
@@ -83,8 +80,7 @@ def simulate(
         course.done(
             Done(node, turn, began, now, str(worker), worth(node)[1], guess.get(node, 0.0) if value is None else value)
         )
-    scored = sum(len(j.scores) for j in course.judged.values())
-    return Simulated(now, busy, course.peak_bytes, tasks, scored)
+    return Simulated(now, course.peak_bytes, tasks)
 
 
 def _guesses(graph: FlowGraph) -> dict[int, float]:

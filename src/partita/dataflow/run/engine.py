@@ -129,7 +129,7 @@ class _Run:
     unkept: dict[str, str] = field(default_factory=dict)  #: why results could not be kept -> the first such step
     wait_for: int = 0  #: which of LOOKS is next
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
-    expected: dict[int, float] = field(default_factory=dict)  #: task in the window -> seconds
+    expected: dict[int, float] = field(default_factory=dict)  #: task handed out -> seconds
     ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
     gaps: list[float] = field(default_factory=list)
 
@@ -174,9 +174,9 @@ class _Run:
             for node, _ in gone:
                 self._moved(node, None)
         self._submit(jobs)
-        while self.engine.idle and self.course.running < self.engine.workers * MOST_WINDOW:
+        while (idle := self.engine.idle) and self.course.running < self.engine.workers * MOST_WINDOW:
             # what fills the window waits for what is under way, or lies with others: who is idle begins with what comes later
-            more = self.course.next_jobs(self.engine.idle, at_once=True)
+            more = self.course.next_jobs(idle, at_once=True)
             if not more:
                 break
             self._submit(more)
@@ -185,27 +185,27 @@ class _Run:
         """What is missing of AHEAD_S a worker, where half of it is; of steps that never ran only little is handed out."""
         workers, state = self.engine.workers, self.course.state
         self.expected = {node: s for node, s in self.expected.items() if state[node] == State.RUNNING}
-        room_s = full_s = AHEAD_S * workers
-        room_s -= sum(self.expected.values())
-        if 2 * room_s < full_s and self.course.running >= LEAST_WINDOW * workers:
+        room_s = AHEAD_S * workers - sum(self.expected.values())
+        if 2 * room_s < AHEAD_S * workers and self.course.running >= LEAST_WINDOW * workers:
             return []
+        # where memory is limited, the first ones tell what results take
+        blind = math.isfinite(self.settings.memory_bytes) and not self.costs.total[0]
+        most, least = workers * (1 if blind else MOST_WINDOW), workers * LEAST_WINDOW
         jobs: list[Job] = []
-        blind = (
-            math.isfinite(self.settings.memory_bytes) and not self.costs.total[0]
-        )  # the first ones tell what results take
-        most = workers * (1 if blind else MOST_WINDOW)
-        while (left := most - len(self.expected)) > 0 and (room_s > 0 or len(self.expected) < LEAST_WINDOW * workers):
-            more = self.course.next_jobs(min(LEAST_WINDOW, left))
+        while (under := len(self.expected) + len(jobs)) < most and (room_s > 0 or under < least):
+            more = self.course.next_jobs(min(LEAST_WINDOW, most - under))
             if not more:
                 break
             jobs += more
-            for job in more:
-                seconds = self.costs.mean(self.graph.nodes[job.node].step)[0] or UNKNOWN_S
-                self.expected[job.node] = seconds
-                room_s -= seconds
+            room_s -= sum(self._expects(job) for job in more)
         return jobs
 
+    def _expects(self, job: Job) -> float:
+        """Seconds that a task will take, about."""
+        return self.costs.mean(self.graph.nodes[job.node].step)[0] or UNKNOWN_S
+
     def _submit(self, jobs: Sequence[Job]) -> None:
+        self.expected |= {job.node: self._expects(job) for job in jobs}
         self.engine.submit([self._order(job) for job in jobs])
 
     def _order(self, job: Job) -> Order:
@@ -214,7 +214,7 @@ class _Run:
         told = Told(
             job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job)
         )
-        return Order(told, job.inputs, job.place, self._brief(node.step), self.costs.mean(node.step)[0])
+        return Order(told, job.inputs, job.place, self._brief(node.step), self._expects(job))
 
     def _brief(self, step: int) -> bool:
         seconds, size = self.costs.mean(step)

@@ -19,7 +19,7 @@ class Order(NamedTuple):
     inputs: tuple[View, ...]  #: for each need
     place: int  #: in the order
     brief: bool = False  #: so short and small that it travels with others
-    seconds: float = 0.0  #: expected; 0 where nothing is known
+    seconds: float = 0.0  #: expected
 
 
 @dataclass

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from partita.dataflow.run.in_process import InProcess
 from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.store import Store
 from partita.errors import BadInput, MissingDependency
+from partita.spawn import usable_cores
 
 MOST_WORKERS = 512
 
@@ -63,7 +63,7 @@ def run_flow(
 
 def _count(workers: int | None) -> int:
     if workers is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return usable_cores()
     if not 0 <= workers <= MOST_WORKERS:
         raise BadInput(f"{workers} workers", hint=f"give 0 (in this process) to {MOST_WORKERS}")
     return workers

@@ -39,13 +39,21 @@ from partita.errors import BadInput, PartitaError
 CONNECT_S = 10.0
 LOOK_S = 1.0  #: how often futures are looked at for what nobody reported: a task whose worker died too often
 MOST_CLUMP, CLUMP_S = 20, 0.06  #: tasks, seconds
-UNKNOWN_S = 0.05  #: expected of a task of which nothing is known
 MOVE_S, MOVE_BYTES_PER_S = 0.002, 300e6  #: a result from one worker to another
 MOVE_WEIGHT = 3.0  #: times that long somebody must wait before moving is better
 ENDED = ("error", "cancelled", "lost", "finished")
 NOBODY_S = 60.0  #: without any worker, before a run is given up
 DEATHS = 10  #: of workers under one task before the task is given up
-_OURS = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False, "distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False, "distributed.scheduler.allowed-failures": DEATHS, "distributed.comm.timeouts.connect": "10s"}  # fmt: skip
+#: Dask gives up for good a worker that is away so long after it died once: in a run with many deaths, one that died just then again
+_OURS = {
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.scheduler.allowed-failures": DEATHS,
+    "distributed.comm.timeouts.connect": "10s",
+    "distributed.deploy.lost-worker-timeout": "15s",
+}
 
 
 @contextlib.contextmanager
@@ -54,17 +62,18 @@ def cluster(workers: int, dashboard: str | None = None) -> Iterator[str]:
 
     Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
     """
-    with dask.config.set(_OURS), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a port that is taken, a machine without IPv6: not ours to say
-        made = LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=dashboard,
-            worker_dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL,
-        )  # fmt: skip
-    try:
-        yield made.scheduler_address
-    finally:
-        with contextlib.suppress(Exception):
-            made.close(timeout=10)
+    with dask.config.set(_OURS):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a port that is taken, a machine without IPv6: not ours to say
+            made = LocalCluster(
+                n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=dashboard,
+                worker_dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL,
+            )  # fmt: skip
+        try:
+            yield made.scheduler_address
+        finally:
+            with contextlib.suppress(Exception):
+                made.close(timeout=10)
 
 
 class _Task(Task):  # type: ignore[misc]
@@ -192,17 +201,17 @@ class OnDask:
         number = {n: k for k, n in enumerate(outside)} | {n: -1 - k for n, k in own.items()}
         members = tuple(Member(o.told, tuple(_placed(v, number) for v in o.inputs)) for o in orders)
         self.clumps += 1
-        expected = sum(o.seconds or UNKNOWN_S for o in orders)
+        expected = sum(o.seconds for o in orders)
         worker, done_s = self._best_worker(clumps, expected)
         clump = _Clump(
             f"{orders[0].told.label}-{self.name[-8:]}x{self.clumps}",
             {(o.told.node, o.told.turn) for o in orders},
             min(o.place for o in orders),
             worker,
-            len(orders),
-            clumps,
-            expected / len(orders),
-            done_s,
+            left=len(orders),
+            reads=clumps,
+            each_s=expected / len(orders),
+            done_s=done_s,
         )
         self.load[clump.worker] = self.load.get(clump.worker, 0.0) + expected
         self.open[clump.key] = clump
@@ -227,7 +236,7 @@ class OnDask:
 
         def begins_s(worker: str) -> float:
             there = (c.done_s + moving_s(c, worker) for c in reads)
-            return max(now + self.load.get(worker, 0.0) / self.threads[worker], *there, now)
+            return max((now + self.load.get(worker, 0.0) / self.threads[worker], *there))
 
         def worth_s(worker: str) -> float:
             """Moving keeps both ends from other work."""

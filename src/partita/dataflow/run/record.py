@@ -91,7 +91,7 @@ class RunRecord:
     peak_bytes: float
     workers: int
     dropped: int  #: results let go of for want of memory
-    predicted_s: float | None  #: when a tenth of the work was done: the whole run's seconds
+    predicted_s: float | None  #: when a tenth of the tasks and of their time was done: the whole run's seconds
     predictions: tuple[tuple[float, float], ...]  #: (when, the whole run's seconds as seen then)
     busy_s: float  #: of all tasks together
     notes: tuple[str, ...]

@@ -48,6 +48,10 @@ class CopyFiles:
         return CopyFiles(tuple(zip(made[::2], made[1::2], strict=True)))
 
     @property
+    def all(self) -> list[int]:
+        return [h for pair in self.handles for h in pair]
+
+    @property
     def newest(self) -> int | None:
         """The newest step of which every rank has a whole copy; None where there is none."""
         common = set[int].intersection(*({step_of(h) for h in pair} - {-1} for pair in self.handles))
@@ -55,7 +59,7 @@ class CopyFiles:
 
     @property
     def size_bytes(self) -> int:
-        return sum(os.fstat(h).st_size for pair in self.handles for h in pair)
+        return sum(os.fstat(h).st_size for h in self.all)
 
     def close(self) -> None:
         close_all(self.handles)

@@ -70,7 +70,7 @@ class Elastic:
     note: Callable[[Lost], None] = lambda lost: None
     saved: Callable[[int], None] = lambda step: (
         None
-    )  #: hears of a step that was kept in memory only, when the run ends otherwise
+    )  #: hears of a step that was only in memory, and is a checkpoint now
 
 
 @dataclass
@@ -172,9 +172,8 @@ def _saved(spec: Spec, file: PlanFile, base: _Base, how: Elastic) -> None:
     """A checkpoint of what was kept in memory, by a last generation that does no step."""
     assert base.files
     told = replace(spec, base=base.files.handles, base_step=base.step, resume="", goes_on=True, only_save=True)
-    handles = [h for pair in base.files.handles for h in pair]
     with contextlib.suppress(PartitaError):
-        if isinstance(attempt(told, file, handles=handles), Ended):
+        if isinstance(attempt(told, file, handles=base.files.all), Ended):
             how.saved(base.step)
 
 
@@ -197,7 +196,7 @@ def _generation(
             spec, copies=files.handles if files else (), base=base.files.handles if base.files else (),
             base_step=base.step, resume=base.resume,
         )  # fmt: skip
-        handles = [h for f in (files, base.files) if f for pair in f.handles for h in pair]
+        handles = [h for f in (files, base.files) if f for h in f.all]
         found = attempt(told, file, watch, ranks=ranks, handles=handles, mind=_Releases(base, mind))
         if isinstance(found, Broken) and base.advanced(files, told, began_s):
             stack.pop_all()
