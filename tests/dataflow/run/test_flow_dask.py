@@ -17,6 +17,7 @@ from dataflow.run.flow_samples import begin, mix, plainly, score, some_flow
 
 pytest.importorskip("distributed")
 
+import dask
 from distributed import Client
 from distributed.comm import CommClosedError
 
@@ -103,6 +104,23 @@ def test_a_worker_that_dies_while_a_run_connects(address: str, monkeypatch: pyte
 
     monkeypatch.setattr(Client, "register_plugin", shaky)
     assert there(address, some_flow(1)).value == plainly(some_flow(1), {})
+
+
+def test_a_worker_that_died_once_is_never_given_up() -> None:
+    """Dask closes one that is away when it looks, so long after a first death; with 0.1 s it looks while it starts again."""
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}),
+        cluster(1) as found,
+        Client(found) as client,
+    ):
+        victims = set()
+        for _ in range(2):
+            victims.update(pids := client.run(os.getpid).values())
+            os.kill(*pids, signal.SIGKILL)
+            deadline = time.monotonic() + 20
+            while not set(client.run(os.getpid, on_error="ignore").values()) - victims:
+                assert time.monotonic() < deadline, "the worker did not come back"
+                time.sleep(0.05)
 
 
 def test_a_task_that_kills_its_workers_loses_its_branch(address: str) -> None:

@@ -52,7 +52,7 @@ _OURS = {
     "distributed.worker.memory.terminate": False,
     "distributed.scheduler.allowed-failures": DEATHS,
     "distributed.comm.timeouts.connect": "10s",
-    "distributed.deploy.lost-worker-timeout": "15s",
+    "distributed.deploy.lost-worker-timeout": "365 days",
 }
 
 
