@@ -40,6 +40,6 @@ def small_record() -> RunRecord:
         seconds=0.4, started_s=0.9, tasks_run=6, tasks_shared=10, tasks_cached=1, tasks_pruned=1, tasks_cancelled=0, tasks_failed=1,
         configurations=6, branches=8, branches_pruned=1,
         chosen=(Chosen({"scaling": "standard", "C": "1"}, 0.93, None, "LogisticRegression"),), peak_bytes=8e6, workers=2, dropped=1,
-        predicted_s=0.42, predictions=((0.05, 0.5), (0.1, 0.42), (0.3, 0.41), (0.39, 0.4)), busy_s=0.5, notes=("step <scale> differs",),
+        predicted_s=0.42, predictions=((0.05, 0.5, 0.1), (0.1, 0.42, 0.25), (0.3, 0.41, 0.5), (0.39, 0.4, 0.75)), busy_s=0.5, notes=("step <scale> differs",),
         tasks=tuple(tasks), choices=tuple(choices), memory=memory,
     )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +24,11 @@ from distributed import Client
 from distributed.comm import CommClosedError
 
 from partita.dataflow import choose, explore, largest, run_flow, step, unfold
+from partita.dataflow.graph import Slot
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.on_dask import OnDask, cluster
+from partita.dataflow.run.task import Report, Told
+from partita.dataflow.run.worker import Functions, Member, Missing, packed, run_clump
 from partita.errors import BadInput, PartitaError
 
 HERE = str(Path(__file__).parents[2])
@@ -85,7 +90,7 @@ def test_a_killed_worker_changes_no_answer(after_s: float) -> None:
         timer = threading.Timer(after_s, os.kill, (pids[0], signal.SIGKILL))
         timer.start()
         try:
-            found = _Run(graph, engine, Settings(check=False), frozenset(), None, None).to_the_end()
+            found = _Run(graph, engine, Settings(check=False), None, None, None).to_the_end()
         finally:
             timer.join()
             engine.close()
@@ -123,7 +128,7 @@ def test_a_worker_that_died_once_is_never_given_up() -> None:
                 time.sleep(0.05)
 
 
-def test_a_task_that_kills_its_workers_loses_its_branch(address: str) -> None:
+def test_a_task_that_raises_loses_its_branch(address: str) -> None:
     @step
     def shaky(row: list[int], a: int) -> list[int]:
         if a == 2:
@@ -134,6 +139,58 @@ def test_a_task_that_kills_its_workers_loses_its_branch(address: str) -> None:
     found = there(address, choose(mix(value, 1), by=score(mix(value, 1)), select=largest()))
     assert "no room" in found.record.choices[0].scores[1].reason
     assert found.record.tasks_failed >= 1
+
+
+@pytest.mark.slow
+def test_a_task_that_kills_its_workers_loses_its_branch_only() -> None:
+    """Dask blames all that lies with a worker that dies."""
+
+    @step
+    def deadly(row: list[int], a: int) -> list[int]:
+        if a == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [row[0] + a, 0]
+
+    value = deadly(begin(1), explore("a", list(range(8))))
+    flow = choose(mix(value, 1), by=score(mix(value, 1)), select=largest())
+    for workers in (1, 2):
+        with cluster(workers) as found_at:
+            found = there(found_at, flow)
+        reasons = [s.reason for s in found.record.choices[0].scores]
+        assert "worker died" in reasons[3]
+        assert [k for k, r in enumerate(reasons) if r.startswith("failed")] == [3]
+        assert found.record.tasks_failed >= 1
+
+
+def test_workers_of_an_earlier_run_take_up_changed_modules(address: str, tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for k, (folder, said) in enumerate([(folders[0], 1), (folders[0], 22), (folders[1], 333)]):
+        folder.mkdir(exist_ok=True)
+        (folder / "beside_the_flow.py").write_text(f"def told() -> int:\n    return {said}\n")
+        (folder / "told_flow.py").write_text(
+            "from beside_the_flow import told\nfrom partita.dataflow import step\n\n@step\ndef tell(k: int) -> int:\n    return told()\n"
+        )
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        for name in ("beside_the_flow", "told_flow"):
+            sys.modules.pop(name, None)
+        try:
+            tell = importlib.import_module("told_flow").tell
+            assert run_flow(tell(k), scheduler=address, paths=[folder]).value == said
+        finally:
+            sys.path.remove(str(folder))
+
+
+def test_what_is_missing_deep_in_lists_does_not_reach_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = Functions((), (), None, "run")
+    plugin.functions, told = [len], Told(0, 1, 0, "compute", "key", "count", (("obj", Slot(0)),), False)
+    reports: list[Report] = []
+    monkeypatch.setattr(plugin, "report", reports.append)
+    monkeypatch.setattr("partita.dataflow.run.worker.get_worker", lambda: SimpleNamespace(plugins={"run": plugin}))
+    clump = packed((Member(told, ([[0, 1], [1]],)),))
+    run_clump("run", clump, ((0, 0), (1, 0)), [Missing()], ["there"])
+    run_clump("run", clump, ((0, 0), (1, 0)), ["here"], ["there"])
+    assert [r.state for r in reports] == ["lost", "done"]
 
 
 def test_a_scheduler_whose_workers_stay_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,12 @@ from partita.dataflow import (
     unfold,
 )
 from partita.dataflow.load import load_flow
-from partita.dataflow.plan.events import flat
+from partita.dataflow.plan.course import Course
+from partita.dataflow.plan.events import Done, Failure, Job, Limits, flat
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.in_process import InProcess
 from partita.dataflow.run.numbers import Numbers
-from partita.dataflow.run.task import size_of
+from partita.dataflow.run.task import Report, size_of
 from partita.dataflow.store import Store
 from partita.files import dump_json
 
@@ -60,11 +61,19 @@ def test_little_memory_changes_no_answer(seed: int) -> None:
 def test_every_task_runs_once_and_nothing_is_left(seed: int) -> None:
     graph = unfold(some_flow(seed))
     engine = InProcess([s.function for s in graph.steps])
-    going = _Run(graph, engine, Settings(check=False), frozenset(), None, None)
+    going = _Run(graph, engine, Settings(check=False), None, None, None)
     record = going.to_the_end().record
     course = going.course
     assert all(t.runs <= 1 for t in record.tasks)
-    assert record.tasks_run + record.tasks_pruned + record.tasks_cancelled <= graph.tasks
+    assert len(record.tasks) == graph.tasks
+    assert (
+        record.tasks_run
+        + record.tasks_pruned
+        + record.tasks_cancelled
+        + record.tasks_failed
+        + sum(t.state == "shared" for t in record.tasks)
+        == graph.tasks
+    )
     engine.release(course.take_released())
     asked = {course._real(n) for _, s in graph.sinks for n in flat(course.view(s))}
     assert set(course.held) == asked == set(engine.results)
@@ -172,10 +181,40 @@ def test_a_step_that_changes_its_input_is_told() -> None:
     def fresh() -> Any:
         return np.zeros(3)
 
-    found = here(gather(spoil(fresh(), explore("a", [1, 2, 3])), over="a"), check=False)
+    @step
+    def first(row: Any) -> float:
+        time.sleep(0.01)
+        return float(row[0])
+
+    spoilt = spoil(fresh(), explore("a", [1, 2, 3]))
+    found = here(gather(spoilt, over="a"), check=False)
     assert len(found.value) == 3
+    for flow in (gather(spoilt, over="a"), choose(spoilt, by=first(spoilt))):
+        with pytest.raises(FlowError, match="changes what it is given"):
+            here(flow)
+
+
+def test_what_a_spoiling_step_may_have_changed_is_not_kept(tmp_path: Path) -> None:
+    @step
+    def fresh() -> Any:
+        return np.zeros(3)
+
+    @step
+    def plus(row: Any, b: int) -> Any:
+        time.sleep(0.02)
+        return row + b
+
+    @step
+    def spoil(row: Any, other: Any) -> Any:
+        time.sleep(0.05)  # longer than a second run of it may take
+        row[0] = other[0][0]
+        return other
+
+    row = fresh()
+    store = Store.open(tmp_path / "store")
     with pytest.raises(FlowError, match="changes what it is given"):
-        here(gather(spoil(fresh(), explore("a", [1, 2, 3])), over="a"))
+        here(spoil(row, gather(plus(row, explore("b", [1, 2])), over="b")), store=store)
+    assert store.entries() == []
 
 
 def test_a_step_that_is_not_deterministic_is_told_and_not_kept(tmp_path: Path) -> None:
@@ -183,14 +222,95 @@ def test_a_step_that_is_not_deterministic_is_told_and_not_kept(tmp_path: Path) -
 
     @step(version="1")
     def draw(row: list[int], a: int) -> list[int]:
+        time.sleep(0.006)  # long enough to be worth keeping
         return [next(count), a]
 
     value = draw(begin(1), explore("a", [1, 2, 3]))
     flow = choose(value, by=score(value))
-    numbers = Numbers.open(tmp_path / "scores.jsonl")
-    found = here(flow, store=Store.open(tmp_path / "store"), numbers=numbers)
+    numbers, store = Numbers.open(tmp_path / "scores.jsonl"), Store.open(tmp_path / "store")
+    found = here(flow, store=store, numbers=numbers)
     assert any("draw is not deterministic" in note for note in found.record.notes)
-    assert len(Numbers.open(tmp_path / "scores.jsonl").found) < 3
+    assert Numbers.open(tmp_path / "scores.jsonl").found == {}
+    assert store.entries() == []
+
+
+def test_a_kept_result_that_is_damaged_is_computed_again(tmp_path: Path) -> None:
+    @step
+    def long(a: int) -> Any:
+        time.sleep(0.01)
+        return np.full(3, float(a))
+
+    value = long(explore("a", [1, 2]))
+    flow = choose(value, by=score(value))
+    store = Store.open(tmp_path / "store")
+    first = here(flow, store=store, check=False)
+    for entry in store.entries():
+        entry.path.write_bytes(b"nothing of the kind")
+    again = here(flow, store=store, check=False)
+    assert first.value.tolist() == again.value.tolist()
+    assert any("computed again" in note for note in again.record.notes)
+
+
+def test_several_results_outlive_little_memory() -> None:
+    """Two winners that do not fit together: neither goes for the other."""
+
+    @step
+    def block(name: str, a: int) -> Any:
+        return np.full(1000, float(a))
+
+    @step
+    def first(row: Any) -> float:
+        return float(row[0])
+
+    def one(name: str) -> Any:
+        value = block(name, explore(name, [1, 2, 3]))
+        return choose(value, by=first(value), over=[name])
+
+    found = here([one("x"), one("y"), one("z")], memory_bytes=10_000.0, check=False)
+    assert [float(v[0]) for v in found.values] == [3.0, 3.0, 3.0]
+
+
+def _course(flow: Any, **limits: Any) -> Course:
+    return Course(unfold(flow), limits=Limits(**limits))
+
+
+def _run_job(course: Course, job: Job, value: float | None = None) -> None:
+    course.done(Done(job.node, job.turn, 0.0, 1.0, "w", 8.0, value))
+
+
+def test_a_result_whose_second_run_raises_is_lost() -> None:
+    """Its worker died, it ran again for a reader, and raised: once without end."""
+    course = _course(mix(begin(1), 3))
+    begun, mixed = course.next_jobs(2)
+    _run_job(course, begun)
+    _run_job(course, begun)
+    assert course.times_run[begun.node] == 2
+    course.failed(Failure(begun.node, begun.turn, "the second time it raised"))
+    course.lost(mixed.node, mixed.turn)
+    assert course.finished()
+    assert course.reason[mixed.node] == "the second time it raised"
+    assert course.held_bytes == 0.0
+
+
+def test_where_memory_is_limited_one_task_shows_what_its_like_take() -> None:
+    value = mix(begin(1), explore("a", [1, 2, 3, 4]))
+    course = _course(choose(value, by=score(value)), memory_bytes=1e6)
+    begun = course.next_jobs(9)
+    assert len(begun) == 3  # one of each step
+    for job in begun[:2]:
+        _run_job(course, job)
+    assert len(course.next_jobs(9)) == 3  # the other three of mix; of score still one
+
+
+def test_times_of_a_machine_whose_clock_is_wrong() -> None:
+    graph = unfold(begin(1))
+    going = _Run(graph, InProcess([s.function for s in graph.steps]), Settings(), None, None, None)
+    for wrong_s in (-3600.0, 3600.0, 0.1):
+        now = time.time()
+        told = Report(0, 1, "done", now + wrong_s - 2.0, now + wrong_s)
+        found = going._by_our_clock(told, f"worker {wrong_s}")
+        assert abs(found.ended_s - now) < 0.5
+        assert found.ended_s - found.started_s == pytest.approx(2.0)
 
 
 def test_halving_spends_more_on_the_better_ones() -> None:

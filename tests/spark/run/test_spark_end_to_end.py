@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,18 +58,50 @@ def test_measured_captured_planned_and_run_by_the_plan(tmp_path: Path, capsys: p
     assert not any(s.owner and s.owner.pid == os.getpid() for s in beds.every())
 
 
+@contextlib.contextmanager
+def a_long_run(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Rounds without end, once the first has begun."""
+    command = [sys.executable, "-m", "partita", *RUN, "--rounds", "50"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=folder) as process:
+        try:
+            assert process.stderr is not None
+            while b"running" not in process.stderr.readline():
+                assert process.poll() is None
+            time.sleep(1.0)
+            yield process
+        finally:
+            process.kill()
+
+
+def nothing_is_left(owner: int) -> bool:
+    deadline = time.monotonic() + 20
+    while any(s.owner and s.owner.pid == owner for s in beds.every()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "partita", *RUN, "--rounds", "50"], stderr=subprocess.PIPE, cwd=tmp_path
-    )
-    assert process.stderr is not None
-    while b"running" not in process.stderr.readline():
-        assert process.poll() is None
-    time.sleep(1.0)
-    process.send_signal(number)
-    assert process.wait(30) == (130 if number == signal.SIGTERM else -number)
-    deadline = time.monotonic() + 20
-    while any(s.owner and s.owner.pid == process.pid for s in beds.every()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not any(s.owner and s.owner.pid == process.pid for s in beds.every())
+    with a_long_run(tmp_path) as process:
+        process.send_signal(number)
+        assert process.wait(30) == (130 if number == signal.SIGTERM else -number)
+    assert nothing_is_left(process.pid)
+
+
+@pytest.mark.parametrize("part", ["worker.Worker", "master.Master"])
+def test_a_part_of_the_cluster_that_is_killed_ends_the_run_with_a_word(tmp_path: Path, part: str) -> None:
+    with a_long_run(tmp_path) as process:
+        found = subprocess.run(["pgrep", "-f", f"org.apache.spark.deploy.{part}"], capture_output=True, text=True)
+        for pid in found.stdout.split():
+            if Path(f"/proc/{pid}/exe").resolve().name == "java":
+                os.kill(int(pid), signal.SIGKILL)
+                break
+        else:
+            pytest.fail(f"no {part}")
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+        assert process.wait(60) == 1
+    assert f"the {part.partition('.')[0]} on h" in said
+    assert nothing_is_left(process.pid)

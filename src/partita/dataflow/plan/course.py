@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from partita.dataflow.flow import FlowError
 from partita.dataflow.graph import Choice, FlowGraph, Node, Slot
 from partita.dataflow.keys import Memo, Ref, key_of
-from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, View, Worth, flat
+from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, View, Worth, flat, mapped
 from partita.dataflow.plan.judge import Leaders, Verdict, judge
 from partita.dataflow.plan.keep import Holding, cheapest, recompute_s
 from partita.dataflow.plan.order import depth_first
@@ -65,9 +65,7 @@ class Course:
 
     def __post_init__(self) -> None:
         n = len(self.graph)
-        self.place: list[int] = depth_first(
-            self.graph, self.limits.scouts and math.isinf(self.limits.memory_bytes)
-        ).tolist()
+        self.place: list[int] = depth_first(self.graph, scouts=math.isinf(self.limits.memory_bytes)).tolist()
         self.state = [State.IDLE] * n
         self.refs = [len(c) for c in self.graph.consumers]
         self.holds = [True] * n  #: whether it counts as a reader of what it needs
@@ -112,14 +110,18 @@ class Course:
         self.running = 0
         self.underway_bytes = 0.0
         self.promised = [0.0] * n  #: bytes that a task under way was expected to give
+        self.sized: set[int] = set()  #: steps of which it was seen what their results take
+        self.first: dict[int, int] = {}  #: step -> its task that is to show that
         self.unjudged: list[int] = []
         self.held: dict[int, None] = {}  #: calls whose result is in memory, the oldest first
         self.stretch = 1.0  #: by how much the limit of memory was widened, because nothing would have gone on within it
         self.dropped = 0  #: results let go of for want of memory that were needed again
+        self.stored: dict[str, bool] = {}  #: key -> whether the store had it when it was asked
         self.absent: set[str] = set()  #: keys that the store turned out not to have
         self.resolved: dict[int, str] = {}  #: keys of calls after a decided choose
         self.open_sinks = [sink for _, sink in self.graph.sinks]
         self.is_sink = set(self.open_sinks)
+        self.results: set[int] = set()  #: calls whose results the flow gives, as far as they were there: never dropped
         for _, sink in self.graph.sinks:
             self.refs[sink] += 1
         for _, sink in self.graph.sinks:
@@ -131,7 +133,9 @@ class Course:
     def finished(self) -> bool:
         """Every result asked for is there, or lost for good."""
         while self.open_sinks and (self.state[self.open_sinks[-1]] == State.FAILED or self._there(self.open_sinks[-1])):
-            self.open_sinks.pop()
+            sink = self.open_sinks.pop()
+            if self.state[sink] != State.FAILED:
+                self.results.update(flat(self.view(sink)))
         return not self.open_sinks
 
     def next_jobs(self, room: int, at_once: bool = False) -> list[Job]:
@@ -147,6 +151,9 @@ class Course:
             if kind == "compute" and self._is_twin(node, key):
                 continue
             if at_once and kind == "compute" and not self._could_begin(node):
+                later.append((self.urgency[node], node))
+                continue
+            if self._is_unknown(node):
                 later.append((self.urgency[node], node))
                 continue
             if not self._fits(node, kind):
@@ -167,9 +174,13 @@ class Course:
         if event.turn != self.turn[node] or self.state[node] not in (State.RUNNING, State.HELD):
             return
         if self.state[node] == State.HELD:  # its worker died, and it was run again
+            self.times_run[node] += not self.loaded[node]
             return
         self.ran[node] = event
         self.times_run[node] += not self.loaded[node]
+        self.sized.add(self.graph.nodes[node].step)
+        if event.stored:
+            self.stored[self.key(node)] = True
         self._landed(node)
         self.state[node] = State.HELD
         self.held[node] = None
@@ -185,9 +196,13 @@ class Course:
         self._judge_all()
 
     def failed(self, event: Failure) -> None:
-        """A task has raised: its branch is lost, the others go on."""
-        if event.turn != self.turn[event.node] or self.state[event.node] != State.RUNNING:
+        """A task has raised: its branch is lost, the others go on. One that was there may have run again, its worker having died."""
+        if event.turn != self.turn[event.node] or self.state[event.node] not in (State.RUNNING, State.HELD):
             return
+        if self.state[event.node] == State.HELD:
+            self._forget(event.node)
+            self.released.append((event.node, event.turn))
+            self.state[event.node] = State.IDLE
         self.ran[event.node] = Done(event.node, event.turn, event.started_s, event.ended_s, event.worker, 0.0)
         self._fail(event.node, event.reason)
         self._judge_all()
@@ -199,8 +214,7 @@ class Course:
         if self.state[node] == State.RUNNING:
             self._landed(node)
         else:
-            self.held_bytes -= self.size[node]
-            self.held.pop(node, None)
+            self._forget(node)
         if self.loaded[node]:
             self.absent.add(self.key(node))
         self.released.append((node, turn))
@@ -208,6 +222,11 @@ class Course:
         self._hold_needs(node)
         self._demand(node)
         self._judge_all()
+
+    def _forget(self, node: int) -> None:
+        """A result is in memory no longer."""
+        self.held_bytes -= self.size[node]
+        self.held.pop(node, None)
 
     def take_released(self) -> list[tuple[int, int]]:
         """(node, turn) of results and tasks under way that nobody needs; each is told once."""
@@ -367,6 +386,8 @@ class Course:
         for n in flat(inputs):
             self.pins[n] += 1
         self.promised[node] = 0.0 if math.isinf(self.limits.memory_bytes) else self.worth(node)[1]
+        if found.step not in self.sized:
+            self.first[found.step] = node
         self.underway_bytes += self.promised[node]
         self._wake(node)
         for twin in self.twins.get(node, ()):
@@ -411,8 +432,7 @@ class Course:
                 self._landed(k)
                 self.cancelled.add(k)
             if state == State.HELD:
-                self.held_bytes -= self.size[k]
-                self.held.pop(k, None)
+                self._forget(k)
             if state in (State.RUNNING, State.HELD) and self.graph.nodes[k].kind == "call":
                 self.released.append((k, self.turn[k]))
             self.state[k] = State.OUT
@@ -618,10 +638,12 @@ class Course:
         found = self.graph.nodes[need]
         if not (self.after_choice[need] or found.choice):
             return Ref(found.key)
-        return _refs(self.view(need), self.key)
+        return mapped(self.view(need), lambda n: Ref(self.key(n)))
 
     def _better_loaded(self, node: int, key: str) -> bool:
-        return key in self.known and key not in self.absent and self.graph.lasting[node]
+        if key not in self.stored:  # asking the store is asking the disk
+            self.stored[key] = self.graph.lasting[node] and key in self.known
+        return self.stored[key] and key not in self.absent
 
     def _is_twin(self, node: int, key: str) -> bool:
         """Whether a call is one that runs elsewhere in the flow, now that its inputs are known; then it stands for that."""
@@ -682,6 +704,13 @@ class Course:
 
     # ---- memory -----------------------------------------------------------------------------------------------------------
 
+    def _is_unknown(self, node: int) -> bool:
+        """Where memory is limited, the first task of a step shows what its results take; the others wait for it."""
+        step = self.graph.nodes[node].step
+        if math.isinf(self.limits.memory_bytes) or step in self.sized:
+            return False
+        return self.state[self.first.get(step, node)] == State.RUNNING
+
     def _fits(self, node: int, kind: str) -> bool:
         """Whether there is room for another result; drops what is worth least until there is. Something always runs."""
         limit = self.limits.memory_bytes * self.stretch
@@ -697,7 +726,7 @@ class Course:
             held = [
                 k
                 for k in self.held
-                if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.is_sink
+                if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.results
             ]
             later = [k for k in held if self._next_use(k) > self.urgency[node]]
             if not later and self.running:
@@ -716,14 +745,13 @@ class Course:
         )
 
     def _holding(self, node: int) -> Holding:
-        stored = self.graph.nodes[node].key in self.known
+        stored = self._better_loaded(node, self.key(node))
         again = recompute_s(node, self.graph, lambda k: self.worth(k)[0], lambda k: self.state[k] == State.HELD)
         return Holding(node, self.size[node], self.refs[node], again, stored)
 
     def _drop(self, node: int) -> None:
         """Let go of a result that will be needed again."""
-        self.held_bytes -= self.size[node]
-        self.held.pop(node)
+        self._forget(node)
         self.released.append((node, self.turn[node]))
         self.state[node] = State.IDLE
         self.dropped += 1
@@ -750,7 +778,3 @@ class Course:
         if found.kind == "gather":
             return all(self._there(n) for n in found.needs)
         return self.judged[node].kept is not None and all(self._there(w) for w in self._winners(node))
-
-
-def _refs(view: View, key: Callable[[int], str]) -> Any:
-    return Ref(key(view)) if isinstance(view, int) else [_refs(v, key) for v in view]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 View: TypeAlias = "int | list[View]"  #: what a node stands for: a call, or a list of them
 Worth: TypeAlias = Callable[[int], tuple[float, float]]  #: node -> (seconds, bytes) expected
@@ -26,7 +26,7 @@ class Job:
     """One task for an engine."""
 
     node: int
-    turn: int  #: how often it has been handed out before: a cancelled key is never used again
+    turn: int  #: the how manieth time it is handed out, from 1
     kind: Literal["compute", "load"]
     key: str
     inputs: tuple[View, ...]  #: for each need of the node
@@ -65,8 +65,12 @@ class Limits:
     """How much may be under way, and in memory."""
 
     ahead: int = 2  #: candidates scored at once where one score decides about the next
-    memory_bytes: float = math.inf  #: results held, all workers together
-    scouts: bool = True
+    memory_bytes: float = math.inf  #: results held, all workers together; one that lies on several is counted once
+
+
+def mapped(view: View, what: Callable[[int], Any]) -> Any:
+    """A view with something else in the place of each call."""
+    return what(view) if isinstance(view, int) else [mapped(v, what) for v in view]
 
 
 def flat(view: View | Sequence[View]) -> Iterator[int]:

@@ -66,8 +66,9 @@ def simulate(
                 break
             if all(course.state[n] == State.HELD for n in flat(job.inputs)):
                 del pool[job.node, job.turn]
-                took = 0.0 if job.node in done else each_s + (reload_s(worth(job.node)[1]) if job.kind == "load" else worth(job.node)[0])  # fmt: skip
-                tasks += job.node not in done
+                was = job.node in done and job.turn == 1
+                took = 0.0 if was else each_s + (reload_s(worth(job.node)[1]) if job.kind == "load" else worth(job.node)[0])  # fmt: skip
+                tasks += not was
                 heapq.heappush(running, (now + took, job.node, job.turn, free.pop(), now))
                 started = True
         if started and free and pool:

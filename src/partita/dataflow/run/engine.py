@@ -20,13 +20,22 @@ from partita.dataflow.flow import FlowError
 from partita.dataflow.graph import FlowGraph
 from partita.dataflow.plan.costs import Costs
 from partita.dataflow.plan.course import Course
-from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, View, flat
+from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, flat, mapped
 from partita.dataflow.plan.simulate import simulate, typical
-from partita.dataflow.run.in_process import Order
 from partita.dataflow.run.numbers import Numbers
-from partita.dataflow.run.record import ChoiceRow, Chosen, MemoryRow, RunRecord, ScoreRow, TaskRow, TaskState
-from partita.dataflow.run.task import Report, Told
+from partita.dataflow.run.record import (
+    ChoiceRow,
+    Chosen,
+    MemoryRow,
+    Prediction,
+    RunRecord,
+    ScoreRow,
+    TaskRow,
+    TaskState,
+)
+from partita.dataflow.run.task import Order, Report, Told
 from partita.dataflow.select import First, Halving, Threshold
+from partita.dataflow.store import Store
 from partita.errors import InternalError, PartitaError
 
 Progress = Callable[[str, int, int], None]
@@ -36,15 +45,12 @@ UNKNOWN_S = 0.1  #: of a task whose like never ran
 SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
 FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
 MEMORY_ROWS = 1000
-LOOKS = (
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-)  #: parts of the tasks and of their time after which the rest is predicted; the first is the record's
+#: parts of the tasks and of their time after which the rest is predicted; the first is the record's, unless it came too late
+LOOKS, FIRST_LOOK = (0.1, 0.25, 0.5, 0.75), 0.15
 GLANCE = 0.03  #: part of the tasks after which it is asked how much of the work is done
 SIMULATED_S = 1.5e-4  #: what simulating a task takes (a shared core of 2026); nothing is handed out meanwhile
 SIMULATED = 0.015  #: part of the time left that one simulation of it may take
+CLOCKS_S = 2.0  #: clocks of machines that differ by less, or seem to since a report was late, are taken as they are
 BRIEF_S, BRIEF_BYTES = 0.02, 100e3  #: tasks below both travel together
 
 
@@ -96,15 +102,15 @@ def run(
     graph: FlowGraph,
     engine: Engine,
     settings: Settings = Settings(),
-    known: Container[str] = (),
+    store: Store | None = None,
     numbers: Numbers | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run a flow to its end. `known`: keys of results that the store has; `numbers`: scores of earlier runs.
+    """Run a flow to its end. `store`: where tasks keep results; `numbers`: scores of earlier runs.
 
     Raises FlowError where every result is lost, or, with `stop_on_error`, at the first task that raises.
     """
-    return _Run(graph, engine, settings, known, numbers, progress).to_the_end()
+    return _Run(graph, engine, settings, store, numbers, progress).to_the_end()
 
 
 @dataclass
@@ -112,34 +118,43 @@ class _Run:
     graph: FlowGraph
     engine: Engine
     settings: Settings
-    known: Container[str]
+    store: Store | None
     numbers: Numbers | None
     progress: Progress | None
     busy_s: float = 0.0
     looked_s: float = 0.0
-    recomputed: int = 0
     checked: set[int] = field(default_factory=set)  #: steps whose tasks were run twice
     asked: set[int] = field(default_factory=set)
     memory: list[MemoryRow] = field(default_factory=list)
     by_worker: dict[str, float] = field(default_factory=dict)
     lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
-    predictions: list[tuple[float, float]] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
     glanced: int = 0  #: tasks that were done when it was asked last how much is left
     changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
     unkept: dict[str, str] = field(default_factory=dict)  #: why results could not be kept -> the first such step
-    wait_for: int = 0  #: which of LOOKS is next
+    next_look: int = 0  #: of LOOKS
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
     expected: dict[int, float] = field(default_factory=dict)  #: task handed out -> seconds
     ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
     gaps: list[float] = field(default_factory=list)
+    behind: dict[str, float] = field(
+        default_factory=dict
+    )  #: worker -> seconds by which its clock is behind ours, at most
+    kept: dict[int, str] = field(
+        default_factory=dict
+    )  #: node -> key under which its result, or number, is kept for later
+    unread: dict[str, None] = field(default_factory=dict)  #: why kept results could not be read
 
     def __post_init__(self) -> None:
         self.costs = Costs(self.graph)
         limits = Limits(max(2, self.engine.workers), self.settings.memory_bytes)
         self.began = time.time()
         self.course = Course(
-            self.graph, self.known, self.numbers.found if self.numbers else {}, limits, self.costs.worth
+            self.graph, self._known(), self.numbers.found if self.numbers else {}, limits, self.costs.worth
         )
+
+    def _known(self) -> Container[str]:
+        return frozenset() if self.store is None else self.store
 
     def to_the_end(self) -> Outcome:
         course, quiet = self.course, 0
@@ -151,9 +166,9 @@ class _Run:
             quiet = 0 if reports or course.running else quiet + 1
             if quiet > 3:
                 raise InternalError(f"the flow stands still: {self._standing()}")
-            self._note(reports)
             for report, worker in reports:
-                self._take(report, worker)
+                self._take(self._by_our_clock(report, worker), worker)
+            self._keep_numbers(reports)
             self._predict()
             if self.progress is not None and reports:
                 self.progress("tasks", len(self.done), self.graph.tasks)
@@ -173,7 +188,8 @@ class _Run:
             self.engine.release(gone)
             for node, _ in gone:
                 self._moved(node, None)
-        self._submit(jobs)
+        needless = set(gone)  # a score that was known may have cancelled what was handed out just before
+        self._submit([j for j in jobs if (j.node, j.turn) not in needless])
         while (idle := self.engine.idle) and self.course.running < self.engine.workers * MOST_WINDOW:
             # what fills the window waits for what is under way, or lies with others: who is idle begins with what comes later
             more = self.course.next_jobs(idle, at_once=True)
@@ -188,9 +204,7 @@ class _Run:
         room_s = AHEAD_S * workers - sum(self.expected.values())
         if 2 * room_s < AHEAD_S * workers and self.course.running >= LEAST_WINDOW * workers:
             return []
-        # where memory is limited, the first ones tell what results take
-        blind = math.isfinite(self.settings.memory_bytes) and not self.costs.total[0]
-        most, least = workers * (1 if blind else MOST_WINDOW), workers * LEAST_WINDOW
+        most, least = workers * MOST_WINDOW, workers * LEAST_WINDOW
         jobs: list[Job] = []
         while (under := len(self.expected) + len(jobs)) < most and (room_s > 0 or under < least):
             more = self.course.next_jobs(min(LEAST_WINDOW, most - under))
@@ -223,10 +237,11 @@ class _Run:
     def _look_again(self, job: Job) -> float:
         """Seconds that a task may take to be run twice: one of each step, where it is short against the time spent so far."""
         step = self.graph.nodes[job.node].step
-        if not self.settings.check or job.kind == "load" or step in self.asked:
+        allowed = max(FREE_LOOK_S, SECOND_LOOKS * self.busy_s - self.looked_s)
+        if not self.settings.check or job.kind == "load" or step in self.asked or self.costs.mean(step)[0] > allowed:
             return 0.0
         self.asked.add(step)
-        return max(FREE_LOOK_S, SECOND_LOOKS * self.busy_s - self.looked_s)
+        return allowed
 
     def _changes(self, node: int) -> bool:
         """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
@@ -245,27 +260,28 @@ class _Run:
         """What lies between two tasks of a worker, but for waiting until the inputs were there: what scheduling and moving costs."""
         before = self.ends.get(worker)
         if before is not None:
-            inputs = [event.ended_s for n in self.graph.nodes[node].needs if (event := self.course.ran[n]) is not None]
+            needs = (m for n in self.graph.nodes[node].needs for m in flat(self.course.view(n)))
+            inputs = [event.ended_s for n in needs if (event := self.course.ran[n]) is not None]
             self.gaps.append(max(0.0, started - max(before, *inputs)) if inputs else max(0.0, started - before))
         self.ends[worker] = ended
 
     def _predict(self) -> None:
         """Say how long the whole run will take, when so much of its work is done."""
         done = len(self.done)
-        if self.wait_for == len(LOOKS) or done < max(4, self.glanced + GLANCE * self.graph.tasks):
+        if self.next_look == len(LOOKS) or done < max(4, self.glanced + GLANCE * self.graph.tasks):
             return
         self.glanced, each = done, typical(self.gaps)
         left_s = self._left_by_means(each)
         work_s = self.busy_s + each * done
         part = min(done / self.graph.tasks, work_s / (work_s + left_s) if work_s > 0 else 0.0)
-        if part < LOOKS[self.wait_for]:
+        if part < LOOKS[self.next_look]:
             return
-        self.wait_for = sum(p <= part for p in LOOKS)
+        self.next_look = sum(p <= part for p in LOOKS)
         elapsed, left_s = time.time() - self.began, left_s / self.engine.workers
         if self._uneven and SIMULATED_S * self.graph.tasks <= SIMULATED * left_s:
             known = self.numbers.found if self.numbers else {}
-            left_s = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self.known, known, self.settings.memory_bytes).seconds  # fmt: skip
-        self.predictions.append((elapsed, elapsed + left_s))
+            left_s = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self._known(), known, self.settings.memory_bytes).seconds  # fmt: skip
+        self.predictions.append(Prediction(elapsed, elapsed + left_s, part))
 
     @cached_property
     def _uneven(self) -> bool:
@@ -284,19 +300,50 @@ class _Run:
         )
         return sum(count * (each_s + self.costs.mean(step)[0]) for step, count in steps.items())
 
-    def _note(self, reports: Sequence[tuple[Report, str]]) -> None:
+    def _by_our_clock(self, report: Report, worker: str) -> Report:
+        """A report of another machine, whose clock may be wrong by more than messages take, in times of this one."""
+        behind_s = self.behind[worker] = min(self.behind.get(worker, math.inf), time.time() - report.ended_s)
+        if abs(behind_s) < CLOCKS_S:
+            return report
+        return report._replace(started_s=report.started_s + behind_s, ended_s=report.ended_s + behind_s)
+
+    def _keep_numbers(self, reports: Sequence[tuple[Report, str]]) -> None:
         """Keep numbers for later runs, unless their step was seen to give others the second time."""
         if self.numbers is not None:
-            fresh = [r for r, _ in reports if r.state == "done" and r.value is not None and r.same is not False]
-            kept = [r for r in fresh if not self._changes(r.node) and self.graph.lasting[r.node]]
-            self.numbers.add({self.course.key(r.node): r.value for r in kept if r.value is not None})
+            fresh = [r for r, _ in reports if r.state == "done" and r.value is not None]
+            kept = {r.node: r.value for r in fresh if self.graph.lasting[r.node] and not self._changes(r.node)}
+            self.numbers.add({self.course.key(n): value for n, value in kept.items() if value is not None})
+            self.kept |= {n: self.course.key(n) for n in kept}
+
+    def _withdraw(self, wrong: Callable[[int], bool]) -> None:
+        """Results and numbers that this run kept, and that are wrong, are kept no longer."""
+        keys = [self.kept.pop(n) for n in list(self.kept) if wrong(n)]
+        if self.store is not None:
+            self.store.remove(keys)
+        if self.numbers is not None:
+            self.numbers.remove(keys)
+
+    def _spoiled(self, node: int) -> FlowError:
+        """Nobody can tell which tasks read what the step has changed: all that this run kept of what it reads may be wrong."""
+        spoiled: set[int] = set()
+        waiting = [m for n in self.graph.nodes[node].needs for m in flat(self.course.view(n))]
+        while waiting:
+            fresh = [c for c in self.graph.consumers[waiting.pop()] if c not in spoiled]
+            spoiled.update(fresh)
+            waiting += fresh
+        self._withdraw(lambda k: k in spoiled)
+        return FlowError(f"task {self._said(node)}: the step changes what it is given, and others are given the same", hint="let it copy what it writes to")  # fmt: skip
 
     def _take(self, report: Report, worker: str) -> None:
-        started, ended = report.started_s - self.began, report.ended_s - self.began
+        started, ended = max(0.0, report.started_s - self.began), max(0.0, report.ended_s - self.began)
         step = self.graph.nodes[report.node].step
         if report.state == "lost":
+            if self.course.loaded[report.node]:
+                self.unread[report.reason] = None
             self.course.lost(report.node, report.turn)
             return
+        if report.state == "spoils":
+            raise self._spoiled(report.node)
         if report.state == "failed":
             if self.settings.stop_on_error:
                 raise FlowError(f"task {self._said(report.node)}: {report.reason}", hint="leave out --stop-on-error to lose only its branch")  # fmt: skip
@@ -308,6 +355,8 @@ class _Run:
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
             self._gap(report.node, worker, started, ended)
         self.done[report.node] = report.value
+        if report.stored and not self.course.loaded[report.node]:
+            self.kept[report.node] = self.course.key(report.node)
         if report.reason:
             self.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
         if report.same is not None:
@@ -316,6 +365,10 @@ class _Run:
         elif step not in self.checked:
             self.asked.discard(step)  # it took too long, so far
         self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.same, report.stored))  # fmt: skip
+        if report.same is False:
+            self._withdraw(self._changes)
+        elif self._changes(report.node):
+            self._withdraw(lambda n: n == report.node)
         if self.course.state[report.node] == State.HELD:
             self._moved(report.node, (worker, report.size_bytes), ended)
 
@@ -346,7 +399,7 @@ class _Run:
             raise
         except Exception as error:
             raise PartitaError(f"the results cannot be fetched: {error}", hint="return something smaller") from error
-        return tuple(None if v is None else _filled(v, found) for v in views)
+        return tuple(None if v is None else mapped(v, found.__getitem__) for v in views)
 
     def _record(self, seconds: float, values: Sequence[Any]) -> RunRecord:
         course, graph = self.course, self.graph
@@ -362,7 +415,7 @@ class _Run:
             configurations=graph.configurations, branches=graph.branches, branches_pruned=never,
             chosen=tuple(self._chosen(k, v) for k, v in enumerate(values)),
             peak_bytes=course.peak_bytes, workers=self.engine.workers, dropped=course.dropped,
-            predicted_s=self.predictions[0][1] if self.predictions else None, predictions=tuple(self.predictions), busy_s=self.busy_s, notes=tuple(self._notes()),
+            predicted_s=next((p.seconds for p in self.predictions[:1] if p.part <= FIRST_LOOK), None), predictions=tuple(self.predictions), busy_s=self.busy_s, notes=tuple(self._notes()),
             tasks=rows, choices=choices, memory=thinned(self.memory, MEMORY_ROWS),
         )  # fmt: skip
 
@@ -383,8 +436,9 @@ class _Run:
         state: TaskState = (
             "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
         )
+        ran = event.worker != ""  # otherwise its number was known
         return TaskRow(
-            node.key, node.label, node.options, state, event.started_s, event.ended_s, event.worker, event.size_bytes,
+            node.key, node.label, node.options, state, event.started_s if ran else None, event.ended_s if ran else None, event.worker, event.size_bytes,
             course.reason.get(k, ""), course.times_run[k], readers,
         )  # fmt: skip
 
@@ -421,6 +475,7 @@ class _Run:
         notes += [
             f"results of {label} and its like are not kept: {why}" for why, label in list(self.unkept.items())[:5]
         ]
+        notes += [f"computed again: {why}" for why in list(self.unread)[:5]]
         if self.course.stretch > 1:
             notes.append(
                 f"results were allowed {self.course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs"
@@ -452,10 +507,6 @@ class _Run:
 def _on(options: Any) -> str:
     told = ", ".join(f"{n}={v}" for n, v in options.items())
     return f" ({told})" if told else ""
-
-
-def _filled(view: View, found: dict[int, Any]) -> Any:
-    return found[view] if isinstance(view, int) else [_filled(v, found) for v in view]
 
 
 def thinned(rows: Sequence[MemoryRow], most: int) -> tuple[MemoryRow, ...]:

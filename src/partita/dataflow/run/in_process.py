@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from partita.dataflow.plan.events import View, flat
-from partita.dataflow.run.task import Report, Told, execute
+from partita.dataflow.plan.events import mapped
+from partita.dataflow.run.task import Order, Report, execute, missing, needed
 from partita.dataflow.store import Store
-
-
-class Order(NamedTuple):
-    """A task for an engine."""
-
-    told: Told
-    inputs: tuple[View, ...]  #: for each need
-    place: int  #: in the order
-    brief: bool = False  #: so short and small that it travels with others
-    seconds: float = 0.0  #: expected
 
 
 @dataclass
@@ -55,7 +45,10 @@ class InProcess:
         if not self.waiting:
             return []
         told, inputs, *_ = self.waiting.popleft()
-        result, report = execute(told, self.functions[told.step], [self._seen(v) for v in inputs], self.store)
+        if not all(n in self.results for n in needed(inputs)):
+            return [(missing(told), "here")]
+        found = [mapped(v, self.results.__getitem__) for v in inputs]
+        result, report = execute(told, self.functions[told.step], found, self.store)
         if report.state == "done":
             self.results[told.node], self.turns[told.node] = result, told.turn
         return [(report, "here")]
@@ -65,11 +58,3 @@ class InProcess:
 
     def close(self) -> None:
         self.results.clear()
-
-    def _seen(self, view: View) -> Any:
-        return self.results[view] if isinstance(view, int) else [self._seen(v) for v in view]
-
-
-def needed(inputs: Sequence[View]) -> list[int]:
-    """The results that inputs are made of, each once."""
-    return list(dict.fromkeys(flat(inputs)))

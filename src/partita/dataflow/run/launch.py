@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from partita.dataflow.flow import FlowError
+from partita.dataflow.functions import is_own
 from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.run.engine import Engine, Outcome, Progress, Settings, run
 from partita.dataflow.run.in_process import InProcess
@@ -58,7 +61,7 @@ def run_flow(
             engine = _dask(stack, functions, workers, scheduler, store, dashboard, modules, paths)
         stack.callback(engine.close)
         settings = Settings(memory_bytes, stop_on_error, check, time.monotonic() - began)
-        return run(graph, engine, settings, store if store is not None else frozenset(), numbers, progress)
+        return run(graph, engine, settings, store, numbers, progress)
 
 
 def _count(workers: int | None) -> int:
@@ -80,4 +83,16 @@ def _dask(
     if scheduler is not None and "://" not in scheduler:
         raise FlowError(f"the scheduler {scheduler!r} is no address", hint="write tcp://HOST:PORT")
     address = scheduler or stack.enter_context(cluster(workers, dashboard))
-    return OnDask.connect(address, functions, modules, [str(p) for p in paths], store)
+    anew = _beside(paths, modules) if scheduler else ()
+    return OnDask.connect(address, functions, modules, [str(p) for p in paths], store, anew)
+
+
+def _beside(paths: Sequence[str | Path], modules: Sequence[ModuleType]) -> list[str]:
+    """The user's own modules under some folders, but for those that travel by value."""
+    folders = tuple(str(Path(p).absolute()) + os.sep for p in paths)
+    others = [
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] not in ("__main__", "partita") and module not in modules
+    ]
+    return [name for name, m in others if (getattr(m, "__file__", None) or "").startswith(folders) and is_own(m)]

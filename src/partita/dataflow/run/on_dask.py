@@ -2,10 +2,13 @@
 
     with cluster(workers=2) as address:   with OnDask.connect(address, functions) as engine: ...
 
-Tasks go to the scheduler in bundles, with the keys of what they read; the scheduler places them, moves inputs and runs a lost
-task again. Reports come back in bundles too, as events of a topic of this run: a task costs neither a round trip nor a
-callback. A key is never used twice (the turn is in it): a key that was cancelled and comes back would be taken for cancelled
-(dask #2609). The run's order is the priority of a bundle, and Dask's own order, depth first as well, holds within one.
+Tasks go to the scheduler in bundles, with the keys of what they read and the worker that each should run on; the scheduler moves
+inputs and runs a lost task again, wherever there is a worker. Reports come back in bundles too, as events of a topic of this run:
+a task costs neither a round trip nor a callback. A key is never used twice (a count is in it): one that was cancelled and comes
+back would be taken for cancelled (dask #2609). A task's place in the run's order is its priority.
+
+Dask blames all that lies with a worker when that dies. A task that was blamed too often runs once more, one at a time with
+others like it; if its worker dies then too, it is what kills workers, and is lost.
 """
 
 from __future__ import annotations
@@ -21,17 +24,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 import dask
 from dask._expr import LLGExpr
 from dask._task_spec import Task, TaskRef
-from distributed import Client, LocalCluster
+from distributed import Client, KilledWorker, LocalCluster
 
-from partita.dataflow.plan.events import View
-from partita.dataflow.run.in_process import Order, needed
-from partita.dataflow.run.task import Report
+from partita.dataflow.plan.events import mapped
+from partita.dataflow.run.task import Order, Report, needed
 from partita.dataflow.run.worker import Functions, Member, Missing, packed, run_clump
 from partita.dataflow.store import Store
 from partita.errors import BadInput, PartitaError
@@ -43,7 +45,7 @@ MOVE_S, MOVE_BYTES_PER_S = 0.002, 300e6  #: a result from one worker to another
 MOVE_WEIGHT = 3.0  #: times that long somebody must wait before moving is better
 ENDED = ("error", "cancelled", "lost", "finished")
 NOBODY_S = 60.0  #: without any worker, before a run is given up
-DEATHS = 10  #: of workers under one task before the task is given up
+DEATHS = 3  #: of workers that a task lies with, before it runs once more by itself
 #: Dask gives up for good a worker that is away so long after it died once: in a run with many deaths, one that died just then again
 _OURS = {
     "distributed.worker.memory.target": False,
@@ -53,6 +55,7 @@ _OURS = {
     "distributed.scheduler.allowed-failures": DEATHS,
     "distributed.comm.timeouts.connect": "10s",
     "distributed.deploy.lost-worker-timeout": "365 days",
+    "distributed.worker.http.routes": [],
 }
 
 
@@ -62,7 +65,8 @@ def cluster(workers: int, dashboard: str | None = None) -> Iterator[str]:
 
     Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
     """
-    with dask.config.set(_OURS):
+    pages = {} if dashboard else {"distributed.scheduler.http.routes": []}
+    with dask.config.set({**_OURS, **pages}):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a port that is taken, a machine without IPv6: not ours to say
             made = LocalCluster(
@@ -122,16 +126,18 @@ class OnDask:
     name: str  #: of this run: its topic and its keys
     workers: int
     modules: tuple[ModuleType, ...] = ()  #: travel by value while this is open
-    clump_of: dict[int, tuple[_Clump, int]] = field(
-        default_factory=dict
-    )  #: node -> its latest clump, and its place there
+    #: node -> its latest clump, and its place there
+    clump_of: dict[int, tuple[_Clump, int]] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
     clumps: int = 0
     threads: dict[str, int] = field(default_factory=dict)  #: worker -> how many
     load: dict[str, float] = field(default_factory=dict)  #: worker -> seconds expected of what is under way there
     open: dict[str, _Clump] = field(default_factory=dict)  #: those under way, by key
     underway: dict[int, int] = field(default_factory=dict)  #: node -> turn of those without a report
-    suspects: dict[tuple[int, int], int] = field(default_factory=dict)  #: ended without a report -> looks since
+    silent: dict[tuple[int, int], int] = field(default_factory=dict)  #: ended without a report -> looks since
+    blamed: set[int] = field(default_factory=set)  #: nodes whose worker died too often: each runs by itself
+    alone: _Clump | None = None  #: the latest of those
+    deaths: Counter[int] = field(default_factory=Counter)  #: node -> times it may have killed all workers
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     looked: float = field(default_factory=time.monotonic)
     manned: float = field(default_factory=time.monotonic)  #: when there was a worker last
@@ -139,35 +145,35 @@ class OnDask:
     @staticmethod
     def connect(
         address: str, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType] = (), paths: Sequence[str] = (),
-        store: Store | None = None,
+        store: Store | None = None, anew: Sequence[str] = (),
     ) -> OnDask:  # fmt: skip
-        """Raises BadInput where no scheduler answers, or it has no workers."""
+        """Raises BadInput where no scheduler answers, or it has no workers. `anew`: modules that workers import again."""
         try:
             client = Client(address, timeout=CONNECT_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
             raise BadInput(f"no Dask scheduler answers at {address}", hint="start one: dask scheduler; dask worker ADDRESS") from error  # fmt: skip
         try:
-            return OnDask._ready(client, functions, modules, paths, store)
+            return OnDask._ready(client, functions, modules, Functions(tuple(paths), tuple(anew), store))
         except BaseException:
             client.close(timeout=2)
+            _by_reference(modules)
             raise
 
     @staticmethod
     def _ready(
-        client: Client, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType], paths: Sequence[str],
-        store: Store | None,
+        client: Client, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType], plugin: Functions
     ) -> OnDask:  # fmt: skip
         threads = _threads(client)
         if not threads:
             raise BadInput("the Dask scheduler has no workers", hint="start some: dask worker ADDRESS")
-        name = f"partita-{secrets.token_hex(4)}"
+        plugin.name = name = f"partita-{secrets.token_hex(4)}"
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
-            told = cloudpickle.dumps(list(functions))
+            plugin.packed = cloudpickle.dumps(list(functions))
         except Exception as error:
             raise BadInput(f"the flow's functions cannot be sent to workers: {error}", hint="keep open files, locks and clients out of their globals") from error  # fmt: skip
-        _register(client, Functions(name, told, tuple(paths), store))
+        _register(client, plugin)
         engine = OnDask(client, name, sum(threads.values()), tuple(modules), threads=threads)
         client.subscribe_topic(name, lambda event: engine.events.put(event[1]))
         return engine
@@ -186,7 +192,8 @@ class OnDask:
         """
         if not orders:
             return
-        made = [self._clump(group) for group in _grouped(orders, self.workers)]
+        groups = _grouped([o._replace(brief=o.brief and o.told.node not in self.blamed) for o in orders], self.workers)
+        made = [self._clump(group) for group in groups]
         bundle = _Bundle({c.key: task for c, task in made}, self._annotations([c for c, _ in made]))
         futures = self.client.get(bundle, [c.key for c, _ in made], sync=False)
         for (clump, _), future in zip(made, futures, strict=True):
@@ -199,7 +206,7 @@ class OnDask:
         clumps = list({c.key: c for c, _ in read}.values())
         at = {c.key: k for k, c in enumerate(clumps)}
         number = {n: k for k, n in enumerate(outside)} | {n: -1 - k for n, k in own.items()}
-        members = tuple(Member(o.told, tuple(_placed(v, number) for v in o.inputs)) for o in orders)
+        members = tuple(Member(o.told, tuple(mapped(v, number.__getitem__) for v in o.inputs)) for o in orders)
         self.clumps += 1
         expected = sum(o.seconds for o in orders)
         worker, done_s = self._best_worker(clumps, expected)
@@ -219,9 +226,15 @@ class OnDask:
             self.clump_of[o.told.node] = (clump, own[o.told.node])
             self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
         sources = tuple((at[c.key], k) for c, k in read)
-        return clump, _Task(
-            clump.key, run_clump, self.name, packed(members), sources, *[TaskRef(c.key) for c in clumps]
-        )
+        if orders[0].told.node in self.blamed:
+            clump.reads = [*clumps, *self._behind(clump)]
+        refs = [TaskRef(c.key) for c in clump.reads]
+        return clump, _Task(clump.key, run_clump, self.name, packed(members), sources, *refs)
+
+    def _behind(self, clump: _Clump) -> list[_Clump]:
+        """What is blamed waits for what was blamed before it, as if it read that: so only one at a time lies with a worker."""
+        before, self.alone = self.alone, clump
+        return [before] if before is not None and before.left and before.wanted else []
 
     def _best_worker(self, reads: Sequence[_Clump], expected_s: float) -> tuple[str, float]:
         """(where a clump would be done first, when): behind what is under way there, once what it reads is there and brought along.
@@ -307,35 +320,64 @@ class OnDask:
         """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
         if self.client.status not in ("running", "connecting"):
             raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
-        self._count_workers()
+        if self._count_workers():
+            came = {n: self._died(n) for n in self.clump_of}  # all before the first is given up
+            return [(self._given_up(n, self.turns[n], *of), "") for n, of in came.items()]
         futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
         ended = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ENDED}
-        self.suspects = {s: self.suspects.get(s, 0) + 1 for s in ended}
-        sure = [
-            (n, t) for (n, t), seen in self.suspects.items() if seen > (1 if futures[n].status != "finished" else 4)
-        ]
-        now = time.time()
-        found: list[tuple[Report, str]] = []
-        for node, turn in sure:
-            if futures[node].status == "error":
-                why = " ".join(str(futures[node].exception(timeout=5)).split())[:300]
-                found.append((Report(node, turn, "failed", now, now, reason=why), ""))
-            else:
-                found.append(
-                    (Report(node, turn, "lost", now, now, reason="its result, or its report, went astray"), "")
-                )
-            self.underway.pop(node, None)
-            self._lighten(self.clump_of[node][0])
-        return found
+        self.silent = {s: self.silent.get(s, 0) + 1 for s in ended}
+        sure = [(n, t) for (n, t), seen in self.silent.items() if seen > (1 if futures[n].status != "finished" else 4)]
+        return [(self._given_up(n, t, *self._ended(n, futures[n])), "") for n, t in sure]
 
-    def _count_workers(self) -> None:
-        """Raises PartitaError where there have been none for long: nobody would ever run what is under way."""
+    def _given_up(self, node: int, turn: int, state: Literal["lost", "failed"], reason: str) -> Report:
+        """A task is not waited for, or its result not asked for, any longer."""
+        if self.underway.pop(node, None) is not None:
+            self._lighten(self.clump_of[node][0])
+        now = time.time()
+        return Report(node, turn, state, now, now, reason=reason)
+
+    def _ended(self, node: int, future: Any) -> tuple[Literal["lost", "failed"], str]:
+        """What came of a task that nobody reported, and why."""
+        if future.status != "error":
+            return "lost", "its result, or its report, went astray"
+        error = future.exception(timeout=5)
+        if not isinstance(error, KilledWorker):
+            return "failed", " ".join(str(error).split())[:300]
+        if error.task != self.clump_of[node][0].key:
+            return "lost", "what it waited for killed its worker"
+        return self._blame(node)
+
+    def _died(self, node: int) -> tuple[Literal["lost", "failed"], str]:
+        """What comes of a task, or a result, when all workers have died: Dask counts deaths only while there is another one."""
+        if node in self.underway and not any(r.left for r in self.clump_of[node][0].reads):
+            self.deaths[node] += 1
+            if self.deaths[node] > DEATHS:
+                return self._blame(node)
+        return "lost", "all workers died"
+
+    def _blame(self, node: int) -> tuple[Literal["lost", "failed"], str]:
+        """A task lay with too many workers that died."""
+        if node in self.blamed:
+            return "failed", "its worker died again and again, also when it ran by itself"
+        self.blamed.add(node)
+        del self.deaths[node]
+        return "lost", "its worker died again and again"
+
+    def _count_workers(self) -> bool:
+        """Whether all that were there are gone, with all results, and others have come: a task that was to run on one of those,
+        now or again, would wait for ever, since Dask looks for another worker only while there is one.
+
+        Raises PartitaError where there have been none for long: nobody would ever run what is under way.
+        """
         now = time.monotonic()
         found = _threads(self.client)
         if found:
+            anew = not found.keys() & self.threads.keys()
             self.threads, self.manned = found, now
-        elif now - self.manned > NOBODY_S:
+            return anew
+        if now - self.manned > NOBODY_S:
             raise PartitaError(f"the Dask scheduler has had no workers for {now - self.manned:.0f} s", hint="start some, then: partita flow resume")  # fmt: skip
+        return False
 
     def fetch(self, nodes: Sequence[int]) -> list[Any]:
         """Results, brought here. Raises PartitaError where one is lost."""
@@ -352,7 +394,13 @@ class OnDask:
             self.client.unregister_worker_plugin(self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
-        for module in self.modules:
+        _by_reference(self.modules)
+
+
+def _by_reference(modules: Sequence[ModuleType]) -> None:
+    """Modules do not travel by value any longer."""
+    for module in modules:
+        if module.__name__ in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -391,7 +439,3 @@ def _grouped(orders: Sequence[Order], workers: int) -> list[list[Order]]:
             seconds = 0.0 if o.brief else math.inf
         seconds += o.seconds
     return groups
-
-
-def _placed(view: View, at: dict[int, int]) -> View:
-    return at[view] if isinstance(view, int) else [_placed(v, at) for v in view]

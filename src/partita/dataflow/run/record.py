@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from partita.records import lean
 
@@ -61,6 +61,14 @@ class MemoryRow:
     bytes: float
 
 
+class Prediction(NamedTuple):
+    """What was foretold while a run was under way."""
+
+    when_s: float
+    seconds: float  #: of the whole run
+    part: float  #: of the work that was done
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """One result of the flow."""
@@ -76,7 +84,7 @@ class Chosen:
 class RunRecord:
     """A run."""
 
-    seconds: float  #: from the first task handed out to the last result; without starting workers
+    seconds: float  #: from the beginning of the run to its last result; without starting workers
     started_s: float  #: starting workers took
     tasks_run: int
     tasks_shared: int  #: calls that running each configuration for itself would run beyond the tasks there are
@@ -91,8 +99,10 @@ class RunRecord:
     peak_bytes: float
     workers: int
     dropped: int  #: results let go of for want of memory
-    predicted_s: float | None  #: when a tenth of the tasks and of their time was done: the whole run's seconds
-    predictions: tuple[tuple[float, float], ...]  #: (when, the whole run's seconds as seen then)
+    predicted_s: (
+        float | None
+    )  #: when a tenth of the tasks and of their time was done: the whole run's seconds; None where that was never seen
+    predictions: tuple[Prediction, ...]
     busy_s: float  #: of all tasks together
     notes: tuple[str, ...]
     tasks: tuple[TaskRow, ...]

@@ -18,8 +18,9 @@ import numpy as np
 
 from partita.dataflow.graph import Slot
 from partita.dataflow.keys import content_of
+from partita.dataflow.plan.events import View, flat
 from partita.dataflow.store import Put, Store
-from partita.errors import JobError, PartitaError, place_of, sentence_of
+from partita.errors import PartitaError, place_of, sentence_of
 
 WRITE_BYTES_PER_S = 200e6
 WRITE_S = 0.004  #: of a file, synchronised
@@ -38,7 +39,24 @@ class Told(NamedTuple):
     label: str  #: of the step
     arguments: tuple[tuple[str, Any], ...]  #: with a `Slot` for each input
     keep: bool  #: whether the result may be stored
-    twice_s: float = 0.0  #: run it twice, where it takes no longer than this
+    twice_s: float = (
+        0.0  #: see whether it leaves its inputs alone, and run it twice, where it takes no longer than this
+    )
+
+
+class Order(NamedTuple):
+    """A task for an engine."""
+
+    told: Told
+    inputs: tuple[View, ...]  #: for each need
+    place: int  #: in the order
+    brief: bool = False  #: so short and small that it travels with others
+    seconds: float = 0.0  #: expected
+
+
+def needed(inputs: Sequence[View]) -> list[int]:
+    """The results that inputs are made of, each once."""
+    return list(dict.fromkeys(flat(inputs)))
 
 
 class Report(NamedTuple):
@@ -46,7 +64,9 @@ class Report(NamedTuple):
 
     node: int
     turn: int
-    state: Literal["done", "failed", "lost"]
+    state: Literal[
+        "done", "failed", "lost", "spoils"
+    ]  #: spoils: it changed what it was given, and others read the same
     started_s: float
     ended_s: float
     size_bytes: float = 0.0
@@ -54,6 +74,12 @@ class Report(NamedTuple):
     same: bool | None = None
     stored: bool = False
     reason: str = ""  #: why it failed; or, where it is done, why its result could not be kept
+
+
+def missing(told: Told) -> Report:
+    """Of a task that cannot run, since what it reads is lost."""
+    now = time.time()
+    return Report(told.node, told.turn, "lost", now, now, reason="what it needs is lost")
 
 
 def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None) -> tuple[Any, Report]:
@@ -68,7 +94,9 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
         result = _called(function, arguments)
         took = time.time() - began
         ended = started + took
-        same = _again(function, arguments, result, inputs, before) if before and took <= told.twice_s else None
+        if before and _content(list(inputs)) != before:
+            return None, Report(told.node, told.turn, "spoils", started, ended)
+        same = _again(function, arguments, result) if before and took <= told.twice_s else None
         stored, why = _stored(told, store, result, took) if told.keep and same is not False else (False, "")
         number = _number(result)
         return result, Report(told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why)
@@ -106,12 +134,8 @@ def _filled(argument: Any, inputs: Sequence[Any]) -> Any:
     return argument
 
 
-def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any, inputs: Sequence[Any], before: str) -> bool | None:  # fmt: skip
-    """Whether the same comes out again; None where results cannot be compared. Raises JobError where arguments changed."""
-    if _content(list(inputs)) != before:
-        raise JobError(
-            "the step changes what it is given, and others are given the same", hint="let it copy what it writes to"
-        )
+def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any) -> bool | None:
+    """Whether the same comes out again; None where results cannot be compared."""
     first = _content(result)
     return None if first is None else _content(_called(function, arguments)) == first
 

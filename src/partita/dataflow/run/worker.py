@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pickle
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ import cloudpickle
 from distributed import Worker, WorkerPlugin, get_worker
 
 from partita.dataflow.graph import Slot
-from partita.dataflow.plan.events import View
-from partita.dataflow.run.task import Report, Told, execute
+from partita.dataflow.plan.events import View, flat, mapped
+from partita.dataflow.run.task import Report, Told, execute, missing
 from partita.dataflow.store import Store
 
 FLUSH_S = 0.004  #: reports are sent together, at most so late
@@ -37,10 +37,13 @@ class Member(NamedTuple):
 class Functions(WorkerPlugin):  # type: ignore[misc]
     """A run's functions by the number of their step; every worker has them before its first task, restarted ones too."""
 
-    name: str
-    packed: bytes  #: of the functions, by value where they are the user's own
     paths: tuple[str, ...]  #: where the flow's own modules lie
+    anew: tuple[
+        str, ...
+    ]  #: those of them that a worker may have imported for an earlier run, from another file or an older one
     store: Store | None
+    name: str = ""
+    packed: bytes = b""  #: of the functions, by value where they are the user's own
     functions: Sequence[Callable[..., Any]] = field(default=(), init=False)
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
@@ -48,7 +51,10 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
 
     def setup(self, worker: Worker) -> None:
         self.worker, self.lock = worker, threading.Lock()
-        sys.path += [p for p in self.paths if p not in sys.path]
+        sys.path[:] = [*self.paths, *(p for p in sys.path if p not in self.paths)]
+        for name in self.anew:
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
         self.functions = cloudpickle.loads(self.packed)
 
     def report(self, report: Report) -> None:
@@ -93,23 +99,12 @@ def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *
     given = [clumps[c][k] for c, k in sources]
     results: list[Any] = []
     for member in cloudpickle.loads(members):
-        inputs = [_shaped(v, given, results) for v in member.inputs]
-        told = member.told
-        if any(_lacks(i) for i in inputs):
-            now = time.time()
-            result, report = None, Report(told.node, told.turn, "lost", now, now, reason="what it needs is lost")
+        told, read = member.told, {k: given[k] if k >= 0 else results[-1 - k] for k in flat(member.inputs)}
+        if any(isinstance(x, Missing) for x in read.values()):
+            result, report = None, missing(told)
         else:
+            inputs = [mapped(v, read.__getitem__) for v in member.inputs]
             result, report = execute(told, plugin.functions[told.step], inputs, plugin.store)
         results.append(result if report.state == "done" else Missing())
         plugin.report(report)
     return results
-
-
-def _shaped(view: View, given: Sequence[Any], own: Sequence[Any]) -> Any:
-    if isinstance(view, int):
-        return given[view] if view >= 0 else own[-1 - view]
-    return [_shaped(v, given, own) for v in view]
-
-
-def _lacks(value: Any) -> bool:
-    return isinstance(value, Missing) or (type(value) is list and any(isinstance(x, Missing) for x in value))
