@@ -68,7 +68,7 @@ class Samples:
     """An alternative's counted rounds, [rounds] each."""
 
     wall_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)  #: of this process; that of ended children is added
+    cpu_s: list[float] = field(default_factory=list)  #: by `in_turn`'s `cpu`
     results: list[Any] = field(default_factory=list)
 
     @property
@@ -84,23 +84,29 @@ class Samples:
 
 
 def in_turn(
-    works: Mapping[str, Callable[[], Any]], rounds: int, *, warmup: int = 0, between: Callable[[], object] | None = None
+    works: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    warmup: int = 0,
+    between: Callable[[], object] | None = None,
+    cpu: Callable[[], float] | None = None,
 ) -> dict[str, Samples]:
     """Call every alternative once a round, in the order of `order`; `warmup` rounds before are not counted.
 
-    `between` is called before every counted round, e.g. to probe the machine. O(rounds x alternatives).
+    `between` is called before every counted round, e.g. to probe the machine. `cpu`: CPU seconds so far; those of this process
+    and its ended children where it is left out. O(rounds x alternatives).
     """
-    names, found = list(works), {n: Samples() for n in works}
+    names, found, cpu = list(works), {n: Samples() for n in works}, cpu or cpu_seconds
     for turn in range(-warmup, rounds):
         if between is not None and turn >= 0:
             between()
         for name in order(names, turn):
-            began, used = time.perf_counter(), cpu_seconds()
+            used, began = cpu(), time.perf_counter()
             result = works[name]()
-            wall, cpu = time.perf_counter() - began, cpu_seconds() - used
+            wall, spent = time.perf_counter() - began, cpu() - used
             if turn >= 0:
                 found[name].wall_s.append(wall)
-                found[name].cpu_s.append(cpu)
+                found[name].cpu_s.append(spent)
                 found[name].results.append(result)
     return found
 

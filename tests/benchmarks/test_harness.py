@@ -48,6 +48,12 @@ def test_alternatives_are_called_in_turn_and_warm_up_is_not_counted() -> None:
     assert found["a"].results[0] < found["b"].results[0]  # a round's samples stand at its place
 
 
+def test_cpu_time_is_counted_as_it_is_told() -> None:
+    spent = itertools.count(0.0, 2.0)  # two calls a turn
+    found = harness.in_turn({"a": lambda: None}, 3, cpu=lambda: next(spent))
+    assert found["a"].cpu_s == [2.0, 2.0, 2.0]
+
+
 @given(st.integers(1, 60), st.integers(1, 9))
 def test_blocks_share_the_rounds_evenly(rounds: int, blocks: int) -> None:
     found = engines.shares(rounds, blocks)

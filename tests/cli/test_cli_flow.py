@@ -99,11 +99,35 @@ def test_plan_tells_the_unfolded_graph_and_foretells_after_a_run(
     before = told(capsys, "plan", str(flow))
     assert {s["name"]: s["tasks"] for s in before["steps"]} == {"load": 1, "scale": 3, "quality": 9}
     assert "predicted_s" not in before
-    told(capsys, "run", str(flow), "--workers", "0")
+    assert before["kept"] == {"results": 0, "bytes": 0, "scores": 0}
+    assert not (flow.parent / "flow-results").exists()  # planning leaves no trace
+    told(capsys, "run", str(flow), "--workers", "0", "--store", "0")
     after = told(capsys, "plan", str(flow), "--workers", "1")
     assert 0.08 <= after["predicted_s"] <= 0.4
+    assert after["kept"] == {"results": 0, "bytes": 0, "scores": 0}
+    assert not (flow.parent / "flow-results" / "store").exists()
     assert main(["flow", "plan", str(flow)]) == 0
     assert "quality" in capsys.readouterr().out
+
+
+def test_plan_foretells_what_another_run_over_the_folder_computes(
+    flow: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(capsys, "run", str(flow), "--workers", "0")
+    before = sorted((flow.parent / "flow-results").rglob("*"))
+    same = told(capsys, "plan", str(flow), "--workers", "1")
+    assert same["kept"]["results"] == 4  # load, and scale three times
+    assert same["kept"]["scores"] == 6  # three raised
+    assert same["kept"]["bytes"] > 0
+    assert same["predicted_s"] < 0.08  # those that raised, and the chosen one from the store
+    flow.write_text(flow.read_text().replace("[0.0, 1.0, 2.0]", "[0.0, 1.0, 2.0, 3.0]"))
+    more = told(capsys, "plan", str(flow), "--workers", "1")
+    assert more["kept"] == same["kept"]
+    assert more["predicted_s"] >= same["predicted_s"] + 0.01  # one more is scaled
+    assert more["predicted_tasks"] < more["tasks"]
+    assert main(["flow", "plan", str(flow)]) == 0
+    assert "4 results of these tasks" in capsys.readouterr().out
+    assert sorted((flow.parent / "flow-results").rglob("*")) == before
 
 
 @pytest.mark.parametrize(

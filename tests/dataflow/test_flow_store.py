@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.dataflow.store import Found, NotKept, Put, Store
+from partita.dataflow.store import Absent, Found, NotKept, Put, Store
 from partita.dataflow.store import folder as store_folder
 from partita.dataflow.store.format import sealed
 from partita.errors import BadInput
@@ -32,9 +32,20 @@ class Point:
     x: float
 
 
-def opened(folder: Path, **how: Any) -> tuple[Store, list[str]]:
-    said: list[str] = []
-    return Store.open(folder / "results", say=said.append, **how), said
+def opened(folder: Path, **how: Any) -> Store:
+    return Store.open(folder / "results", **how)
+
+
+def got(store: Store, key: str) -> Found:
+    found = store.get(key)
+    assert isinstance(found, Found), found
+    return found
+
+
+def why_not(store: Store, key: str) -> str:
+    found = store.get(key)
+    assert isinstance(found, Absent), found
+    return found.reason
 
 
 def same(a: Any, b: Any) -> bool:
@@ -64,21 +75,19 @@ PLAIN = [
 
 
 def test_what_is_put_comes_back(tmp_path: Path) -> None:
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     for k, value in enumerate(PLAIN):
         key = f"{k:040d}"
         put = store.put(key, value, 1.5)
         assert isinstance(put, Put), (value, put)
-        found = store.get(key)
-        assert found is not None, (value, said)
+        found = got(store, key)
         assert same(found.value, value)
         assert (found.seconds, found.bytes) == (1.5, put.bytes)
-    assert said == []
     assert len(store.entries()) == len(PLAIN)
 
 
 def test_only_what_has_no_other_form_is_a_pickle(tmp_path: Path) -> None:
-    store, _ = opened(tmp_path)
+    store = opened(tmp_path)
     kinds = {}
     for k, value in enumerate(PLAIN):
         put = store.put(f"{k:040d}", value, 1.0)
@@ -90,30 +99,23 @@ def test_only_what_has_no_other_form_is_a_pickle(tmp_path: Path) -> None:
 
 
 def test_arrays_may_be_written_to(tmp_path: Path) -> None:
-    store, _ = opened(tmp_path)
+    store = opened(tmp_path)
     store.put(KEY, np.arange(4.0), 1.0)
-    found = store.get(KEY)
-    assert found is not None
-    found.value[0] = 7
-    again = store.get(KEY)
-    assert again is not None
-    assert again.value[0] == 0
+    got(store, KEY).value[0] = 7
+    assert got(store, KEY).value[0] == 0
 
 
 def test_values_deep_in_each_other_and_circles(tmp_path: Path) -> None:
-    store, _ = opened(tmp_path)
+    store = opened(tmp_path)
     deep: Any = 1
     for _ in range(200):
         deep = [deep]
     store.put(KEY, deep, 1.0)
-    found = store.get(KEY)
-    assert found is not None
-    assert found.value == deep
+    assert got(store, KEY).value == deep
     circle: list[Any] = []
     circle.append(circle)
     store.put(OTHER, circle, 1.0)
-    found = store.get(OTHER)
-    assert found is not None
+    found = got(store, OTHER)
     while isinstance(found.value, list) and found.value and found.value[0] is not found.value:
         found = Found(found.value[0], 0.0, 0)
     assert isinstance(found.value, list)
@@ -122,7 +124,7 @@ def test_values_deep_in_each_other_and_circles(tmp_path: Path) -> None:
 def test_tables_come_back(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     base = pd.DataFrame(
         {"a": [1, 2, 3], "b": ["x", None, "z"], "c": pd.Categorical(["u", "v", "u"]), "d": [0.5, None, 2.0]}
     )
@@ -136,8 +138,7 @@ def test_tables_come_back(tmp_path: Path) -> None:
     ]
     for k, value in enumerate([*plain, *odd]):
         assert isinstance(store.put(f"{k:040d}", value, 1.0), Put)
-        found = store.get(f"{k:040d}")
-        assert found is not None, said
+        found = got(store, f"{k:040d}")
         assert type(found.value) is type(value)
         (pd.testing.assert_frame_equal if value.ndim == 2 else pd.testing.assert_series_equal)(found.value, value)
         if k < len(plain):
@@ -147,7 +148,7 @@ def test_tables_come_back(tmp_path: Path) -> None:
 def test_tensors_and_state_dicts_come_back_without_pickle(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     (tmp_path / "results").mkdir(mode=0o755)
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     assert store.why_no_pickle
     a = torch.arange(6.0)
     value = {
@@ -160,31 +161,27 @@ def test_tensors_and_state_dicts_come_back_without_pickle(tmp_path: Path) -> Non
         "n": 3,
     }
     assert isinstance(store.put(KEY, value, 1.0), Put)
-    found = store.get(KEY)
-    assert found is not None, said
+    found = got(store, KEY)
     for name, tensor in value.items():
-        got = found.value[name]
+        back = found.value[name]
         if name == "n":
-            assert got == 3
+            assert back == 3
         else:
-            assert torch.equal(got, tensor)
-            assert (got.dtype, got.requires_grad) == (tensor.dtype, tensor.requires_grad)
+            assert torch.equal(back, tensor)
+            assert (back.dtype, back.requires_grad) == (tensor.dtype, tensor.requires_grad)
     state = dict(torch.nn.Linear(3, 2).state_dict())
     assert isinstance(store.put(OTHER, state, 1.0), Put)
-    again = store.get(OTHER)
-    assert again is not None
-    torch.nn.Linear(3, 2).load_state_dict(again.value)
+    torch.nn.Linear(3, 2).load_state_dict(got(store, OTHER).value)
 
 
 def test_sparse_matrices_come_back_without_pickle(tmp_path: Path) -> None:
     sparse = pytest.importorskip("scipy.sparse")
     (tmp_path / "results").mkdir(mode=0o755)
-    store, _ = opened(tmp_path)
+    store = opened(tmp_path)
     for k, kind in enumerate((sparse.csr_matrix, sparse.csr_array, sparse.csc_matrix, sparse.csc_array)):
         value = kind(np.diag([1.0, 0.0, 3.0])[:, :2])
         assert isinstance(store.put(f"{k:040d}", value, 1.0), Put)
-        found = store.get(f"{k:040d}")
-        assert found is not None
+        found = got(store, f"{k:040d}")
         assert type(found.value) is kind
         assert (found.value != value).nnz == 0
 
@@ -193,7 +190,7 @@ def test_sparse_matrices_come_back_without_pickle(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_dropped_with_a_word_whatever_byte_it_is(tmp_path: Path) -> None:
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     dice = random.Random(0)
     store.put(KEY, {"x": np.arange(9.0), "y": "text"}, 1.0)
     (entry,) = store.entries()
@@ -203,26 +200,24 @@ def test_a_damaged_file_is_dropped_with_a_word_whatever_byte_it_is(tmp_path: Pat
         how = k % 3
         bad = sound[:at] if how == 0 else sound[:at] + bytes([sound[at] ^ (1 << dice.randrange(8))]) + sound[at + 1 :] if how == 1 else sound + sound[:at + 1]  # fmt: skip
         entry.path.write_bytes(bad)
-        assert store.get(KEY) is None
+        assert why_not(store, KEY).endswith(": dropped")
         assert not entry.path.exists()
-        assert "dropped, and computed again" in said[-1]
+    assert why_not(store, KEY) == "the store has it no longer"
     assert isinstance(store.put(KEY, 1, 1.0), Put)
-    assert store.get(KEY) is not None
-    assert len(said) == 60
+    assert got(store, KEY).value == 1
 
 
 def test_a_result_under_another_key_is_dropped(tmp_path: Path) -> None:
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     store.put(KEY, 1, 1.0)
     (entry,) = store.entries()
     (entry.path.parent.parent / OTHER[:2]).mkdir()
     entry.path.rename(entry.path.parent.parent / OTHER[:2] / OTHER)
-    assert store.get(OTHER) is None
-    assert "is the result of" in said[0]
+    assert "is the result of" in why_not(store, OTHER)
 
 
 def test_names_that_are_no_keys_reach_no_file(tmp_path: Path) -> None:
-    store, _ = opened(tmp_path)
+    store = opened(tmp_path)
     for name in ("../../etc/passwd", "", "a/b" * 10, "\0" * 20, "x" * 500):
         with pytest.raises(BadInput, match="no key"):
             store.get(name)
@@ -232,28 +227,27 @@ def test_names_that_are_no_keys_reach_no_file(tmp_path: Path) -> None:
 
 
 def test_no_pickle_in_a_folder_that_is_open_to_others(tmp_path: Path) -> None:
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     assert isinstance(store.put(KEY, Point(1.0), 1.0), Put)
     for mode in (0o750, 0o701, 0o777):
         (tmp_path / "results").chmod(mode)
-        again, said = opened(tmp_path)
-        assert again.get(KEY) is None
-        assert f"mode {mode:04o}, not 0700" in said[0]
+        again = opened(tmp_path)
+        assert f"mode {mode:04o}, not 0700" in why_not(again, KEY)
         kept = again.put(OTHER, Point(1.0), 1.0)
         assert isinstance(kept, NotKept)
         assert "test_flow_store.Point needs pickle" in kept.reason
         assert isinstance(again.put(OTHER, [1.0], 1.0), Put)
     (tmp_path / "results").chmod(0o700)
-    assert opened(tmp_path)[0].get(KEY) == store.get(KEY) != None  # noqa: E711
+    assert opened(tmp_path).get(KEY) == got(store, KEY)
 
 
 def test_no_pickle_below_a_folder_where_others_could_put_another(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    store, _ = opened(tmp_path / "open")
+    store = opened(tmp_path / "open")
     assert "may be written to by others" in store.why_no_pickle
     (tmp_path / "open").chmod(0o1777)
-    assert opened(tmp_path / "open")[0].why_no_pickle == ""
+    assert opened(tmp_path / "open").why_no_pickle == ""
 
 
 class Trap:
@@ -275,40 +269,37 @@ def trap(store: Store, folder: Path) -> Path:
 
 
 def test_a_pickle_that_others_may_write_to_is_not_loaded_and_not_removed(tmp_path: Path) -> None:
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     path = trap(store, tmp_path)
     path.chmod(0o620)
-    assert store.get(KEY) is None
-    assert "others may write to it (mode 0620)" in said[0]
+    assert "others may write to it (mode 0620)" in why_not(store, KEY)
     assert path.exists()
     assert not TRAPPED.exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_a_pickle_of_another_user_is_not_loaded(tmp_path: Path) -> None:
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     path = trap(store, tmp_path)
     os.chown(path, 12345, 12345)
-    assert store.get(KEY) is None
-    assert "belongs to user 12345" in said[0]
+    assert "belongs to user 12345" in why_not(store, KEY)
     os.chown(path, 0, 0)
     os.chown(tmp_path / "results", 12345, 12345)
-    assert opened(tmp_path)[0].get(KEY) is None
+    assert "belongs to user 12345" in why_not(opened(tmp_path), KEY)
     assert not TRAPPED.exists()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     path = trap(store, tmp_path)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert store.get(KEY) is None
-    assert "cannot be read" in said[0]
+    assert "cannot be read" in why_not(store, KEY)
     assert not TRAPPED.exists()
 
 
 def test_what_cannot_be_pickled_is_said(tmp_path: Path) -> None:
-    store, _ = opened(tmp_path)
+    store = opened(tmp_path)
     kept = store.put(KEY, lambda x: x, 1.0)
     assert isinstance(kept, NotKept)
     assert "cannot be pickled" in kept.reason
@@ -319,7 +310,7 @@ def test_what_cannot_be_pickled_is_said(tmp_path: Path) -> None:
 
 def test_the_least_valuable_results_go_first(tmp_path: Path) -> None:
     """Equal sizes: the dear ones stay; of two equal ones the one that was used longer ago goes."""
-    store, _ = opened(tmp_path, most_bytes=100_000, half_life_s=1000.0)
+    store = opened(tmp_path, most_bytes=100_000, half_life_s=1000.0)
     value = np.zeros(1000)
     for k in range(10):
         store.put(f"{k:040d}", value, 1.0 if k in (3, 4) else 100.0)
@@ -332,11 +323,11 @@ def test_the_least_valuable_results_go_first(tmp_path: Path) -> None:
     assert sum(e.bytes for e in store.entries()) <= 100_000
     assert not {3, 4} & left
     assert left >= {0, 1, 2, 5, 6, 8, 9}
-    assert store.get(f"{0:040d}") is not None
+    assert isinstance(store.get(f"{0:040d}"), Found)
 
 
 def test_a_result_larger_than_all_may_be_is_not_kept(tmp_path: Path) -> None:
-    store, _ = opened(tmp_path, most_bytes=1000)
+    store = opened(tmp_path, most_bytes=1000)
     kept = store.put(KEY, np.zeros(1000), 1.0)
     assert isinstance(kept, NotKept)
     assert "1000 that all results may take" in kept.reason
@@ -353,7 +344,7 @@ def test_a_bound_of_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     """A limit on the size of files stands for it: the write fails in the middle."""
-    store, _ = opened(tmp_path)
+    store = opened(tmp_path)
     store.put(KEY, np.arange(10), 1.0)
     before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -363,10 +354,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert all(isinstance(k, NotKept) and "too large" in k.reason for k in kept)
-    found = store.get(KEY)
-    assert found is not None
-    assert found.value.tolist() == list(range(10))
-    assert store.get(OTHER) is None
+    assert got(store, KEY).value.tolist() == list(range(10))
+    assert isinstance(store.get(OTHER), Absent)
     assert list((tmp_path / "results" / "writing").iterdir()) == []
 
 
@@ -374,14 +363,17 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 
 WRITER = """
 import sys, numpy as np
-from partita.dataflow.store import Store
+from partita.dataflow.store import Found, Store
 folder, first, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-store = Store.open(folder, most_bytes=int(sys.argv[4]), say=lambda s: print("said", s, flush=True))
+store = Store.open(folder, most_bytes=int(sys.argv[4]))
 print("ready", flush=True)
 for turn in range(10**9):
     k = (first + turn) % 12
     found = store.get(f"{k:040d}")
-    if found is not None and not (found.value == k).all():
+    if not isinstance(found, Found):
+        if found.reason != "the store has it no longer":
+            print("said", found.reason, flush=True)
+    elif not (found.value == k).all():
         print("wrong", flush=True)
     put = store.put(f"{k:040d}", np.full(20_000 + 5_000 * k, k), 1.0 + k)
     if turn == 40:
@@ -421,12 +413,11 @@ def test_a_writer_killed_at_any_moment_leaves_whole_results_only(tmp_path: Path)
         p.kill()
         p.wait()
         p.stdout.close()
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
     entries = store.entries()
     assert entries
     assert all(sealed(e.path.read_bytes()) for e in entries)
-    assert all(store.get(e.key) is not None for e in entries)
-    assert said == []
+    assert all(isinstance(store.get(e.key), Found) for e in entries)
     writing = tmp_path / "results" / "writing"
     (writing / "left").write_bytes(b"half of a result")
     store.make_room()
@@ -439,19 +430,55 @@ def test_a_writer_killed_at_any_moment_leaves_whole_results_only(tmp_path: Path)
 
 
 def test_a_pickle_that_cannot_be_loaded_any_more_is_dropped(tmp_path: Path) -> None:
-    store, said = opened(tmp_path)
+    store = opened(tmp_path)
 
     class Gone:
         def __reduce__(self) -> Any:
             return pickle.loads, (b"not a pickle",)
 
     assert isinstance(store.put(KEY, Gone(), 1.0), Put)
-    assert store.get(KEY) is None
-    assert "UnpicklingError" in said[0]
+    assert "UnpicklingError" in why_not(store, KEY)
 
 
 def test_a_result_is_kept_where_room_cannot_be_made(tmp_path: Path) -> None:
-    store, _ = opened(tmp_path)
+    store = opened(tmp_path)
     (store.folder / "lock").mkdir()  # stands for a folder that somebody else has a hand in
     assert isinstance(store.put(KEY, np.zeros(3), 1.0), Put)
-    assert store.get(KEY) is not None
+    assert isinstance(store.get(KEY), Found)
+
+
+# ---- withdrawn, looked at, elsewhere
+
+
+def test_what_is_withdrawn_is_gone_and_leaves_its_room(tmp_path: Path) -> None:
+    store = opened(tmp_path, most_bytes=100_000)
+    keys = [f"{k:040d}" for k in range(10)]
+    for key in keys:
+        store.put(key, np.zeros(1000), 1.0)
+    assert store.remove([*keys[:4], OTHER]) == 4
+    assert store.remove(keys[:4]) == 0
+    assert store.remove([]) == 0
+    assert [e.key for e in store.entries()] == keys[4:]
+    for k in range(10, 15):  # as many as fit, now that the first are gone
+        store.put(f"{k:040d}", np.zeros(1000), 1.0)
+    assert len(store.entries()) == 11
+    with pytest.raises(BadInput, match="no key"):
+        store.remove(["../../etc/passwd"])
+
+
+def test_a_store_is_looked_at_without_a_trace(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results")
+    assert store.entries() == []
+    assert KEY not in store
+    assert isinstance(store.get(KEY), Absent)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_another_process_says_why_too(tmp_path: Path) -> None:
+    store = opened(tmp_path, most_bytes=12_345, half_life_s=6.0)
+    store.put(KEY, 1, 1.0)
+    (entry,) = store.entries()
+    entry.path.write_bytes(b"damaged")
+    there = pickle.loads(pickle.dumps(store))
+    assert (there.most_bytes, there.half_life_s) == (12_345, 6.0)
+    assert why_not(there, KEY).endswith(": dropped")

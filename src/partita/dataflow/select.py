@@ -61,7 +61,7 @@ class Halving:
     single: bool = True
 
     def __str__(self) -> str:
-        return f"halving over {self.budget}, {self.keep:g} kept"
+        return f"{'largest' if self.largest else 'smallest'} by halving over {self.budget}, {self.keep:g} kept"
 
 
 Select: TypeAlias = Best | Threshold | First | Halving

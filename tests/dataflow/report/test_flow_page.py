@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from dataflow.flow_record import small_record
 
+from partita.dataflow.report.charts import prediction
 from partita.dataflow.report.page import headline, lede, page
 from partita.dataflow.report.story import FlowStory, held, read_run
+from partita.dataflow.run.record import ChoiceRow, ScoreRow, TaskRow
+from partita.dataflow.select import Select, at_least, at_most, first_under, halving, largest, smallest
 from partita.errors import BadInput
 from partita.files import dump_json, write_whole
 
@@ -68,6 +71,42 @@ def test_choices_stand_below_the_branches_they_were_made_on() -> None:
     assert [b.names for b in top.branches] == ["scaling standard", "scaling none"]  # the kept one first
     assert [[t.choice.options["scaling"] for t in b.below] for b in top.branches] == [["standard"], ["none"]]
     assert [b.row.score for b in top.branches[0].below[0].branches] == [pytest.approx(0.93), pytest.approx(0.92), None]
+
+
+@pytest.mark.parametrize(
+    ("select", "small"),
+    [
+        (largest(), False),
+        (smallest(), True),
+        (at_least(0.0), False),
+        (at_most(1.0), True),
+        (first_under(1.0), True),
+        (halving("epochs"), False),
+        (halving("epochs", largest=False), True),
+        (halving("at most smallest"), False),
+    ],
+)
+def test_the_best_branch_stands_first(select: Select, small: bool) -> None:
+    scores = tuple(ScoreRow({"C": str(k)}, k / 10, False, "") for k in (2, 1, 3))
+    choice = ChoiceRow("choose C", {}, ("C",), str(select), None, "", scores)
+    (tree,) = FlowStory("x", replace(small_record(), choices=(choice,))).trees
+    assert [b.names for b in tree.branches] == [f"C {k}" for k in ((1, 2, 3) if small else (3, 2, 1))]
+
+
+def test_scores_of_earlier_runs_took_no_time_and_no_worker() -> None:
+    """Neither as they are now, without times, nor as earlier records have them, at 0."""
+    one = small_record()
+    known = [TaskRow(f"n{k}", "fit & score", {"C": str(k)}, "cached", *times) for k, times in enumerate([(None, None), (0.0, 0.0)] * 10)]  # fmt: skip
+    story, before = FlowStory("x", replace(one, tasks=(*one.tasks, *known))), FlowStory("x", one)
+    assert story.timeline.queues == before.timeline.queues == ("worker 0", "worker 1")
+    assert [s.median_s for s in story.steps] == [s.median_s for s in before.steps]
+    assert [s.median_s for s in story.steps] == [None, pytest.approx(0.05), pytest.approx(0.025)]
+    Words(page(story.run))
+
+
+def test_predictions_may_say_how_much_was_done() -> None:
+    told = tuple((when, whole, 0.1 * k) for k, (when, whole, *_) in enumerate(small_record().predictions))
+    assert prediction(FlowStory("x", replace(small_record(), predictions=told))) == prediction(FlowStory("x", small_record()))  # type: ignore[arg-type]  # fmt: skip
 
 
 def test_a_record_without_anything_is_a_page() -> None:

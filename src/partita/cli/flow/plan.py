@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.cli.flow.run import FOLDER, parse_size
+from partita.cli.flow.run import FOLDER, SCORES, STORE, parse_size
 from partita.cli.talk import Talk
 from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.load import load_flow
 from partita.dataflow.plan.costs import measured_before
 from partita.dataflow.plan.simulate import simulate
 from partita.dataflow.report.story import read_run
+from partita.dataflow.run.numbers import numbers_in
+from partita.dataflow.store import Store
 from partita.errors import BadInput
-from partita.page.text import Kind, facts, seconds, size, table
+from partita.page.text import Kind, count, facts, seconds, size, table
 from partita.spawn import usable_cores
 
 
@@ -24,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "flow", metavar="FLOW", help="a Python file with a function flow(); another one: FLOW.py:function"
     )
-    parser.add_argument("--results", metavar="DIR", help=f"an earlier run's folder, to foretell time and memory; default: {FOLDER} beside the flow")  # fmt: skip
+    parser.add_argument("--results", metavar="DIR", help=f"an earlier run's folder, to foretell time and memory of another run over it; default: {FOLDER} beside the flow")  # fmt: skip
     parser.add_argument("--workers", type=int, metavar="N", help="foretell for so many; default: one a core")
     parser.add_argument("--memory", metavar="SIZE", help="foretell with so much memory for results; default: no limit")
 
@@ -35,7 +38,9 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     graph = unfold(loaded.value)
     tasks = Counter(n.label for n in graph.nodes if n.kind == "call")
     folder = Path(options.results) if options.results else loaded.path.parent / FOLDER
-    known = options.results or (folder / "run.json").is_file()
+    ran = options.results or (folder / "run.json").is_file()
+    store = {e.key: e.bytes for e in Store(folder / STORE).entries()}
+    numbers = numbers_in(folder / SCORES)
     return {
         "flow": options.flow,
         "tasks": graph.tasks,
@@ -44,12 +49,26 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         "branches": graph.branches,
         "steps": [{"name": name, "tasks": n} for name, n in tasks.items()],
         "explores": [{"name": n, "options": list(labels)} for n, labels in graph.names.items()],
-        **(_foretold(graph, folder, options) if known else {}),
+        "kept": _kept(graph, store, numbers),
+        **(_foretold(graph, folder, store, numbers, options) if ran else {}),
     }
 
 
-def _foretold(graph: FlowGraph, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Time and memory, by what an earlier run has measured."""
+def _kept(graph: FlowGraph, store: Mapping[str, int], numbers: Mapping[str, float]) -> dict[str, int]:
+    """What the folder has of the flow, `store` by the bytes; what lies behind a choose is known only when that is decided."""
+    keys = {n.key for n in graph.nodes if n.kind == "call"}
+    results = keys & store.keys()
+    return {
+        "results": len(results),
+        "bytes": sum(store[k] for k in results),
+        "scores": len((keys & numbers.keys()) - results),
+    }
+
+
+def _foretold(
+    graph: FlowGraph, folder: Path, store: Mapping[str, int], numbers: Mapping[str, float], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Time and memory of another run over the folder, by what the last one has measured."""
     workers = options.workers or usable_cores()
     if not 1 <= workers <= 512:
         raise BadInput(f"--workers {workers}", hint="give 1 to 512")
@@ -58,7 +77,7 @@ def _foretold(graph: FlowGraph, folder: Path, options: argparse.Namespace) -> di
     if not rows:
         return {}
     memory = math.inf if options.memory is None else parse_size(options.memory)
-    found = simulate(graph, measured_before(graph, rows).worth, workers, memory_bytes=memory)
+    found = simulate(graph, measured_before(graph, rows).worth, workers, known=store, numbers=numbers, memory_bytes=memory)  # fmt: skip
     return {
         "workers": workers,
         "predicted_s": found.seconds,
@@ -70,7 +89,9 @@ def _foretold(graph: FlowGraph, folder: Path, options: argparse.Namespace) -> di
 def text(document: dict[str, Any]) -> str:
     d = document
     rows = [("tasks", f"{d['tasks']:,}; {d['tasks_shared']:,} more if every configuration ran for itself"), ("configurations", f"{d['configurations']:,}"), ("branches", f"{d['branches']:,}")]  # fmt: skip
+    k = d["kept"]
+    rows.append(("kept already", f"{count(k['results'])} results of these tasks, {size(k['bytes'])}, and {count(k['scores'])} scores"))  # fmt: skip
     if "predicted_s" in d:
-        rows.append(("foretold", f"{seconds(d['predicted_s'])} on {d['workers']} workers, {d['predicted_tasks']:,} tasks, at most {size(d['predicted_peak_bytes'])} of results"))  # fmt: skip
+        rows.append(("foretold", f"{seconds(d['predicted_s'])} on {d['workers']} workers, {d['predicted_tasks']:,} tasks run or loaded, at most {size(d['predicted_peak_bytes'])} of results"))  # fmt: skip
     columns: list[tuple[str, Kind]] = [("step", "text"), ("tasks", "text")]
     return "\n\n".join([facts(rows), table(columns, [[s["name"], str(s["tasks"])] for s in d["steps"]])])

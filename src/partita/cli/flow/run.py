@@ -17,7 +17,7 @@ from partita.errors import BadInput
 from partita.files import dump_json, write_whole
 from partita.page.text import Kind, count, facts, seconds, size, table
 
-FOLDER = "flow-results"
+FOLDER, STORE, SCORES = "flow-results", "store", "scores.jsonl"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="processes on this machine, one thread each; default: one a core; 0: all in this process")  # fmt: skip
     parser.add_argument("--scheduler", metavar="ADDRESS", help="instead: a Dask scheduler that runs, tcp://HOST:PORT")
     parser.add_argument("--memory", metavar="SIZE", help="what results may take in all workers together, e.g. 2GB; default: no limit")  # fmt: skip
-    parser.add_argument("--dashboard", metavar="ADDRESS", help="show Dask's dashboard there, e.g. 127.0.0.1:8787; default: nowhere")  # fmt: skip
+    parser.add_argument("--dashboard", metavar="ADDRESS", help="show Dask's dashboard there, e.g. 127.0.0.1:8787; default: no dashboard, though Dask answers HTTP on 127.0.0.1 all the same")  # fmt: skip
     parser.add_argument("--stop-on-error", action="store_true", help="end at the first option that raises, instead of losing its branch")  # fmt: skip
     parser.add_argument("--no-check", action="store_true", help="run no task twice to see whether its step gives the same again")  # fmt: skip
     parser.add_argument("--store", metavar="SIZE", default="10GB", help="what finished results may take on disk, for later runs; 0: keep none; default: 10GB")  # fmt: skip
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     told = {"flow": f"{loaded.path}:{loaded.function}", "workers": options.workers, "scheduler": options.scheduler, "memory": options.memory, "stop_on_error": options.stop_on_error, "no_check": options.no_check, "store": options.store}  # fmt: skip
     write_whole(folder / "flow.json", dump_json({"format": "partita-flow", "version": 1, **told}))
     talk.step(f"{graph.tasks:,} tasks for {graph.configurations:,} configurations")
-    store, numbers = kept(folder, options.store, talk)
+    store, numbers = kept(folder, options.store)
     outcome = run_flow(
         graph, store=store, numbers=numbers, workers=options.workers, scheduler=options.scheduler, memory_bytes=memory, stop_on_error=options.stop_on_error,
         check=not options.no_check, dashboard=options.dashboard, modules=[loaded.module], paths=[loaded.path.parent],
@@ -57,12 +57,11 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     return {"flow": options.flow, "out": str(folder), **outcome.record.totals()}
 
 
-def kept(folder: Path, limit: str, talk: Talk) -> tuple[Store | None, Numbers | None]:
+def kept(folder: Path, limit: str) -> tuple[Store | None, Numbers | None]:
     """Where results lie from run to run: larger ones in the store, scores in a file."""
     if limit.strip() in ("0", ""):
         return None, None
-    store = Store.open(folder / "store", int(parse_size(limit)), say=lambda sentence: talk.say(f"   {sentence}"))
-    return store, Numbers.open(folder / "scores.jsonl")
+    return Store.open(folder / STORE, int(parse_size(limit))), Numbers.open(folder / SCORES)
 
 
 def made(folder: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from partita.dataflow.report.story import FlowStory, held, options_in_words, stepped
+from partita.dataflow.report.story import FlowStory, held, stepped
 from partita.page.bars import NARROW
 from partita.page.markup import Scale, number, tag, words
 from partita.page.palette import colour, shade
@@ -89,7 +89,7 @@ def memory(story: FlowStory) -> str:
 
 def prediction(story: FlowStory) -> str:
     """How long the whole would take, as seen while it ran, and how long it took."""
-    seen = [(t, s) for t, s in story.run.predictions if 0 <= t <= story.run.seconds]
+    seen = [(p[0], p[1]) for p in story.run.predictions if 0 <= p[0] <= story.run.seconds]
     if len(seen) < 2:
         return ""
     took = story.run.seconds
@@ -142,8 +142,3 @@ def score_bar(story: FlowStory, score: float | None, kept: bool) -> str:
     share = (score - floor) / ((high - floor) or 1.0)
     width = f"width:{100 * min(max(share, 0.0), 1.0):.2f}%"
     return tag("div", tag("i", class_="fill" if kept else "fill rest", style=width), class_="bar")
-
-
-def options(story: FlowStory) -> str:
-    """The options of the chosen result, in words."""
-    return "; ".join(options_in_words(c.options) for c in story.run.chosen if c.options)

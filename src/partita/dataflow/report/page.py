@@ -18,12 +18,11 @@ from partita.page.timelines import ZOOM
 MOST_BRANCHES = 4000  #: rows of the tree; beyond, the best are shown
 MOST_SHOWN = 40  #: of one choice
 MOST_LOST = 30  #: rows of the table of failures
-PREDICTED = 0.1  #: share of the work after which a prediction is held against what came
 
 
-def page(run: RunRecord, title: str = "flow", missing: tuple[str, ...] = ()) -> str:
+def page(run: RunRecord, title: str = "flow") -> str:
     """The whole page, one HTML file. All text of the record is escaped. O(tasks log tasks + branches)."""
-    story = FlowStory(title, run, missing)
+    story = FlowStory(title, run)
     picture, data = charts.gantt(story)
     body = [
         header(title, headline(run), lede(run), work_sentence(run)),
@@ -38,7 +37,7 @@ def page(run: RunRecord, title: str = "flow", missing: tuple[str, ...] = ()) -> 
         section("The steps", "Sorted by the time they took.", steps(story)),
         section("What failed", "Each reason once." if run.tasks_failed else "", lost(story)),
         section("Worth knowing", "", tag("ul", *(tag("li", words(n)) for n in noted(run)), class_="notes") if list(noted(run)) else ""),
-        footer(_facts(run), missing),
+        footer(_facts(run), ()),
     ]  # fmt: skip
     styles = (asset("study.css"), asset("gantt.css"), asset("page.css", "partita.dataflow.report"))
     return document(f"{title}: {headline(run)}", "".join(body), data, styles)
@@ -142,14 +141,14 @@ def _finite(x: float | None) -> bool:
 def branches(story: FlowStory) -> str:
     """Choices in choices: each opens its branches, the way to the chosen one is open."""
     left = [MOST_BRANCHES]
-    return tag("div", *(_choice(story, t, left, 0, True) for t in story.trees), class_="tree") if story.trees else ""
+    return tag("div", *(_choice(story, t, left, True) for t in story.trees), class_="tree") if story.trees else ""
 
 
-def _choice(story: FlowStory, tree: Tree, left: list[int], level: int, open_: bool) -> str:
+def _choice(story: FlowStory, tree: Tree, left: list[int], open_: bool) -> str:
     """One choice: a line about it, its branches, and those of them that hold choices as folds."""
     shown = tree.branches[: max(0, min(MOST_SHOWN, left[0]))]
     left[0] -= len(shown)
-    rows = [_branch(story, b, left, level, open_ and k == 0) for k, b in enumerate(shown)]
+    rows = [_branch(story, b, left, open_ and k == 0) for k, b in enumerate(shown)]
     more = len(tree.branches) - len(shown)
     rest = tag("p", words(f"and {many(more, 'more branch', 'more branches')}"), class_="more") if more else ""
     c = tree.choice
@@ -159,7 +158,7 @@ def _choice(story: FlowStory, tree: Tree, left: list[int], level: int, open_: bo
     return tag("div", tag("p", words(about), class_="about"), warned, *rows, rest, class_="choice")
 
 
-def _branch(story: FlowStory, b: Branch, left: list[int], level: int, open_: bool) -> str:
+def _branch(story: FlowStory, b: Branch, left: list[int], open_: bool) -> str:
     s = b.row
     score = words(minus(figures(s.score, 4))) if s.score is not None and _finite(s.score) else ""
     why = "" if s.kept else words(s.reason)
@@ -172,7 +171,7 @@ def _branch(story: FlowStory, b: Branch, left: list[int], level: int, open_: boo
     look = "branch kept" if s.kept else "branch" if b.run else "branch never"
     if not b.below:
         return tag("div", *line, class_=look)
-    inner = "".join(_choice(story, t, left, level + 1, open_) for t in b.below)
+    inner = "".join(_choice(story, t, left, open_) for t in b.below)
     return f"<details{' open' if open_ else ''}>{tag('summary', *line, class_=look)}{inner}</details>"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -70,7 +70,7 @@ class StepRow:
     label: str
     states: Mapping[str, int]
     seconds: float  #: of all together
-    median_s: float | None
+    median_s: float | None  #: of those that were computed
     largest_bytes: float
     number: int
 
@@ -81,7 +81,6 @@ class FlowStory:
 
     title: str
     run: RunRecord
-    missing: tuple[str, ...] = field(default=())
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -97,8 +96,8 @@ class FlowStory:
 
     @cached_property
     def ran(self) -> tuple[TaskRow, ...]:
-        """Tasks that took time, in the order of their starts."""
-        there = [t for t in self.run.tasks if t.started_s is not None and t.ended_s is not None]
+        """Tasks that took time on a worker, in the order of their starts; a score of an earlier run has neither."""
+        there = [t for t in self.run.tasks if t.worker and t.started_s is not None and t.ended_s is not None]
         return tuple(sorted(there, key=lambda t: t.started_s or 0.0))
 
     @cached_property
@@ -149,12 +148,13 @@ def _step(number: int, label: str, tasks: Sequence[TaskRow]) -> StepRow:
     states: dict[str, int] = defaultdict(int)
     for t in tasks:
         states[t.state] += 1
-    times = [t.ended_s - t.started_s for t in tasks if t.started_s is not None and t.ended_s is not None]
+    times = [(t, t.ended_s - t.started_s) for t in tasks if t.started_s is not None and t.ended_s is not None]
+    computed = [took for t, took in times if t.state == "run"]
     return StepRow(
         label,
         dict(states),
-        sum(times),
-        median(times) if times else None,
+        sum(took for _, took in times),
+        median(computed) if computed else None,
         max((t.bytes for t in tasks), default=0.0),
         number,
     )
@@ -178,7 +178,8 @@ def _tree(choice: ChoiceRow, children: Mapping[frozenset[tuple[str, str]], list[
 
 def _worse(choice: ChoiceRow, row: ScoreRow) -> float:
     score = row.score if row.score is not None and not math.isnan(row.score) else 0.0
-    small = choice.select.endswith("smallest") or "at most" in choice.select
+    which, *_ = choice.select.split(" by halving over ")
+    small = which.endswith("smallest") or "at most" in which
     return score if small else -score
 
 

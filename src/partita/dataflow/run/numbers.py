@@ -1,5 +1,8 @@
 """Scores from run to run: a line for each, appended as they come, so that a run that was killed need not score again.
 
+    ["KEY", 0.93]     a score; of several lines of a key the last one counts
+    ["KEY", null]     it was withdrawn
+
 A number is not worth a file of its own in the store, but costs what its task took, and all that its task needs.
 """
 
@@ -7,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +37,7 @@ class Numbers:
         path = Path(path)
         try:
             begin = path.exists() and path.stat().st_size > MOST_BYTES
-            found = read_numbers(path) if path.exists() and not begin else {}
+            found = numbers_in(path)
             with open(path, "w" if begin else "a", encoding="utf-8") as out:
                 out.write("\n")  # behind half a line
         except OSError as error:
@@ -45,20 +48,38 @@ class Numbers:
         """Keep some; what the disk does not take is computed again next time."""
         lines = "".join(json.dumps([k, v]) + "\n" for k, v in numbers.items() if math.isfinite(v))
         if lines and not self.broken:
-            try:
-                with open(self.path, "a", encoding="utf-8") as out:
-                    out.write(lines)
-            except OSError:
-                self.broken = True
+            self._append(lines)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Withdraw some, whether they are there or not: this and later runs do not know them."""
+        keys = list(keys)
+        for key in keys:
+            self.found.pop(key, None)
+        if keys:
+            self._append("\n" + "".join(json.dumps([k, None]) + "\n" for k in keys))  # behind half a line
+
+    def _append(self, lines: str) -> None:
+        try:
+            with open(self.path, "a", encoding="utf-8") as out:
+                out.write(lines)
+        except OSError:
+            self.broken = True
+
+
+def numbers_in(path: Path) -> dict[str, float]:
+    """What earlier runs left in a file; nothing where there is none, or it is so long that it is begun anew."""
+    return read_numbers(path) if path.is_file() and path.stat().st_size <= MOST_BYTES else {}
 
 
 def read_numbers(path: Path) -> dict[str, float]:
-    """The sound lines of a file. Raises BadInput where it is no text or too large. O(lines)."""
+    """What the sound lines of a file come to. Raises BadInput where it is no text or too large. O(lines)."""
     found: dict[str, float] = {}
     for line in read_text(path, BadInput).splitlines():
         try:
             key, value = json.loads(line)
-            if (
+            if isinstance(key, str) and value is None:
+                found.pop(key, None)
+            elif (
                 isinstance(key, str)
                 and isinstance(value, float | int)
                 and not isinstance(value, bool)

@@ -65,7 +65,7 @@ def cluster(workers: int, dashboard: str | None = None) -> Iterator[str]:
 
     Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
     """
-    pages = {} if dashboard else {"distributed.scheduler.http.routes": []}
+    pages: dict[str, Any] = {} if dashboard else {"distributed.scheduler.http.routes": []}
     with dask.config.set({**_OURS, **pages}):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a port that is taken, a machine without IPv6: not ours to say
@@ -140,6 +140,8 @@ class OnDask:
     deaths: Counter[int] = field(default_factory=Counter)  #: node -> times it may have killed all workers
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     looked: float = field(default_factory=time.monotonic)
+    heard: bool = False  #: since then
+    still: int = 0  #: looks since anything ran
     manned: float = field(default_factory=time.monotonic)  #: when there was a worker last
 
     @staticmethod
@@ -295,11 +297,12 @@ class OnDask:
                 ]
                 bundle = self.events.get_nowait()
         if time.monotonic() - self.looked > LOOK_S:
-            self.looked = time.monotonic()
             found += self._unreported()
+            self.looked = time.monotonic()
         return found
 
     def _reported(self, report: Report, name: str, address: str) -> tuple[Report, str]:
+        self.heard = True
         if self.underway.get(report.node) == report.turn:
             del self.underway[report.node]
             clump, _ = self.clump_of[report.node]
@@ -320,7 +323,7 @@ class OnDask:
         """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
         if self.client.status not in ("running", "connecting"):
             raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
-        if self._count_workers():
+        if self._all_anew() or self._stands_still():
             came = {n: self._died(n) for n in self.clump_of}  # all before the first is given up
             return [(self._given_up(n, self.turns[n], *of), "") for n, of in came.items()]
         futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
@@ -328,6 +331,13 @@ class OnDask:
         self.silent = {s: self.silent.get(s, 0) + 1 for s in ended}
         sure = [(n, t) for (n, t), seen in self.silent.items() if seen > (1 if futures[n].status != "finished" else 4)]
         return [(self._given_up(n, t, *self._ended(n, futures[n])), "") for n, t in sure]
+
+    def _stands_still(self) -> bool:
+        """Whether workers have had nothing to do for two looks, and nobody reported, although something is under way."""
+        heard, self.heard = self.heard, False
+        still = bool(self.underway) and not heard and self.manned > self.looked and not any(self.client.processing().values())  # fmt: skip
+        self.still = self.still + 1 if still else 0
+        return self.still > 1
 
     def _given_up(self, node: int, turn: int, state: Literal["lost", "failed"], reason: str) -> Report:
         """A task is not waited for, or its result not asked for, any longer."""
@@ -363,7 +373,7 @@ class OnDask:
         del self.deaths[node]
         return "lost", "its worker died again and again"
 
-    def _count_workers(self) -> bool:
+    def _all_anew(self) -> bool:
         """Whether all that were there are gone, with all results, and others have come: a task that was to run on one of those,
         now or again, would wait for ever, since Dask looks for another worker only while there is one.
 

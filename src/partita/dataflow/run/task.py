@@ -19,7 +19,7 @@ import numpy as np
 from partita.dataflow.graph import Slot
 from partita.dataflow.keys import content_of
 from partita.dataflow.plan.events import View, flat
-from partita.dataflow.store import Put, Store
+from partita.dataflow.store import Absent, Put, Store
 from partita.errors import PartitaError, place_of, sentence_of
 
 WRITE_BYTES_PER_S = 200e6
@@ -106,9 +106,9 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
 
 
 def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Report]:
-    found = store.get(told.key) if store is not None else None
-    if found is None:
-        return None, Report(told.node, told.turn, "lost", started, time.time(), reason="the store has it no longer")
+    found = store.get(told.key) if store is not None else Absent("there is no store")
+    if isinstance(found, Absent):
+        return None, Report(told.node, told.turn, "lost", started, time.time(), reason=found.reason)
     size, number = size_of(found.value), _number(found.value)
     return found.value, Report(told.node, told.turn, "done", started, time.time(), size, number, None, True)
 

@@ -4,8 +4,8 @@
     FOLDER/writing/..         files that are being written, locked by their writers; those of dead ones are removed
     FOLDER/lock               held while results are thrown away
 
-A file appears whole or not at all (written apart, synced, renamed) and is checked when read: a damaged one is removed with a
-word and counts as absent. Where the results of all together take more than `most_bytes`, the least valuable go: value is
+A file appears whole or not at all (written apart, synced, renamed) and is checked when read: a damaged one is removed and counts
+as absent, and the answer says why. Where the results of all together take more than `most_bytes`, the least valuable go: value is
 the seconds that one took per byte that it takes, halved with every `half_life_s` since it was last used.
 """
 
@@ -20,7 +20,7 @@ import re
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,13 @@ class Found:
     value: Any
     seconds: float
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """There is no result that can be used, and why."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +78,17 @@ class Entry:
 
 @dataclass
 class Store:
-    """Results in a folder. `say` gets a sentence for each result that was dropped. Any number of processes may use one folder."""
+    """Results in a folder, which any number of processes may use. Without `open`, one to look at: nothing is made on disk."""
 
     folder: Path
     most_bytes: int = 10_000_000_000
-    say: Callable[[str], object] = lambda sentence: None
     half_life_s: float = 7 * DAY_S
     why_no_pickle: str = ""  #: why pickle is not allowed here; "" where it is
     _known_bytes: int = 0
     _written_bytes: int = field(default=1 << 62)  #: since the last look: at first, look soon
 
     @staticmethod
-    def open(
-        folder: str | Path,
-        most_bytes: int = 10_000_000_000,
-        say: Callable[[str], object] | None = None,
-        half_life_s: float = 7 * DAY_S,
-    ) -> Store:
+    def open(folder: str | Path, most_bytes: int = 10_000_000_000, half_life_s: float = 7 * DAY_S) -> Store:
         """The store in a folder, made (0700) where it is missing. Raises BadInput where that cannot be, or for no bytes."""
         path = Path(folder)
         if most_bytes <= 0 or not half_life_s > 0:
@@ -99,16 +100,16 @@ class Store:
             (path / "writing").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise BadInput(f"{path} cannot hold results: {error.strerror}", hint="name another folder") from error
-        return Store(path, most_bytes, say or (lambda sentence: None), half_life_s, why_not_private(path))
+        return Store(path, most_bytes, half_life_s, why_not_private(path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A store that travels to another process is opened anew there: whether pickle is allowed, each finds out for itself."""
-        return Store.open, (self.folder.absolute(), self.most_bytes, None, self.half_life_s)
+        return Store.open, (self.folder.absolute(), self.most_bytes, self.half_life_s)
 
     # ---- one result
 
-    def get(self, key: str) -> Found | None:
-        """The result of a key; None where there is none that can be used. O(its bytes)."""
+    def get(self, key: str) -> Found | Absent:
+        """The result of a key, or why there is none that can be used. O(its bytes)."""
         path = self._path(key)
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
@@ -116,10 +117,9 @@ class Store:
                 raw = bytearray(about.st_size)
                 size = file.readinto(raw)
         except FileNotFoundError:
-            return None
+            return Absent("the store has it no longer")
         except OSError as error:
-            self.say(f"the result {path} cannot be read ({error.strerror}): computed again")
-            return None
+            return Absent(f"the result {path} cannot be read ({error.strerror})")
         try:
             read = read_result(
                 raw[:size] if size < len(raw) else raw, str(path), self.why_no_pickle or why_not_own(about)
@@ -127,12 +127,10 @@ class Store:
             if read.key != key:
                 raise Damaged(f"{path} is the result of {str(read.key)[:LONG]}")
         except NeedsPickle as error:
-            self.say(f"{error.message}: computed again")
-            return None
+            return Absent(error.message)
         except Damaged as error:
-            self.say(f"{error.message}: dropped, and computed again")
             self._drop(path, about)
-            return None
+            return Absent(f"{error.message}: dropped")
         with contextlib.suppress(OSError):
             os.utime(path)
         return Found(read.value, read.seconds, read.bytes)
@@ -161,6 +159,17 @@ class Store:
             with contextlib.suppress(OSError):  # the result is kept all the same
                 self.make_room()
         return Put(size)
+
+    def remove(self, keys: Iterable[str]) -> int:
+        """Withdraw the results of keys, and say how many there were; one that cannot be removed stays. O(keys)."""
+        gone = 0
+        for path in map(self._path, keys):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                gone += 1
+        if gone:
+            self._written_bytes = self.most_bytes  # others may have written them: look before the next one is kept
+        return gone
 
     def __contains__(self, key: object) -> bool:
         """Whether there is a file for a key; whether it is sound shows when it is read."""
