@@ -52,7 +52,7 @@ from partita.cli.talk import Talk
 from partita.dataflow import choose, explore, largest, step, unfold
 from partita.dataflow.run.launch import run_flow
 from partita.dataflow.run.numbers import Numbers
-from partita.dataflow.run.on_dask import cluster
+from partita.dataflow.run.on_dask import Place, cluster
 from partita.dataflow.store import Store
 
 HERE = Path(__file__).parent
@@ -78,11 +78,11 @@ def source_of(given: Any) -> jobs.Source:
 
 
 @contextlib.contextmanager
-def workers() -> Iterator[tuple[str, Client]]:
+def workers() -> Iterator[tuple[Place, Client]]:
     """Processes, one a core, that have imported what the steps need."""
-    with cluster(CORES) as address, Client(address, set_as_default=False) as client:
+    with cluster(CORES) as place, place.client() as client:
         client.run(_ready, str(HERE))
-        yield address, client
+        yield place, client
 
 
 def _ready(folder: str) -> None:
@@ -112,17 +112,17 @@ def one_after_another(source: jobs.Source) -> dict[jobs.Config, float]:
     return {c: jobs.alone(source, c) for c in jobs.configs()}
 
 
-def computed(address: str, each: Mapping[jobs.Config, Any]) -> dict[jobs.Config, float]:
+def computed(place: Place, each: Mapping[jobs.Config, Any]) -> dict[jobs.Config, float]:
     """By the cluster there, which everybody connects to first: so does a script."""
-    with Client(address, set_as_default=False) as client:
+    with place.client() as client:
         return dict(zip(each, client.gather(client.compute(list(each.values()))), strict=True))
 
 
-def once_a_configuration(source: jobs.Source, address: str) -> dict[jobs.Config, float]:
-    return computed(address, {c: dask.delayed(jobs.alone, pure=False)(source, c) for c in jobs.configs()})
+def once_a_configuration(source: jobs.Source, place: Place) -> dict[jobs.Config, float]:
+    return computed(place, {c: dask.delayed(jobs.alone, pure=False)(source, c) for c in jobs.configs()})
 
 
-def by_hand(source: jobs.Source, address: str) -> dict[jobs.Config, float]:
+def by_hand(source: jobs.Source, place: Place) -> dict[jobs.Config, float]:
     """What somebody writes who knows what is shared."""
     plain = (jobs.load, jobs.prepare, jobs.features, jobs.moments, jobs.fit, jobs.accuracy)
     load, prepare, features, moments, fit, accuracy = (dask.delayed(f, pure=False) for f in plain)
@@ -134,7 +134,7 @@ def by_hand(source: jobs.Source, address: str) -> dict[jobs.Config, float]:
     for c in jobs.configs():
         at = c.prepared, c.features
         each[c] = accuracy(fit(known[at], c.model, c.strength), made[at])
-    return computed(address, each)
+    return computed(place, each)
 
 
 def _cached(folder: str, source: jobs.Source, c: jobs.Config) -> float:
@@ -155,9 +155,9 @@ def joblib_memory(source: jobs.Source) -> dict[jobs.Config, float]:
         shutil.rmtree(folder)
 
 
-def ours(source: jobs.Source, address: str, **how: Any) -> Any:
+def ours(source: jobs.Source, place: Place, **how: Any) -> Any:
     """The run's outcome; its scores by configuration are `scores_of`."""
-    return run_flow(jobs.flow(source), scheduler=address, paths=[HERE], **how)
+    return run_flow(jobs.flow(source), scheduler=place, paths=[HERE], **how)
 
 
 def scores_of(outcome: Any) -> dict[jobs.Config, float]:
@@ -176,13 +176,13 @@ def scores_of(outcome: Any) -> dict[jobs.Config, float]:
 
 def explored(given: Any, machine: Machine, talk: Talk) -> Json:
     source = source_of(given)
-    with workers() as (address, _):
+    with workers() as (place, _):
         works: dict[str, Callable[[], Any]] = {
             ALONE: lambda: one_after_another(source),
-            ONCE: lambda: once_a_configuration(source, address),
-            BY_HAND: lambda: by_hand(source, address),
+            ONCE: lambda: once_a_configuration(source, place),
+            BY_HAND: lambda: by_hand(source, place),
             MEMORY: lambda: joblib_memory(source),
-            OURS: lambda: ours(source, address),
+            OURS: lambda: ours(source, place),
         }
         works = {n: w for n, w in works.items() if n not in given.skip}
         talk.step(
@@ -237,16 +237,19 @@ def explored_text(d: Json) -> str:
 
 def memory(given: Any, machine: Machine, talk: Talk) -> Json:
     source = source_of(given)
-    with workers() as (address, client):
-        plenty = ours(source, address)
+    with workers() as (place, client):
+        plenty = ours(source, place)
         all_bytes = sum(t.bytes for t in plenty.record.tasks)
         third = all_bytes / 3
         with spilling(third) as spiller:
             works: dict[str, tuple[Client, Callable[[], Any]]] = {
-                "plenty": (client, lambda: ours(source, address)),
-                "a third": (client, lambda: ours(source, address, memory_bytes=third)),
-                "dask by hand, plenty": (client, lambda: by_hand(source, address)),
-                "dask by hand, spilling at a third": (spiller, lambda: by_hand(source, spiller.scheduler.address)),
+                "plenty": (client, lambda: ours(source, place)),
+                "a third": (client, lambda: ours(source, place, memory_bytes=third)),
+                "dask by hand, plenty": (client, lambda: by_hand(source, place)),
+                "dask by hand, spilling at a third": (
+                    spiller,
+                    lambda: by_hand(source, Place(spiller.scheduler.address)),
+                ),
             }
             samples = turns({name: work for name, (_, work) in works.items()}, given.rounds, machine)
             grown: dict[str, list[float]] = {name: [] for name in works}
@@ -433,12 +436,12 @@ def tiny(tasks: int) -> Any:
 def overhead(given: Any, machine: Machine, talk: Talk) -> Json:
     rows: Json = {}
     here = psutil.Process()
-    with workers() as (address, _):
+    with workers() as (place, _):
         for tasks in (given.tasks // 4, given.tasks):
             began = time.perf_counter()
             graph = unfold(tiny(tasks))
             unfolded = time.perf_counter() - began
-            works = {"in this process": lambda g=graph: run_flow(g, workers=0), "on Dask": lambda g=graph: run_flow(g, scheduler=address, paths=[HERE])}  # fmt: skip
+            works = {"in this process": lambda g=graph: run_flow(g, workers=0), "on Dask": lambda g=graph: run_flow(g, scheduler=place, paths=[HERE])}  # fmt: skip
             before = here.memory_info().rss
             samples = turns(works, given.rounds, machine)
             rows[str(graph.tasks)] = {
@@ -473,14 +476,14 @@ def overhead_text(d: Json) -> str:
 def kills(given: Any, machine: Machine, talk: Talk) -> Json:
     """Runs are repeated until so many were struck: a worker may be killed just after the end of a short one."""
     source, dice, rows = source_of(given), random.Random(0), []
-    with workers() as (address, client):
-        ours(source, address)  # imports
-        quiet = ours(source, address)
+    with workers() as (place, client):
+        ours(source, place)  # imports
+        quiet = ours(source, place)
         took, right = quiet.record.seconds, scores_of(quiet)
         while sum(r["struck"] for r in rows) < given.kills and len(rows) < 3 * given.kills:
             talk.progress("workers killed", len(rows), given.kills)
             victim, at = dice.choice(all_pids(client)), dice.uniform(0.0, took)
-            outcome, killed_s, ended_s = struck_by(lambda: ours(source, address), victim, at)
+            outcome, killed_s, ended_s = struck_by(lambda: ours(source, place), victim, at)
             again = sum(t.runs > 1 for t in outcome.record.tasks)
             rows.append({"at_s": at, "seconds": outcome.record.seconds, "struck": killed_s < ended_s, "same": _same(right, scores_of(outcome)), "computed_again": again})  # fmt: skip
             while victim in all_pids(client):
@@ -533,7 +536,7 @@ def again(given: Any, machine: Machine, talk: Talk) -> Json:
     source = source_of(given)
     rows: dict[str, list[float]] = {"first": [], "one option changed": [], "without a store": []}
     ran: dict[str, list[int]] = {name: [] for name in rows}
-    with workers() as (address, _):
+    with workers() as (place, _):
         for turn in range(-1, given.rounds):
             talk.progress("rounds", max(0, turn), given.rounds)
             machine.look_again(20.0)
@@ -541,7 +544,7 @@ def again(given: Any, machine: Machine, talk: Talk) -> Json:
                 for name in ("first", *order(list(rows)[1:], turn)):
                     flow = jobs.flow(source, jobs.STRENGTHS if name == "first" else changed_strengths())
                     kept = {} if name == "without a store" else kept_in(Path(folder))
-                    record = run_flow(flow, scheduler=address, paths=[HERE], **kept).record
+                    record = run_flow(flow, scheduler=place, paths=[HERE], **kept).record
                     if turn >= 0:
                         rows[name].append(record.seconds)
                         ran[name].append(record.tasks_run)
@@ -575,11 +578,11 @@ def again_text(d: Json) -> str:
 
 def predicted(given: Any, machine: Machine, talk: Talk) -> Json:
     source, rows = source_of(given), []
-    with workers() as (address, _):
-        ours(source, address)
+    with workers() as (place, _):
+        ours(source, place)
         for _ in range(given.rounds):
             machine.look_again(20.0)
-            record = ours(source, address).record
+            record = ours(source, place).record
             part = record.predictions[0][2] if record.predictions else None
             rows.append({"predicted_s": record.predicted_s, "part_done": part, "seconds": record.seconds, "predictions": record.predictions})  # fmt: skip
     errors = [abs(r["predicted_s"] / r["seconds"] - 1) for r in rows if r["predicted_s"] is not None]

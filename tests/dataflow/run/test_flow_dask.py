@@ -22,11 +22,12 @@ pytest.importorskip("distributed")
 import dask
 from distributed import Client
 from distributed.comm import CommClosedError
+from distributed.security import Security
 
 from partita.dataflow import choose, explore, largest, run_flow, step, unfold
 from partita.dataflow.graph import Slot
 from partita.dataflow.run.engine import Settings, _Run
-from partita.dataflow.run.on_dask import OnDask, cluster
+from partita.dataflow.run.on_dask import OnDask, Place, cluster
 from partita.dataflow.run.task import Report, Told
 from partita.dataflow.run.worker import Functions, Member, Missing, packed, run_clump
 from partita.errors import BadInput, PartitaError
@@ -35,19 +36,19 @@ HERE = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def place() -> Iterator[Place]:
     with cluster(2) as found:
         yield found
 
 
-def there(address: str, flow: Any, **settings: Any) -> Any:
-    return run_flow(flow, scheduler=address, paths=[HERE], **settings)
+def there(place: Place, flow: Any, **settings: Any) -> Any:
+    return run_flow(flow, scheduler=place, paths=[HERE], **settings)
 
 
-def test_answers_are_those_of_one_process(address: str) -> None:
+def test_answers_are_those_of_one_process(place: Place) -> None:
     for seed in range(8):
         flow = some_flow(seed)
-        assert there(address, flow).value == plainly(flow, {})
+        assert there(place, flow).value == plainly(flow, {})
 
 
 @step
@@ -73,9 +74,9 @@ def wide() -> Any:
     return choose(moved, by=mean(moved))
 
 
-def test_little_memory_gives_the_same_answer(address: str) -> None:
-    plenty = there(address, wide())
-    little = there(address, wide(), memory_bytes=4 * 400_000.0)
+def test_little_memory_gives_the_same_answer(place: Place) -> None:
+    plenty = there(place, wide())
+    little = there(place, wide(), memory_bytes=4 * 400_000.0)
     assert float(plenty.value[0]) == float(little.value[0]) == 10.0
     assert little.record.peak_bytes <= 4 * 400_000.0 * 1.3
     assert little.record.chosen[0].options == plenty.record.chosen[0].options
@@ -83,9 +84,9 @@ def test_little_memory_gives_the_same_answer(address: str) -> None:
 
 @pytest.mark.parametrize("after_s", [0.05, 0.15, 0.3])
 def test_a_killed_worker_changes_no_answer(after_s: float) -> None:
-    with cluster(2) as address:
+    with cluster(2) as place:
         graph = unfold(wide())
-        engine = OnDask.connect(address, [s.function for s in graph.steps], paths=[HERE])
+        engine = OnDask.connect(place, [s.function for s in graph.steps], paths=[HERE])
         pids = list(engine.client.run(os.getpid).values())
         timer = threading.Timer(after_s, os.kill, (pids[0], signal.SIGKILL))
         timer.start()
@@ -98,7 +99,15 @@ def test_a_killed_worker_changes_no_answer(after_s: float) -> None:
     assert found.record.tasks_run == graph.tasks
 
 
-def test_a_worker_that_dies_while_a_run_connects(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_not_the_keys_is_not_let_in(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.dataflow.run.on_dask.CONNECT_S", 1.0)
+    for security in (None, Security.temporary()):
+        with pytest.raises(BadInput, match="no Dask scheduler answers"):
+            Place(place.address, security).client()
+    assert "PRIVATE" not in repr(place)
+
+
+def test_a_worker_that_dies_while_a_run_connects(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     real, left = Client.register_plugin, [2]
 
     def shaky(client: Client, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +117,7 @@ def test_a_worker_that_dies_while_a_run_connects(address: str, monkeypatch: pyte
         return real(client, *args, **kwargs)
 
     monkeypatch.setattr(Client, "register_plugin", shaky)
-    assert there(address, some_flow(1)).value == plainly(some_flow(1), {})
+    assert there(place, some_flow(1)).value == plainly(some_flow(1), {})
 
 
 def test_a_worker_that_died_once_is_never_given_up() -> None:
@@ -116,7 +125,7 @@ def test_a_worker_that_died_once_is_never_given_up() -> None:
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}),
         cluster(1) as found,
-        Client(found) as client,
+        found.client() as client,
     ):
         victims = set()
         for _ in range(2):
@@ -128,7 +137,7 @@ def test_a_worker_that_died_once_is_never_given_up() -> None:
                 time.sleep(0.05)
 
 
-def test_a_task_that_raises_loses_its_branch(address: str) -> None:
+def test_a_task_that_raises_loses_its_branch(place: Place) -> None:
     @step
     def shaky(row: list[int], a: int) -> list[int]:
         if a == 2:
@@ -136,7 +145,7 @@ def test_a_task_that_raises_loses_its_branch(address: str) -> None:
         return [row[0] + a, 0]
 
     value = shaky(begin(1), explore("a", [1, 2, 3]))
-    found = there(address, choose(mix(value, 1), by=score(mix(value, 1)), select=largest()))
+    found = there(place, choose(mix(value, 1), by=score(mix(value, 1)), select=largest()))
     assert "no room" in found.record.choices[0].scores[1].reason
     assert found.record.tasks_failed >= 1
 
@@ -162,7 +171,7 @@ def test_a_task_that_kills_its_workers_loses_its_branch_only() -> None:
         assert found.record.tasks_failed >= 1
 
 
-def test_workers_of_an_earlier_run_take_up_changed_modules(address: str, tmp_path: Path) -> None:
+def test_workers_of_an_earlier_run_take_up_changed_modules(place: Place, tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "other"]
     for k, (folder, said) in enumerate([(folders[0], 1), (folders[0], 22), (folders[1], 333)]):
         folder.mkdir(exist_ok=True)
@@ -176,7 +185,7 @@ def test_workers_of_an_earlier_run_take_up_changed_modules(address: str, tmp_pat
             sys.modules.pop(name, None)
         try:
             tell = importlib.import_module("told_flow").tell
-            assert run_flow(tell(k), scheduler=address, paths=[folder]).value == said
+            assert run_flow(tell(k), scheduler=place, paths=[folder]).value == said
         finally:
             sys.path.remove(str(folder))
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.dataflow.flow import FlowError
 from partita.dataflow.functions import is_own
@@ -25,6 +25,9 @@ from partita.dataflow.store import Store
 from partita.errors import BadInput, MissingDependency
 from partita.spawn import usable_cores
 
+if TYPE_CHECKING:
+    from partita.dataflow.run.on_dask import Place
+
 MOST_WORKERS = 512
 
 
@@ -32,7 +35,7 @@ def run_flow(
     flow: Callable[[], Any] | FlowGraph | Any,
     *,
     workers: int | None = None,
-    scheduler: str | None = None,
+    scheduler: str | Place | None = None,
     store: Store | None = None,
     numbers: Numbers | None = None,
     memory_bytes: float = math.inf,
@@ -73,18 +76,23 @@ def _count(workers: int | None) -> int:
 
 
 def _dask(
-    stack: contextlib.ExitStack, functions: Sequence[Callable[..., Any]], workers: int, scheduler: str | None,
+    stack: contextlib.ExitStack, functions: Sequence[Callable[..., Any]], workers: int, scheduler: str | Place | None,
     store: Store | None, dashboard: str | None, modules: Sequence[ModuleType], paths: Sequence[str | Path],
 ) -> Engine:  # fmt: skip
     try:
-        from partita.dataflow.run.on_dask import OnDask, cluster
+        import cryptography  # noqa: F401  for the keys of a cluster of one's own
+
+        from partita.dataflow.run.on_dask import OnDask, Place, cluster
     except ImportError as error:
         raise MissingDependency(f"flows on several processes need Dask: {error}", hint="pip install 'partita[flow]', or run with --workers 0") from error  # fmt: skip
-    if scheduler is not None and "://" not in scheduler:
+    if isinstance(scheduler, str) and "://" not in scheduler:
         raise FlowError(f"the scheduler {scheduler!r} is no address", hint="write tcp://HOST:PORT")
-    address = scheduler or stack.enter_context(cluster(workers, dashboard))
+    if scheduler is None:
+        place = stack.enter_context(cluster(workers, dashboard))
+    else:
+        place = Place(scheduler) if isinstance(scheduler, str) else scheduler
     anew = _beside(paths, modules) if scheduler else ()
-    return OnDask.connect(address, functions, modules, [str(p) for p in paths], store, anew)
+    return OnDask.connect(place, functions, modules, [str(p) for p in paths], store, anew)
 
 
 def _beside(paths: Sequence[str | Path], modules: Sequence[ModuleType]) -> list[str]:

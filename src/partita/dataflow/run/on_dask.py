@@ -1,6 +1,6 @@
 """A flow's tasks on Dask distributed: processes on this machine, or any scheduler's workers.
 
-    with cluster(workers=2) as address:   with OnDask.connect(address, functions) as engine: ...
+    with cluster(workers=2) as place:   with OnDask.connect(place, functions) as engine: ...
 
 Tasks go to the scheduler in bundles, with the keys of what they read and the worker that each should run on; the scheduler moves
 inputs and runs a lost task again, wherever there is a worker. Reports come back in bundles too, as events of a topic of this run:
@@ -24,13 +24,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import cloudpickle
 import dask
 from dask._expr import LLGExpr
 from dask._task_spec import Task, TaskRef
 from distributed import Client, KilledWorker, LocalCluster
+from distributed.security import Security
 
 from partita.dataflow.plan.events import mapped
 from partita.dataflow.run.task import Order, Report, needed
@@ -59,11 +60,29 @@ _OURS = {
 }
 
 
-@contextlib.contextmanager
-def cluster(workers: int, dashboard: str | None = None) -> Iterator[str]:
-    """A scheduler and processes of one thread each on this machine, on loopback only; gives the address.
+class Place(NamedTuple):
+    """Where a scheduler is, and what it takes to be let in."""
 
-    Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
+    address: str
+    security: Security | None = None
+
+    def client(self) -> Client:
+        """Raises BadInput where no scheduler answers."""
+        try:
+            return Client(self.address, timeout=CONNECT_S, set_as_default=False, security=self.security)
+        except (OSError, ValueError, TypeError, TimeoutError) as error:
+            hint = "start one: dask scheduler; dask worker ADDRESS"
+            if self.address.startswith("tls:"):
+                hint = "its certificates belong into Dask's configuration, under distributed.comm.tls"
+            raise BadInput(f"no Dask scheduler answers at {self.address}", hint=hint) from error
+
+
+@contextlib.contextmanager
+def cluster(workers: int, dashboard: str | None = None) -> Iterator[Place]:
+    """A scheduler and processes of one thread each on this machine, on loopback only.
+
+    Dask's protocol carries code, and every user of this machine can reach loopback: so only who has this run's keys, which
+    never leave memory, is let in. Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
     """
     pages: dict[str, Any] = {} if dashboard else {"distributed.scheduler.http.routes": []}
     with dask.config.set({**_OURS, **pages}):
@@ -71,10 +90,10 @@ def cluster(workers: int, dashboard: str | None = None) -> Iterator[str]:
             warnings.simplefilter("ignore")  # a port that is taken, a machine without IPv6: not ours to say
             made = LocalCluster(
                 n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=dashboard,
-                worker_dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL,
+                worker_dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL, security=Security.temporary(),
             )  # fmt: skip
         try:
-            yield made.scheduler_address
+            yield Place(made.scheduler_address, made.security)
         finally:
             with contextlib.suppress(Exception):
                 made.close(timeout=10)
@@ -146,14 +165,11 @@ class OnDask:
 
     @staticmethod
     def connect(
-        address: str, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType] = (), paths: Sequence[str] = (),
+        place: Place, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType] = (), paths: Sequence[str] = (),
         store: Store | None = None, anew: Sequence[str] = (),
     ) -> OnDask:  # fmt: skip
         """Raises BadInput where no scheduler answers, or it has no workers. `anew`: modules that workers import again."""
-        try:
-            client = Client(address, timeout=CONNECT_S, set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as error:
-            raise BadInput(f"no Dask scheduler answers at {address}", hint="start one: dask scheduler; dask worker ADDRESS") from error  # fmt: skip
+        client = place.client()
         try:
             return OnDask._ready(client, functions, modules, Functions(tuple(paths), tuple(anew), store))
         except BaseException:
