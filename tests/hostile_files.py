@@ -398,7 +398,11 @@ def _serve_arrivals(path: Path) -> object:
 
 
 def _spark_training(folder: Path) -> bytes:
-    return Training("shop", Evolution.at(np.zeros(3), np.ones(3))).write(folder / "p").read_bytes()
+    return (
+        Training("shop", Evolution.at(np.zeros(LENGTHS["shop"]), np.ones(LENGTHS["shop"])))
+        .write(folder / "p")
+        .read_bytes()
+    )
 
 
 SPARK = {

@@ -134,6 +134,12 @@ def test_a_log_without_a_network_or_its_times_says_what_to_do(tmp_path: Path) ->
     assert any("Remote Requests Duration" in n and "--rate" in n for n in old.notes)
 
 
+def test_names_of_events_reach_no_method_that_is_none_of_theirs(tmp_path: Path) -> None:
+    plain = captured(tmp_path, two_stages())
+    odd = [{"a": 1, "Event": "SparkListener_init__"}, {"a": 1, "Event": "SparkListenerhead"}, {"a": 1, "Event": "_job"}]
+    assert captured(tmp_path, [*two_stages()[:-1], *odd, two_stages()[-1]]).problem == plain.problem
+
+
 def test_a_log_without_tasks_or_jobs_is_refused_with_a_hint(tmp_path: Path) -> None:
     info = stage_info(0)
     with pytest.raises(CaptureError, match="no tasks") as found:

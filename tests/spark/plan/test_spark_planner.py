@@ -123,6 +123,26 @@ def test_a_schedule_backwards_is_one_and_orders_come_from_starts(seed: int) -> N
             assert bound_of(shop, mean).value_s <= value_of(shop, start, mean) * (1 + NEAR)
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("early", [0.0, 3.25, float(1 << 30)])
+def test_releases_may_be_on_any_clock(objective: Objective, early: float) -> None:
+    jobs = [
+        {"release_s": early + k, "stages": [{"network_s": 0.1, "cpu_s": 0.1, "parents": []}]} for k in (0.0, 0.0, 0.125)
+    ]
+    problem = ShopProblem.from_json({"jobs": jobs})
+    found = plan_spark(problem, objective=objective, budget_s=0.2)
+    assert found.verdict.lower_bound_s <= found.verdict.value_s
+    assert not faults(problem, found.schedule)
+    assert value(problem, found.schedule, objective) == pytest.approx(found.verdict.value_s, abs=1e-6)
+    plain = plan_spark(
+        ShopProblem.from_json({"jobs": [{**j, "release_s": j["release_s"] - early} for j in jobs]}),
+        objective=objective,
+        budget_s=0.2,
+    )
+    added = early if objective == "makespan" else 0.0
+    assert found.verdict.value_s == pytest.approx(plain.verdict.value_s + added, abs=1e-6)
+
+
 def test_unknown_names_are_refused() -> None:
     problem = ShopProblem.from_json(instance(1))
     with pytest.raises(BadInput, match="fair shares the machines"):

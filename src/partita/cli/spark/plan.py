@@ -51,8 +51,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 def document(file: ShopFile, out: str | None = None) -> dict[str, Any]:
     """What is printed: the schedule and what is claimed for it, and a drawing of both machines."""
     width = min(140, max(60, shutil.get_terminal_size((100, 24)).columns))
-    gap = 1 - file.verdict.lower_bound_s / file.verdict.value_s if file.verdict.value_s > 0 else 0.0
-    return {**file.shown(), "gap": gap, "jobs": len(file.problem.jobs), "drawing": draw(timeline(file), width), "plan": out}  # fmt: skip
+    return {**file.shown(), "gap": file.verdict.gap, "jobs": len(file.problem.jobs), "drawing": draw(timeline(file), width), "plan": out}  # fmt: skip
 
 
 def text(document: dict[str, Any]) -> str:

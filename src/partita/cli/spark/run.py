@@ -28,6 +28,7 @@ from partita.testbed.units import parse_rate
 if TYPE_CHECKING:
     from partita.spark.run.cluster import SparkCluster
 
+OURS = ("spark.eventLog.enabled", "spark.eventLog.dir", "spark.scheduler.mode", "spark.sql.adaptive.enabled", "spark.driver.host", "spark.driver.bindAddress", "spark.cores.max", "spark.executor.cores")  # fmt: skip
 MOST_ROUNDS, MOST_HOSTS, MOST_SLOTS, MOST_MEMORY_MB = 1000, 60, 1024, 1 << 20
 
 
@@ -88,6 +89,8 @@ def _check(options: argparse.Namespace) -> None:
             raise BadInput(
                 f"--conf {pair!r}", hint="write KEY=VALUE, e.g. --conf spark.shuffle.io.numConnectionsPerPeer=2"
             )
+        if pair.partition("=")[0].strip() in OURS:
+            raise BadInput(f"--conf {pair!r}", hint="measuring and ordering need that as it is: leave it out")
     if not Path(options.app).is_file():
         raise BadInput(f"{options.app} is no file", hint="give a Python file with a function jobs(spark)")
 

@@ -96,6 +96,9 @@ def _check(options: argparse.Namespace) -> None:
     if options.traces and options.problem:
         raise BadInput("both PROBLEM and --traces", hint="a PROBLEM is for the shop, traces are for executors")
     foreign = ("out",) if options.traces else ("executors", "interarrival_s", "exponent")
+    for name, policy in (("exponent", "weighted-fair"), ("weights", "learned")):
+        if getattr(options, name) is not None and options.policy != policy:
+            raise BadInput(f"--{name} is for the policy {policy} only", hint=f"leave it out, or give --policy {policy}")
     for name in [n for n in foreign if getattr(options, n) is not None]:
         where = "the shop" if options.traces else "executors (--traces)"
         raise BadInput(f"--{name.replace('_', '-')} is for {where} only", hint="leave it out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from partita.page.text import count, facts, percent, seconds
 from partita.spark.capture.traces import read_traces
 from partita.spark.plan.executors.episodes import Catalogue
 from partita.spark.plan.learned.lessons import Lesson, cluster_lesson, shop_lesson
-from partita.spark.plan.learned.policy import Policy
+from partita.spark.plan.learned.policy import VERSION, Policy
 from partita.spark.plan.learned.train import Training, trained
 from partita.spark.problem import ShopProblem
 
 MOST_BUDGET_S = 1e6
-MOST_EXECUTORS, MOST_THREADS = 10_000, 64
+EXECUTORS, MOST_EXECUTORS, MOST_THREADS = 50, 10_000, 64
 MOST_SEED = 1 << 31
 
 
@@ -28,16 +29,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-s", type=float, default=1800.0, metavar="S", help="seconds of training, those before an interruption included; default: 1800")  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="episodes that run at a time; default: 1")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same weights after as many generations; default: 0")  # fmt: skip
-    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="write the weights; those of the other mode stay in it. FILE.training keeps where training stands: the same command goes on from there")  # fmt: skip
+    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="write the weights; those of the other mode stay in it. FILE.MODE.training keeps where training stands: the same command goes on from there")  # fmt: skip
 
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Train, or go on. Raises BadInput for flags that make no sense and files that cannot be used."""
     _check(options)
-    beside = Path(options.out + ".training")
     policy = Policy.read(options.out) if Path(options.out).exists() else Policy()
-    lesson = _lesson(options)
-    training = Training.read(beside, lesson.mode, options.seed) if beside.exists() else Training.begun(lesson, options.seed)  # fmt: skip
+    lesson, of = _lesson(options), _trained_on(options)
+    beside = Path(f"{options.out}.{lesson.mode}.training")
+    training = Training.read(beside, lesson.mode, options.seed, of) if beside.exists() else Training.begun(lesson, options.seed, of)  # fmt: skip
     talk.step(f"training the policy for {'executors' if options.traces else 'the shop'}, {len(training.search.mean)} weights")  # fmt: skip
     if training.search.generation:
         talk.say(f"   going on from generation {training.search.generation}, {seconds(training.spent_s)} of training")
@@ -58,8 +59,17 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 def _lesson(options: argparse.Namespace) -> Lesson:
     if options.traces:
-        return cluster_lesson(Catalogue.of(read_traces(options.traces)), options.executors or 50, options.seed)
+        return cluster_lesson(Catalogue.of(read_traces(options.traces)), options.executors or EXECUTORS, options.seed)
     return shop_lesson(ShopProblem.read(options.problem).jobs if options.problem else None, options.seed)
+
+
+def _trained_on(options: argparse.Namespace) -> str:
+    """A digest of the jobs, the executors, and of what the weights mean."""
+    files = sorted(Path(options.traces).glob("*.json")) if options.traces else [Path(options.problem)] if options.problem else []  # fmt: skip
+    digest = hashlib.sha256(f"{VERSION} {options.executors or EXECUTORS if options.traces else ''}".encode())
+    for path in files:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -81,8 +81,8 @@ class Place(NamedTuple):
 def cluster(workers: int, dashboard: str | None = None) -> Iterator[Place]:
     """A scheduler and processes of one thread each on this machine, on loopback only.
 
-    Dask's protocol carries code, and every user of this machine can reach loopback: so only who has this run's keys, which
-    never leave memory, is let in. Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
+    Dask's protocol carries code, and every user of this machine can reach loopback: so only who has this run's keys, made
+    for it alone, is let in. Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
     """
     pages: dict[str, Any] = {} if dashboard else {"distributed.scheduler.http.routes": []}
     with dask.config.set({**_OURS, **pages}):

@@ -26,7 +26,7 @@ MOST_FILES = 10_000  #: of a rolling log
 HINT = "give the event log of a Spark 3 application: spark.eventLog.enabled=true writes one to spark.eventLog.dir"
 WANTED = tuple(
     f"SparkListener{w}"
-    for w in ("LogStart", "ApplicationStart", "ApplicationEnd", "EnvironmentUpdate", "JobStart", "JobEnd", "StageSubmitted", "StageCompleted", "TaskEnd", "ExecutorAdded", "ExecutorRemoved")
+    for w in ("LogStart", "ApplicationEnd", "EnvironmentUpdate", "JobStart", "JobEnd", "StageSubmitted", "StageCompleted", "TaskEnd")
 )  # fmt: skip
 _NAME = re.compile(rb'^\{\s*"Event"\s*:\s*"([^"]+)"')
 

@@ -17,7 +17,7 @@ import numpy as np
 from partita.errors import CaptureError
 from partita.files import damaged
 from partita.nouns.graph import FloatArray
-from partita.spark.capture.event_file import HINT, EventFile
+from partita.spark.capture.event_file import HINT, WANTED, EventFile
 
 MOST_TASKS = 5_000_000
 ADAPTIVE = "spark.sql.adaptive.enabled"
@@ -76,11 +76,9 @@ def read_event_log(path: str | Path) -> EventLog:
     with damaged(CaptureError, str(path), hint=HINT):
         for event in file.events():
             reader.take(event)
-    if not reader.heads:
-        raise CaptureError(
-            f"{path} has no Spark job: the application ran none, or it is another kind of file", hint=HINT
-        )
-    return reader.log(file)
+        if reader.heads:
+            return reader.log(file)
+    raise CaptureError(f"{path} has no Spark job: the application ran none, or it is another kind of file", hint=HINT)
 
 
 @dataclass
@@ -110,10 +108,9 @@ class _Reader:
     count: int = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
-        name = event["Event"].rpartition(".")[2].removeprefix("SparkListener")
-        handler = getattr(self, f"_{name}", None)
-        if handler is not None:
-            handler(event)
+        name = event["Event"].rpartition(".")[2]
+        if name in WANTED:
+            getattr(self, name.replace("SparkListener", "_", 1))(event)
 
     def _LogStart(self, event: Mapping[str, Any]) -> None:
         self.version = str(event.get("Spark Version", ""))

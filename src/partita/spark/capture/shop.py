@@ -103,7 +103,8 @@ def spans_of(log: EventLog, number: str) -> list[Span]:
     found = []
     with damaged(CaptureError, log.path, hint="capture a log that partita spark run wrote"):
         for job in log.jobs:
-            if job.properties.get(ROUND) == number and PHASE in job.properties and job.ended_s is not None:
+            whole = job.ended_s is not None and not job.failed
+            if whole and job.properties.get(ROUND) == number and PHASE in job.properties:
                 stage, machine = job.properties[PHASE].split()
                 rows[job.properties[JOB], int(stage), machine == "network"].append(job)
         for (name, of_stage, network), jobs in rows.items():
@@ -181,7 +182,8 @@ def _from_tasks(log: EventLog, rate_bytes_per_s: float | None) -> Captured:
     for job in log.jobs:
         ran = [log.stages[s] for s in job.stages if s in log.stages and owner.setdefault(s, job.number) == job.number]
         skipped += len(job.stages) - len(ran)
-        whole = [s for s in ran if len(s.tasks) and (s.done or job.ended_s is not None)]
+        ended = job.ended_s is not None and not job.failed
+        whole = [s for s in ran if len(s.tasks) and (s.done or ended)]
         open_ += len(ran) - len(whole)
         if not whole:
             continue

@@ -93,6 +93,8 @@ def _faults(query: TraceQuery) -> list[str]:
             faults.append(f" stage {s} has a duration outside of 0 to {LARGEST_MS:g} ms")
         if any(not stage.first_wave[k] and not stage.fresh_durations[k] for k in keys[0]):
             faults.append(f" stage {s} has neither fresh durations nor a first wave for some number of executors")
+        if not _tasks(stage):
+            faults.append(f" stage {s} has no task: its first number of executors has neither a first wave nor a rest")
     if not faults and in_order(_as_stages(query))[1]:
         faults.append(f": stages {in_order(_as_stages(query))[1][:8]} wait for each other: a circle")
     return faults

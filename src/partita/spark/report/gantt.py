@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,12 +32,19 @@ def timeline(file: ShopFile) -> Timeline:
     return phases(file.problem, rows)
 
 
+def names_of(problem: ShopProblem) -> list[str]:
+    """[jobs] what each is called: its name or its number, and both where several would be called alike."""
+    names = [job.name or str(j) for j, job in enumerate(problem.jobs)]
+    often = Counter(names)
+    return [f"{name} #{j}" if often[name] > 1 else name for j, name in enumerate(names)]
+
+
 def phases(problem: ShopProblem, rows: Iterable[Row], source: str = "simulated", facts: Mapping[str, Any] | None = None) -> Timeline:  # fmt: skip
     """The rows that have a length, in the order of the problem: of one problem all timelines bear the same numbers.
 
     Several jobs: a span bears its job's number, and odd jobs look different from even ones; one job: its stage's. O(n log n).
     """
-    jobs = problem.jobs
+    jobs, names = problem.jobs, names_of(problem)
     first = [0, *itertools.accumulate(len(j.stages) for j in jobs)]
     kept = sorted((2 * (first[j] + s) + m, j, s, m, start, end) for j, s, m, start, end in rows if end > start)
     number = [j if len(jobs) > 1 else s for _, j, s, *_ in kept]
@@ -45,7 +53,7 @@ def phases(problem: ShopProblem, rows: Iterable[Row], source: str = "simulated",
         2,
         np.array([k for k, *_ in kept], np.int64),
         np.array([m for _, _, _, m, *_ in kept], np.int32),
-        tuple(f"{jobs[j].name or j}.{s}" for _, j, s, *_ in kept),
+        tuple(f"{names[j]}.{s}" for _, j, s, *_ in kept),
         tuple(("forward", "backward")[n % 2] for n in number),
         np.array(number, np.int32),
         np.array([row[4] for row in kept], np.float64),

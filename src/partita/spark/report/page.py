@@ -17,7 +17,7 @@ from partita.page.sheet import asset, cells, columns, document, footer, framed, 
 from partita.page.text import percent, seconds
 from partita.page.timelines import GAP, TITLE, ZOOM, Lane, Mark, Panel, frame, rectangles
 from partita.spark.problem import ShopProblem
-from partita.spark.report.gantt import MACHINES, timeline
+from partita.spark.report.gantt import MACHINES, names_of, timeline
 from partita.spark.schedule import ShopFile
 
 MOST_STAGES = 300  #: rows of the table of stages
@@ -44,8 +44,8 @@ class SparkStory:
     @cached_property
     def label(self) -> Mapping[str, tuple[int, int]]:
         """The label of a span -> job, stage."""
-        jobs = self.problem.jobs
-        return {f"{job.name or j}.{s}": (j, s) for j, job in enumerate(jobs) for s in range(len(job.stages))}
+        named = zip(names_of(self.problem), self.problem.jobs, strict=True)
+        return {f"{name}.{s}": (j, s) for j, (name, job) in enumerate(named) for s in range(len(job.stages))}
 
     def check(self) -> None:
         """Raise BadInput where the measured timeline is of other jobs."""

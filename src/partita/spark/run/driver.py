@@ -127,10 +127,11 @@ class Cluster:
         return found
 
     def release(self) -> None:
-        """Let go of whatever is still kept."""
-        for rdd, _ in self._held.values():
-            rdd.unpersist(False)
-        self._held.clear()
+        """Let go of whatever is still kept; phases may be on their way still."""
+        with self._lock:
+            for rdd, _ in self._held.values():
+                rdd.unpersist(False)
+            self._held.clear()
 
     def _kept_by_the_program(self) -> frozenset[int]:
         """Numbers of the RDDs that the program itself persists and of which every partition is there."""

@@ -151,6 +151,7 @@ def test_an_exponent_is_tuned_on_other_episodes() -> None:
         ('{"1": {"edges": [[0, 1]], "stages": [{"fresh_durations": {"5": [1]}, "first_wave": {"5": [1]}, "rest_wave": {"5": []}}]}}', "an edge 0 -> 1"),
         ('{"1": {"edges": [[0, 0]], "stages": [{"fresh_durations": {"5": [1]}, "first_wave": {"5": [1]}, "rest_wave": {"5": []}}]}}', "a circle"),
         ('{"1": {"edges": [], "stages": [{"fresh_durations": {"5": []}, "first_wave": {"5": []}, "rest_wave": {"5": [1]}}]}}', "neither fresh durations"),
+        ('{"1": {"edges": [], "stages": [{"fresh_durations": {"5": [1]}, "first_wave": {"5": []}, "rest_wave": {"5": []}}]}}', "has no task"),
         ('{"1": {"edges": [], "stages": [{"fresh_durations": {"5": [1]}, "first_wave": {"5": [-1]}, "rest_wave": {"5": []}}]}}', "outside of 0 to"),
         ('{"1": {"edges": [], "stages": [{"fresh_durations": {"5": [1]}, "first_wave": {"4": [1]}, "rest_wave": {"5": []}}]}}', "the same numbers of executors"),
     ],
@@ -159,6 +160,11 @@ def test_traces_that_cannot_be_used_are_refused(text: str, words: str, tmp_path:
     (tmp_path / "1g.json").write_text(text)
     with pytest.raises(CostError, match=words):
         read_traces(tmp_path)
+
+
+def test_a_job_of_many_more_stages_than_tasks_or_executors_runs_learned() -> None:
+    catalogue = Catalogue.of([query([(1, (), 1.0, 1.0, 1.0)] * 120)])
+    assert simulate(catalogue, Setting(1, 2), "learned", seed=0).stages == 120
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def facts(work: Work, executors: int) -> Facts:
     log_task, log_way = np.log(work.mean_s + 1e-2), np.log(work.way_s + 1.0) - np.log(SCALE_S)
     deep = slower[:, min(executors, 40)]
     static = np.stack([np.ones(len(mean)), np.log(work.tasks), log_task, log_way, deep], axis=1)
-    most = int(max(work.tasks.max(), executors, len(work.arrival_s))) + 2
+    most = (
+        int(max(work.tasks.max(), executors, len(work.arrival_s), np.diff(work.first).max())) + 2
+    )  # all that has a logarithm
     return Facts(
         gain, slower, log_task, log_way, np.ascontiguousarray(static), np.log(np.maximum(np.arange(most), 0.5))
     )
