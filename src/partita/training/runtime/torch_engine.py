@@ -123,7 +123,7 @@ def _module(captured: Captured, plan: PipelinePlan, stage: int, model: nn.Module
     incoming, outgoing = _handed_over(captured, plan, stage)
     made_here = {v for t in plan.stages[stage].tasks for v in captured.task_nodes[t]}
     code = stage_code(captured, plan.stages[stage].tasks, tuple(v for v in outgoing if v in made_here))
-    return _Module(code, captured, model, incoming, outgoing, device)
+    return _Module(code, captured, model, incoming, outgoing, _read_by(captured, plan, stage), device)
 
 
 def _expect_places(assignment: Assignment) -> None:
@@ -151,6 +151,7 @@ class _Module(nn.Module):
         model: nn.Module,
         incoming: list[str],
         outgoing: list[str],
+        read: set[str],
         device: torch.device,
     ) -> None:
         super().__init__()
@@ -159,6 +160,7 @@ class _Module(nn.Module):
         self._list = nn.ParameterList(self.own.values())
         buffers = {n: tensors[n].detach().to(device) for n in code.buffers}
         self._code, self._incoming, self._outgoing, self._loss = code, incoming, outgoing, captured.loss
+        self._read = read
         self._fixed: dict[str, Any] = {}
         self._leaf: dict[str, str] = {}
         for name in code.takes:
@@ -182,7 +184,7 @@ class _Module(nn.Module):
         values |= dict(zip(self._code.gives, outputs, strict=True))
         if self._code.has_loss:
             return values[self._loss]
-        return tuple(_sendable(values[v]) for v in self._outgoing)
+        return tuple(_sendable(values[v], v in self._read) for v in self._outgoing)
 
 
 class _Contiguous(torch.autograd.Function):
@@ -202,10 +204,19 @@ def _contiguous(value: Tensor) -> Tensor:
     return result
 
 
-def _sendable(value: Tensor) -> Tensor:
-    """The value in plain layout and no view: after the first part of a split backward that engine detaches it in place."""
+def _sendable(value: Tensor, read: bool) -> Tensor:
+    """The value in plain layout, no view, and nothing that the stage itself reads: after the first part of a split backward
+    that engine detaches it in place."""
     plain = value.contiguous()
-    return plain.clone() if plain._is_view() else plain
+    return plain.clone() if plain._is_view() or (read and plain is value) else plain
+
+
+def _read_by(captured: Captured, plan: PipelinePlan, stage: int) -> set[str]:
+    """Values that a stage's tasks read."""
+    here = {k for k, t in enumerate(captured.graph.tasks) if plan.stage_of.get(t.id, -1) == stage}
+    return {
+        v for k, v in enumerate(captured.values) if v and not here.isdisjoint(captured.graph.readers.row(k).tolist())
+    }
 
 
 def _handed_over(captured: Captured, plan: PipelinePlan, stage: int) -> tuple[list[str], list[str]]:
