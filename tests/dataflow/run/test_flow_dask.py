@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -24,12 +25,13 @@ from distributed import Client
 from distributed.comm import CommClosedError
 from distributed.security import Security
 
-from partita.dataflow import choose, explore, largest, run_flow, step, unfold
+from partita.dataflow import FlowError, choose, explore, gather, largest, run_flow, step, unfold
 from partita.dataflow.graph import Slot
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.on_dask import OnDask, Place, cluster
 from partita.dataflow.run.task import Report, Told
 from partita.dataflow.run.worker import Functions, Member, Missing, packed, run_clump
+from partita.dataflow.store import Store
 from partita.errors import BadInput, PartitaError
 
 HERE = str(Path(__file__).parents[2])
@@ -135,6 +137,47 @@ def test_a_worker_that_died_once_is_never_given_up() -> None:
             while not set(client.run(os.getpid, on_error="ignore").values()) - victims:
                 assert time.monotonic() < deadline, "the worker did not come back"
                 time.sleep(0.05)
+
+
+def test_all_workers_may_die_when_results_are_fetched() -> None:
+    flow = unfold(some_flow(3))
+    with cluster(2) as found, found.client() as client:
+        engine = OnDask.connect(found, [s.function for s in flow.steps], paths=[HERE])
+        real, times = engine.fetch, itertools.count()
+
+        def deadly(nodes: Any) -> Any:
+            if next(times) == 0:
+                for pid in client.run(os.getpid).values():
+                    os.kill(pid, signal.SIGKILL)
+            return real(nodes)
+
+        engine.fetch = deadly  # type: ignore[method-assign]
+        try:
+            assert _Run(flow, engine, Settings(), None, None, None).to_the_end().value == plainly(some_flow(3), {})
+        finally:
+            engine.close()
+
+
+def test_what_reads_a_spoiled_input_meanwhile_is_not_kept(place: Place, tmp_path: Path) -> None:
+    @step
+    def data() -> Any:
+        return np.ones(3)
+
+    @step
+    def spoil(x: Any) -> float:
+        x += 1
+        return float(x.sum())
+
+    @step
+    def reader(x: Any, b: int) -> Any:
+        time.sleep(0.02)
+        return x * b
+
+    store = Store.open(tmp_path / "store")
+    readers = gather(reader(data(), explore("b", [1, 2, 3, 4])), over="b")
+    with pytest.raises(FlowError, match="changes what it is given"):
+        there(place, [spoil(data()), readers], store=store)
+    assert [float(x[0]) for x in there(place, readers, store=store).value] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_a_task_that_raises_loses_its_branch(place: Place) -> None:

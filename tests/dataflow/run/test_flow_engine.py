@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dataflow.run.flow_samples import begin, mix, plainly, score, some_flow
+from dataflow.run.flow_samples import begin, mix, plainly, score, some_flow, total
 
 from partita.dataflow import (
     FlowError,
@@ -268,6 +268,46 @@ def test_several_results_outlive_little_memory() -> None:
 
     found = here([one("x"), one("y"), one("z")], memory_bytes=10_000.0, check=False)
     assert [float(v[0]) for v in found.values] == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("memory", [1.0, 100.0, 200.0, 300.0])
+def test_what_a_decided_choice_stands_for_may_be_dropped(memory: float) -> None:
+    """A reader of the choice is asked for again, and so is the winner."""
+    first = mix(begin(1), explore("a", [1, 2]))
+    row = mix(choose(first, by=score(first)), explore("b", [1, 2, 3]))
+    flow = total(choose(row, by=score(row), select=top(3)))
+    assert here(flow, memory_bytes=memory, check=False).value == here(flow, check=False).value
+
+
+def test_a_step_that_changes_its_input_is_found_though_its_first_task_raised(tmp_path: Path) -> None:
+    @step
+    def fresh() -> Any:
+        return np.zeros(3)
+
+    @step
+    def shaky(row: Any, a: int) -> float:
+        if a == 0:
+            raise ValueError("not this one")
+        row += a
+        return float(row[0])
+
+    @step
+    def rude(row: Any, a: int) -> float:
+        row += 1
+        raise ValueError("never")
+
+    for spoiling in (shaky, rude):
+        value = spoiling(fresh(), explore("a", [0, 1, 2]))
+        with pytest.raises(FlowError, match="changes what it is given"):
+            here(choose(value, by=value))
+
+
+def test_whole_numbers_of_hundreds_of_digits_are_results() -> None:
+    @step
+    def large() -> int:
+        return 10**400
+
+    assert here(large()).value == 10**400
 
 
 def _course(flow: Any, **limits: Any) -> Course:

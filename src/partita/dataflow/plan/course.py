@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -115,6 +115,7 @@ class Course:
         self.unjudged: list[int] = []
         self.held: dict[int, None] = {}  #: calls whose result is in memory, the oldest first
         self.stretch = 1.0  #: by how much the limit of memory was widened, because nothing would have gone on within it
+        self.forgets = False  #: whether some result was dropped or lost
         self.dropped = 0  #: results let go of for want of memory that were needed again
         self.stored: dict[str, bool] = {}  #: key -> whether the store had it when it was asked
         self.absent: set[str] = set()  #: keys that the store turned out not to have
@@ -211,6 +212,10 @@ class Course:
         """A task's result cannot be had after all: the store's file is gone or damaged, or the scheduler forgot it."""
         if turn != self.turn[node] or self.state[node] not in (State.RUNNING, State.HELD):
             return
+        self.forgets = True
+        if node in self.results:  # it was there, and is to be brought again
+            self.results.discard(node)
+            self.open_sinks = [sink for _, sink in self.graph.sinks]
         if self.state[node] == State.RUNNING:
             self._landed(node)
         else:
@@ -281,6 +286,10 @@ class Course:
             k, asked = waiting.pop()
             k = self._real(k)
             if self.state[k] not in (State.IDLE, State.OUT):
+                if (
+                    self.forgets and self.state[k] == State.WAITING
+                ):  # what it stands for may have been dropped meanwhile
+                    waiting += [(n, asked) for n in self._stands_for(k)]
                 continue
             if self.state[k] == State.OUT:
                 self._hold_needs(k)
@@ -302,6 +311,13 @@ class Course:
                     continue
                 self._retry(k, ask=False)
             waiting += [(n, self.urgency[k]) for n in reversed(found.needs)]
+
+    def _stands_for(self, node: int) -> Sequence[int]:
+        """The nodes in whose place a list or a decided choose stands."""
+        found = self.graph.nodes[node]
+        if found.kind == "gather":
+            return found.needs
+        return self._winners(node) if found.choice is not None else ()
 
     def _retry(self, call: int, ask: bool = True) -> None:
         """Look at what a call still waits for; hand it on when that is nothing. `ask` for it, where it was dropped meanwhile."""
@@ -755,6 +771,7 @@ class Course:
         self.released.append((node, self.turn[node]))
         self.state[node] = State.IDLE
         self.dropped += 1
+        self.forgets = True
         self._hold_needs(node)
 
     # ---- short ------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from partita.dataflow.run.record import (
     TaskRow,
     TaskState,
 )
-from partita.dataflow.run.task import Order, Report, Told
+from partita.dataflow.run.task import Order, Report, Told, number_of
 from partita.dataflow.select import First, Halving, Threshold
 from partita.dataflow.store import Store
 from partita.errors import InternalError, PartitaError
@@ -51,6 +51,7 @@ GLANCE = 0.03  #: part of the tasks after which it is asked how much of the work
 SIMULATED_S = 1.5e-4  #: what simulating a task takes (a shared core of 2026); nothing is handed out meanwhile
 SIMULATED = 0.015  #: part of the time left that one simulation of it may take
 CLOCKS_S = 2.0  #: clocks of machines that differ by less, or seem to since a report was late, are taken as they are
+DRAIN_S = 30.0  #: how long tasks under way are waited for, where the run has failed and what they keep may be wrong
 BRIEF_S, BRIEF_BYTES = 0.02, 100e3  #: tasks below both travel together
 
 
@@ -67,7 +68,11 @@ class Engine(Protocol):
     def submit(self, orders: Sequence[Order]) -> None: ...
     def release(self, gone: Sequence[tuple[int, int]]) -> None: ...
     def wait(self, timeout_s: float) -> list[tuple[Report, str]]: ...
-    def fetch(self, nodes: Sequence[int]) -> list[Any]: ...
+
+    def fetch(self, nodes: Sequence[int]) -> list[Any] | None:
+        """Results; None where all are gone, which the next reports tell."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -124,7 +129,6 @@ class _Run:
     busy_s: float = 0.0
     looked_s: float = 0.0
     checked: set[int] = field(default_factory=set)  #: steps whose tasks were run twice
-    asked: set[int] = field(default_factory=set)
     memory: list[MemoryRow] = field(default_factory=list)
     by_worker: dict[str, float] = field(default_factory=dict)
     lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
@@ -143,6 +147,8 @@ class _Run:
     kept: dict[int, str] = field(
         default_factory=dict
     )  #: node -> key under which its result, or number, is kept for later
+    spoiler: int | None = None  #: a task that changed what it was given
+    draining: bool = False
     unread: dict[str, None] = field(default_factory=dict)  #: why kept results could not be read
 
     def __post_init__(self) -> None:
@@ -157,26 +163,39 @@ class _Run:
         return frozenset() if self.store is None else self.store
 
     def to_the_end(self) -> Outcome:
-        course, quiet = self.course, 0
-        while not course.finished():
-            self._hand_out()
-            if course.finished():
-                break
-            reports = self.engine.wait(0.5)
-            quiet = 0 if reports or course.running else quiet + 1
-            if quiet > 3:
-                raise InternalError(f"the flow stands still: {self._standing()}")
-            for report, worker in reports:
-                self._take(self._by_our_clock(report, worker), worker)
-            self._keep_numbers(reports)
-            self._predict()
-            if self.progress is not None and reports:
-                self.progress("tasks", len(self.done), self.graph.tasks)
+        self._work()
+        while (values := self._values()) is None:  # all workers died before the results were here
+            self._listen(0.5)
+            self._work()
         seconds = time.time() - self.began
-        values = self._values()
         if self.progress is not None:
             self.progress("tasks", self.graph.tasks, self.graph.tasks)
         return Outcome(self._record(seconds, values), values)
+
+    def _work(self) -> None:
+        """Until every result is there, or lost."""
+        quiet = 0
+        while not self.course.finished():
+            self._hand_out()
+            if self.course.finished():
+                break
+            heard = self._listen(0.5)
+            quiet = 0 if heard or self.course.running else quiet + 1
+            if quiet > 3:
+                raise InternalError(f"the flow stands still: {self._standing()}")
+            self._predict()
+            if self.progress is not None and heard:
+                self.progress("tasks", len(self.done), self.graph.tasks)
+
+    def _listen(self, timeout_s: float) -> bool:
+        """Take what is reported. Raises FlowError where a step changed what it was given."""
+        reports = self.engine.wait(timeout_s)
+        for report, worker in reports:
+            self._take(self._by_our_clock(report, worker), worker)
+        self._keep_numbers(reports)
+        if self.spoiler is not None and not self.draining:
+            raise self._spoiled(self.spoiler)
+        return bool(reports)
 
     # ---- out --------------------------------------------------------------------------------------------------------------
 
@@ -235,12 +254,12 @@ class _Run:
         return 0.0 < seconds < BRIEF_S and size < BRIEF_BYTES
 
     def _look_again(self, job: Job) -> float:
-        """Seconds that a task may take to be run twice: one of each step, where it is short against the time spent so far."""
+        """Seconds that a task may take to be run twice: one of each step in each process, where it is short against the time spent
+        so far."""
         step = self.graph.nodes[job.node].step
         allowed = max(FREE_LOOK_S, SECOND_LOOKS * self.busy_s - self.looked_s)
-        if not self.settings.check or job.kind == "load" or step in self.asked or self.costs.mean(step)[0] > allowed:
+        if not self.settings.check or job.kind == "load" or step in self.checked or self.costs.mean(step)[0] > allowed:
             return 0.0
-        self.asked.add(step)
         return allowed
 
     def _changes(self, node: int) -> bool:
@@ -324,7 +343,13 @@ class _Run:
             self.numbers.remove(keys)
 
     def _spoiled(self, node: int) -> FlowError:
-        """Nobody can tell which tasks read what the step has changed: all that this run kept of what it reads may be wrong."""
+        """Nobody can tell which tasks read what the step has changed: all that this run kept of what it reads may be wrong.
+
+        What is under way may read it too, and is waited for.
+        """
+        self.draining, until = True, time.monotonic() + DRAIN_S
+        while self.course.running and time.monotonic() < until:
+            self._listen(0.5)
         spoiled: set[int] = set()
         waiting = [m for n in self.graph.nodes[node].needs for m in flat(self.course.view(n))]
         while waiting:
@@ -343,7 +368,9 @@ class _Run:
             self.course.lost(report.node, report.turn)
             return
         if report.state == "spoils":
-            raise self._spoiled(report.node)
+            self.spoiler = report.node if self.spoiler is None else self.spoiler
+            self.course.failed(Failure(report.node, report.turn, "it changes what it is given", started, ended, worker))
+            return
         if report.state == "failed":
             if self.settings.stop_on_error:
                 raise FlowError(f"task {self._said(report.node)}: {report.reason}", hint="leave out --stop-on-error to lose only its branch")  # fmt: skip
@@ -362,8 +389,8 @@ class _Run:
         if report.same is not None:
             self.checked.add(step)
             self.looked_s += took
-        elif step not in self.checked:
-            self.asked.discard(step)  # it took too long, so far
+        if report.same is False:
+            self.course.changing.add(step)  # also where the task was cancelled meanwhile
         self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.same, report.stored))  # fmt: skip
         if report.same is False:
             self._withdraw(self._changes)
@@ -385,8 +412,8 @@ class _Run:
 
     # ---- the end ----------------------------------------------------------------------------------------------------------
 
-    def _values(self) -> tuple[Any, ...]:
-        """The results themselves. Raises FlowError where none is there."""
+    def _values(self) -> tuple[Any, ...] | None:
+        """The results themselves; None where they were lost on the way. Raises FlowError where none is there."""
         course = self.course
         views = [None if course.state[s] == State.FAILED else course.view(s) for _, s in self.graph.sinks]
         if all(v is None for v in views):
@@ -394,11 +421,14 @@ class _Run:
             raise FlowError(f"every result of the flow is lost: {course.reason.get(sink, 'failed')}", hint="correct the step, or the options")  # fmt: skip
         nodes = list(dict.fromkeys(n for v in views if v is not None for n in flat(v)))
         try:
-            found = dict(zip(nodes, self.engine.fetch(nodes), strict=True))
+            brought = self.engine.fetch(nodes)
         except PartitaError:
             raise
         except Exception as error:
             raise PartitaError(f"the results cannot be fetched: {error}", hint="return something smaller") from error
+        if brought is None:
+            return None
+        found = dict(zip(nodes, brought, strict=True))
         return tuple(None if v is None else mapped(v, found.__getitem__) for v in views)
 
     def _record(self, seconds: float, values: Sequence[Any]) -> RunRecord:
@@ -460,7 +490,13 @@ class _Run:
         options, sink = self.graph.sinks[k]
         if self.course.state[sink] == State.FAILED:
             return Chosen(options, None, None, "", self.course.reason.get(sink, "failed"))
-        plain = value if isinstance(value, bool | int | float) and math.isfinite(value) else None
+        plain = (
+            value
+            if isinstance(value, bool | int | float)
+            and math.isfinite(number_of(value) or 0.0)
+            and number_of(value) is not None
+            else None
+        )
         shown = value[:200] if isinstance(value, str) else plain
         return Chosen(self.course.options_of(sink), self._score_of(sink), shown, type(value).__name__)
 

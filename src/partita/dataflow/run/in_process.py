@@ -22,6 +22,7 @@ class InProcess:
     results: dict[int, Any] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
     waiting: deque[Order] = field(default_factory=deque)
+    looked: set[int] = field(default_factory=set)  #: steps that were run twice
     gone: set[tuple[int, int]] = field(default_factory=set)  #: what is not to be begun
 
     @property
@@ -48,7 +49,7 @@ class InProcess:
         if not all(n in self.results for n in needed(inputs)):
             return [(missing(told), "here")]
         found = [mapped(v, self.results.__getitem__) for v in inputs]
-        result, report = execute(told, self.functions[told.step], found, self.store)
+        result, report = execute(told, self.functions[told.step], found, self.store, self.looked)
         if report.state == "done":
             self.results[told.node], self.turns[told.node] = result, told.turn
         return [(report, "here")]

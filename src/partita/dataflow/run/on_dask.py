@@ -13,6 +13,7 @@ others like it; if its worker dies then too, it is what kills workers, and is lo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -161,6 +162,7 @@ class OnDask:
     looked: float = field(default_factory=time.monotonic)
     heard: bool = False  #: since then
     still: int = 0  #: looks since anything ran
+    gone: bool = False  #: all results, as was seen when they were to be fetched
     manned: float = field(default_factory=time.monotonic)  #: when there was a worker last
 
     @staticmethod
@@ -339,7 +341,8 @@ class OnDask:
         """Tasks that ended without a report; one look later, so that a report on its way is not overtaken."""
         if self.client.status not in ("running", "connecting"):
             raise PartitaError("the Dask scheduler went away", hint="finished results are kept: partita flow resume")
-        if self._all_anew() or self._stands_still():
+        if self.gone or self._all_anew() or self._stands_still():
+            self.gone = False
             came = {n: self._died(n) for n in self.clump_of}  # all before the first is given up
             return [(self._given_up(n, self.turns[n], *of), "") for n, of in came.items()]
         futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
@@ -405,10 +408,18 @@ class OnDask:
             raise PartitaError(f"the Dask scheduler has had no workers for {now - self.manned:.0f} s", hint="start some, then: partita flow resume")  # fmt: skip
         return False
 
-    def fetch(self, nodes: Sequence[int]) -> list[Any]:
-        """Results, brought here. Raises PartitaError where one is lost."""
+    def fetch(self, nodes: Sequence[int]) -> list[Any] | None:
+        """Results, brought here; None where all workers died meanwhile. Raises PartitaError where one is lost."""
         clumps = {self.clump_of[n][0].key: self.clump_of[n][0].future for n in nodes}
-        brought = dict(zip(clumps, self.client.gather(list(clumps.values())), strict=True))
+        coming = asyncio.run_coroutine_threadsafe(self.client.gather(list(clumps.values()), asynchronous=True), self.client.loop.asyncio_loop)  # fmt: skip
+        while not coming.done():
+            with contextlib.suppress(TimeoutError):
+                coming.exception(timeout=LOOK_S)
+            if not coming.done() and self._all_anew():
+                coming.cancel()
+                self.gone, self.looked = True, -math.inf
+                return None
+        brought = dict(zip(clumps, coming.result(), strict=True))
         found = [brought[self.clump_of[n][0].key][self.clump_of[n][1]] for n in nodes]
         if any(isinstance(x, Missing) for x in found):
             raise PartitaError("a result was lost on its way", hint="finished results are kept: partita flow resume")
@@ -418,6 +429,7 @@ class OnDask:
         with contextlib.suppress(Exception):
             self.release([(n, t) for n, t in self.turns.items()])
             self.client.unregister_worker_plugin(self.name)
+            self.client.unsubscribe_topic(self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         _by_reference(self.modules)

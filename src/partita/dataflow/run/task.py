@@ -82,14 +82,17 @@ def missing(told: Told) -> Report:
     return Report(told.node, told.turn, "lost", now, now, reason="what it needs is lost")
 
 
-def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None) -> tuple[Any, Report]:
-    """(result, report) of a task; the result of one that failed is None."""
+def execute(
+    told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None, looked: set[int]
+) -> tuple[Any, Report]:
+    """(result, report) of a task; the result of one that failed is None. `looked`: steps that were run twice in this process."""
     started = time.time()
     if told.kind == "load":
         return _loaded(told, started, store)
     arguments = {name: _filled(a, inputs) for name, a in told.arguments}
+    look = told.twice_s and told.step not in looked and size_of(list(inputs)) <= LOOK_BYTES
+    before = _content(list(inputs)) if look else None
     try:
-        before = _content(list(inputs)) if told.twice_s and size_of(list(inputs)) <= LOOK_BYTES else None
         began = time.time()
         result = _called(function, arguments)
         took = time.time() - began
@@ -97,10 +100,14 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
         if before and _content(list(inputs)) != before:
             return None, Report(told.node, told.turn, "spoils", started, ended)
         same = _again(function, arguments, result) if before and took <= told.twice_s else None
+        if same is not None:
+            looked.add(told.step)
         stored, why = _stored(told, store, result, took) if told.keep and same is not False else (False, "")
-        number = _number(result)
+        number = number_of(result)
         return result, Report(told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why)
     except (Exception, SystemExit) as error:  # a library that wants to end the program loses its branch only
+        if before and _content(list(inputs)) != before:
+            return None, Report(told.node, told.turn, "spoils", started, time.time())
         said = str(error) if isinstance(error, PartitaError) else sentence_of(error) + place_of(error)
         return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
 
@@ -109,7 +116,7 @@ def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Repor
     found = store.get(told.key) if store is not None else Absent("there is no store")
     if isinstance(found, Absent):
         return None, Report(told.node, told.turn, "lost", started, time.time(), reason=found.reason)
-    size, number = size_of(found.value), _number(found.value)
+    size, number = size_of(found.value), number_of(found.value)
     return found.value, Report(told.node, told.turn, "done", started, time.time(), size, number, None, True)
 
 
@@ -155,15 +162,19 @@ def _stored(told: Told, store: Store | None, result: Any, took_s: float) -> tupl
     return (True, "") if isinstance(put, Put) else (False, put.reason)
 
 
-def _number(result: Any) -> float | None:
-    if isinstance(result, bool | int | float | np.number | np.bool_):
-        return float(result)
-    if isinstance(result, np.ndarray) and result.size == 1 and result.dtype.kind in "biuf":
-        return float(result.reshape(-1)[0])
-    item = getattr(result, "item", None)
-    if getattr(result, "ndim", None) == 0 and callable(item):
-        found = item()
-        return float(found) if isinstance(found, int | float) else None
+def number_of(result: Any) -> float | None:
+    """A result as a finite number or infinity; None where it is none, or too large for one."""
+    try:
+        if isinstance(result, bool | int | float | np.number | np.bool_):
+            return float(result)
+        if isinstance(result, np.ndarray) and result.size == 1 and result.dtype.kind in "biuf":
+            return float(result.reshape(-1)[0])
+        item = getattr(result, "item", None)
+        if getattr(result, "ndim", None) == 0 and callable(item):
+            found = item()
+            return float(found) if isinstance(found, int | float) else None
+    except (OverflowError, TypeError, ValueError):  # a whole number of hundreds of digits; a complex one
+        pass
     return None
 
 

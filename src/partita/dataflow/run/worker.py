@@ -48,6 +48,7 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
     lock: Any = field(default=None, init=False)
+    looked: set[int] = field(default_factory=set, init=False)  #: steps that were run twice here
 
     def setup(self, worker: Worker) -> None:
         self.worker, self.lock = worker, threading.Lock()
@@ -104,7 +105,7 @@ def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *
             result, report = None, missing(told)
         else:
             inputs = [mapped(v, read.__getitem__) for v in member.inputs]
-            result, report = execute(told, plugin.functions[told.step], inputs, plugin.store)
+            result, report = execute(told, plugin.functions[told.step], inputs, plugin.store, plugin.looked)
         results.append(result if report.state == "done" else Missing())
         plugin.report(report)
     return results
