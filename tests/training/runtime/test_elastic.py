@@ -145,6 +145,26 @@ def test_ctrl_c_between_two_generations_loses_nothing(tmp_path: Path, plan: Path
     run.wait_until(lambda: not run.workers(), "the moment between")
     run.process.send_signal(signal.SIGINT)
     assert run.wait(60) in (1, 130), run.stderr  # whether it is still seen as the death of the worker
+    expect_goes_on_from(run, tmp_path, plan, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("later_s", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0])
+def test_ctrl_c_at_any_moment_after_a_death_loses_nothing(
+    later_s: float, tmp_path: Path, plan: Path, wanted: Mapping[int, float]
+) -> None:
+    """Also while the launcher looks what the worker died of."""
+    run = started(tmp_path, plan, "replace")
+    run.wait_for_step(10)
+    os.kill(run.workers()[0], signal.SIGKILL)
+    time.sleep(later_s)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(60) in (0, 1, 130), run.stderr
+    expect_goes_on_from(run, tmp_path, plan, wanted)
+
+
+def expect_goes_on_from(run: Run, tmp_path: Path, plan: Path, wanted: Mapping[int, float]) -> None:
+    """From its checkpoint, that is, which has all steps that were done."""
     again = train(
         tmp_path / "again", "failing:good", plan, "--steps", str(STEPS), "--resume", str(run.out / "checkpoints")
     )

@@ -29,9 +29,8 @@ from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board
 
 FAILURES = "failures.jsonl"
-IN_VAIN = (
-    5  #: generations in a row that die before they have done a step more than those before: then it is no accident
-)
+#: generations in a row that die before they have done a step more than those before: then it is no accident
+IN_VAIN = 5
 
 Redundancy = Literal["memory", "checkpoint"]
 PlanWithout = Callable[[PlanFile, Collection[str]], PlanFile]
@@ -68,9 +67,8 @@ class Elastic:
     redundancy: Redundancy = "memory"
     copy_every: int = 1  #: steps: one less than this many are lost at most, beside the one in flight
     note: Callable[[Lost], None] = lambda lost: None
-    saved: Callable[[int], None] = lambda step: (
-        None
-    )  #: hears of a step that was only in memory, and is a checkpoint now
+    #: hears of a step that was only in memory, and is a checkpoint now
+    saved: Callable[[int], None] = lambda step: None
 
 
 @dataclass
@@ -197,9 +195,12 @@ def _generation(
             base_step=base.step, resume=base.resume,
         )  # fmt: skip
         handles = [h for f in (files, base.files) if f for h in f.all]
-        found = attempt(told, file, watch, ranks=ranks, handles=handles, mind=_Releases(base, mind))
-        if isinstance(found, Broken) and base.advanced(files, told, began_s):
-            stack.pop_all()
+        found: Ended | Broken | None = None
+        try:
+            found = attempt(told, file, watch, ranks=ranks, handles=handles, mind=_Releases(base, mind))
+        finally:  # also where Ctrl-C came while it was looked at what the workers died of
+            if not isinstance(found, Ended) and base.advanced(files, told, began_s):
+                stack.pop_all()
         return found
 
 
