@@ -44,6 +44,11 @@ def here(flow: Any, **settings: Any) -> Any:
     return run_flow(flow, workers=0, **settings)
 
 
+@step
+def fresh() -> Any:
+    return np.zeros(3)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_answers_are_those_of_computing_everything_for_itself(seed: int) -> None:
     flow = some_flow(seed)
@@ -171,15 +176,34 @@ def test_a_score_that_is_no_number_loses() -> None:
     assert "nan" in found.record.choices[0].scores[0].reason
 
 
+def test_a_result_that_cannot_say_its_size_loses_its_branch_only() -> None:
+    class Sly:
+        told = 0
+
+        @property
+        def nbytes(self) -> int:
+            Sly.told += 1
+            if Sly.told > 1:
+                raise RuntimeError("not twice")
+            return 8
+
+    @step
+    def make(a: int) -> Any:
+        return Sly() if a == 1 else [a]
+
+    @step
+    def use(row: Any) -> float:
+        return 1.0 if isinstance(row, Sly) else 2.0
+
+    value = use(make(explore("a", [1, 2])))
+    assert here(choose(value, by=value)).value == 2.0
+
+
 def test_a_step_that_changes_its_input_is_told() -> None:
     @step
     def spoil(row: Any, a: int) -> Any:
         row[0] = a
         return row
-
-    @step
-    def fresh() -> Any:
-        return np.zeros(3)
 
     @step
     def first(row: Any) -> float:
@@ -195,10 +219,6 @@ def test_a_step_that_changes_its_input_is_told() -> None:
 
 
 def test_what_a_spoiling_step_may_have_changed_is_not_kept(tmp_path: Path) -> None:
-    @step
-    def fresh() -> Any:
-        return np.zeros(3)
-
     @step
     def plus(row: Any, b: int) -> Any:
         time.sleep(0.02)
@@ -280,10 +300,6 @@ def test_what_a_decided_choice_stands_for_may_be_dropped(memory: float) -> None:
 
 
 def test_a_step_that_changes_its_input_is_found_though_its_first_task_raised(tmp_path: Path) -> None:
-    @step
-    def fresh() -> Any:
-        return np.zeros(3)
-
     @step
     def shaky(row: Any, a: int) -> float:
         if a == 0:

@@ -78,7 +78,6 @@ class Course:
         self.times_run = [0] * n
         self.reason: dict[int, str] = {}
         self.cancelled: set[int] = set()
-        self.changing: set[int] = set()  #: steps that were seen to give something else the second time
         self.borrowed: set[int] = set()  #: calls whose number was known from another one
         self.twin: dict[int, int] = {}  #: a call that turned out to be another one
         self.twins: dict[int, list[int]] = {}
@@ -91,9 +90,8 @@ class Course:
             for k, n in enumerate(self.graph.nodes)
             if n.choice
         }
-        self.roles: list[list[tuple[int, int, bool]]] = [
-            [] for _ in range(n)
-        ]  #: (choose, candidate, whether as its score)
+        #: [n] of (choose, candidate, whether as its score)
+        self.roles: list[list[tuple[int, int, bool]]] = [[] for _ in range(n)]
         for k in self.judged:
             for i, c in enumerate(self._choice(k).candidates):
                 self.roles[c.value].append((k, i, False))
@@ -188,8 +186,6 @@ class Course:
         self.size[node] = event.size_bytes
         self.held_bytes += event.size_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        if event.same is False:
-            self.changing.add(self.graph.nodes[node].step)
         self._let_go_of_needs(node)
         self._arrived(node)
         if self.refs[node] == 0:
@@ -286,9 +282,8 @@ class Course:
             k, asked = waiting.pop()
             k = self._real(k)
             if self.state[k] not in (State.IDLE, State.OUT):
-                if (
-                    self.forgets and self.state[k] == State.WAITING
-                ):  # what it stands for may have been dropped meanwhile
+                if self.forgets and self.state[k] == State.WAITING:
+                    # what it stands for may have been dropped meanwhile
                     waiting += [(n, asked) for n in self._stands_for(k)]
                 continue
             if self.state[k] == State.OUT:
@@ -732,18 +727,15 @@ class Course:
         limit = self.limits.memory_bytes * self.stretch
         if math.isinf(limit):
             return True
-        if self.dropped > DROPS * self.stretch * (
-            10 + self.graph.tasks
-        ):  # too little for its widest tasks: it would go in circles
+        if self.dropped > DROPS * self.stretch * (10 + self.graph.tasks):
+            # too little for its widest tasks: it would go in circles
             self.stretch *= 1.25
         wanted = self.worth(node)[1]
-        reads = set(flat(tuple(self.view(n) for n in self.graph.nodes[node].needs))) if kind == "compute" else set()
+        spared = self.results | self.is_sink
+        if kind == "compute":
+            spared |= set(flat(tuple(self.view(n) for n in self.graph.nodes[node].needs)))
         while self.held_bytes + self.underway_bytes + wanted > limit:
-            held = [
-                k
-                for k in self.held
-                if not self.pins[k] and k not in reads and self.size[k] > 0 and k not in self.results
-            ]
+            held = [k for k in self.held if not self.pins[k] and self.size[k] > 0 and k not in spared]
             later = [k for k in held if self._next_use(k) > self.urgency[node]]
             if not later and self.running:
                 return False  # what is needed sooner stays; something will end

@@ -26,7 +26,7 @@ class Job:
     """One task for an engine."""
 
     node: int
-    turn: int  #: the how manieth time it is handed out, from 1
+    turn: int  #: 1 when it is handed out for the first time
     kind: Literal["compute", "load"]
     key: str
     inputs: tuple[View, ...]  #: for each need of the node
@@ -44,7 +44,6 @@ class Done:
     worker: str
     size_bytes: float
     value: float | None = None  #: where it is a number
-    same: bool | None = None  #: whether running it twice gave the same; None: not tried
     stored: bool = False
 
 

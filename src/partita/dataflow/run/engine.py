@@ -42,11 +42,10 @@ Progress = Callable[[str, int, int], None]
 AHEAD_S = 1.0  #: work that a worker should always have before it
 LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 UNKNOWN_S = 0.1  #: of a task whose like never ran
-SECOND_LOOKS = 0.02  #: part of the time that running tasks twice may take
-FREE_LOOK_S = 0.02  #: a task as short as this may always be run twice
+FREE_LOOKS_S, LOOKS_SHARE = 0.05, 0.02  #: seconds, and part of the time, that running tasks twice may take in all
 MEMORY_ROWS = 1000
 #: parts of the tasks and of their time after which the rest is predicted; the first is the record's, unless it came too late
-LOOKS, FIRST_LOOK = (0.1, 0.25, 0.5, 0.75), 0.15
+PREDICTED_AT, FIRST_AT = (0.1, 0.25, 0.5, 0.75), 0.15
 GLANCE = 0.03  #: part of the tasks after which it is asked how much of the work is done
 SIMULATED_S = 1.5e-4  #: what simulating a task takes (a shared core of 2026); nothing is handed out meanwhile
 SIMULATED = 0.015  #: part of the time left that one simulation of it may take
@@ -136,19 +135,17 @@ class _Run:
     glanced: int = 0  #: tasks that were done when it was asked last how much is left
     changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
     unkept: dict[str, str] = field(default_factory=dict)  #: why results could not be kept -> the first such step
-    next_look: int = 0  #: of LOOKS
+    next_prediction: int = 0  #: of PREDICTED_AT
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
     expected: dict[int, float] = field(default_factory=dict)  #: task handed out -> seconds
     ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
     gaps: list[float] = field(default_factory=list)
-    behind: dict[str, float] = field(
-        default_factory=dict
-    )  #: worker -> seconds by which its clock is behind ours, at most
-    kept: dict[int, str] = field(
-        default_factory=dict
-    )  #: node -> key under which its result, or number, is kept for later
+    #: worker -> seconds by which its clock is behind ours, at most
+    behind: dict[str, float] = field(default_factory=dict)
+    #: node -> key under which its result, or number, is kept for later
+    kept: dict[int, str] = field(default_factory=dict)
+    changing: set[int] = field(default_factory=set)  #: steps that were seen to give something else the second time
     spoiler: int | None = None  #: a task that changed what it was given
-    draining: bool = False
     unread: dict[str, None] = field(default_factory=dict)  #: why kept results could not be read
 
     def __post_init__(self) -> None:
@@ -173,9 +170,9 @@ class _Run:
         return Outcome(self._record(seconds, values), values)
 
     def _work(self) -> None:
-        """Until every result is there, or lost."""
+        """Until every result is there, or lost, or was spoiled."""
         quiet = 0
-        while not self.course.finished():
+        while not self.course.finished() and self.spoiler is None:
             self._hand_out()
             if self.course.finished():
                 break
@@ -188,13 +185,11 @@ class _Run:
                 self.progress("tasks", len(self.done), self.graph.tasks)
 
     def _listen(self, timeout_s: float) -> bool:
-        """Take what is reported. Raises FlowError where a step changed what it was given."""
+        """Take what is reported, if anything is."""
         reports = self.engine.wait(timeout_s)
         for report, worker in reports:
             self._take(self._by_our_clock(report, worker), worker)
         self._keep_numbers(reports)
-        if self.spoiler is not None and not self.draining:
-            raise self._spoiled(self.spoiler)
         return bool(reports)
 
     # ---- out --------------------------------------------------------------------------------------------------------------
@@ -247,30 +242,31 @@ class _Run:
         told = Told(
             job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job)
         )
-        return Order(told, job.inputs, job.place, self._brief(node.step), self._expects(job))
+        size_bytes = self.costs.mean(node.step)[1] or None
+        return Order(told, job.inputs, job.place, self._brief(node.step), self._expects(job), size_bytes)
 
     def _brief(self, step: int) -> bool:
         seconds, size = self.costs.mean(step)
         return 0.0 < seconds < BRIEF_S and size < BRIEF_BYTES
 
     def _look_again(self, job: Job) -> float:
-        """Seconds that a task may take to be run twice: one of each step in each process, where it is short against the time spent
-        so far."""
+        """Seconds that a second look at a task may take: at one of each step in each process, where that is little against the
+        time spent so far."""
         step = self.graph.nodes[job.node].step
-        allowed = max(FREE_LOOK_S, SECOND_LOOKS * self.busy_s - self.looked_s)
+        allowed = FREE_LOOKS_S + LOOKS_SHARE * self.busy_s - self.looked_s
         if not self.settings.check or job.kind == "load" or step in self.checked or self.costs.mean(step)[0] > allowed:
             return 0.0
-        return allowed
+        return max(0.0, allowed)
 
     def _changes(self, node: int) -> bool:
         """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
-        if not self.course.changing:
+        if not self.changing:
             return False
-        if self.changed[0] != len(self.course.changing):
+        if self.changed[0] != len(self.changing):
             of: dict[int, bool] = {}
             for k, n in enumerate(self.graph.nodes):  # needs stand before those that need them
-                of[k] = n.step in self.course.changing or any(of[m] for m in n.needs)
-            self.changed = (len(self.course.changing), of)
+                of[k] = n.step in self.changing or any(of[m] for m in n.needs)
+            self.changed = (len(self.changing), of)
         return self.changed[1][node]
 
     # ---- in ---------------------------------------------------------------------------------------------------------------
@@ -287,15 +283,15 @@ class _Run:
     def _predict(self) -> None:
         """Say how long the whole run will take, when so much of its work is done."""
         done = len(self.done)
-        if self.next_look == len(LOOKS) or done < max(4, self.glanced + GLANCE * self.graph.tasks):
+        if self.next_prediction == len(PREDICTED_AT) or done < max(4, self.glanced + GLANCE * self.graph.tasks):
             return
         self.glanced, each = done, typical(self.gaps)
         left_s = self._left_by_means(each)
         work_s = self.busy_s + each * done
         part = min(done / self.graph.tasks, work_s / (work_s + left_s) if work_s > 0 else 0.0)
-        if part < LOOKS[self.next_look]:
+        if part < PREDICTED_AT[self.next_prediction]:
             return
-        self.next_look = sum(p <= part for p in LOOKS)
+        self.next_prediction = sum(p <= part for p in PREDICTED_AT)
         elapsed, left_s = time.time() - self.began, left_s / self.engine.workers
         if self._uneven and SIMULATED_S * self.graph.tasks <= SIMULATED * left_s:
             known = self.numbers.found if self.numbers else {}
@@ -347,7 +343,7 @@ class _Run:
 
         What is under way may read it too, and is waited for.
         """
-        self.draining, until = True, time.monotonic() + DRAIN_S
+        until = time.monotonic() + DRAIN_S
         while self.course.running and time.monotonic() < until:
             self._listen(0.5)
         spoiled: set[int] = set()
@@ -378,6 +374,7 @@ class _Run:
             return
         took = ended - started
         self.busy_s += took
+        self.looked_s += report.look_s
         if not (report.stored and self.course.loaded[report.node]):
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
             self._gap(report.node, worker, started, ended)
@@ -388,10 +385,9 @@ class _Run:
             self.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
         if report.same is not None:
             self.checked.add(step)
-            self.looked_s += took
         if report.same is False:
-            self.course.changing.add(step)  # also where the task was cancelled meanwhile
-        self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.same, report.stored))  # fmt: skip
+            self.changing.add(step)
+        self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.stored))  # fmt: skip
         if report.same is False:
             self._withdraw(self._changes)
         elif self._changes(report.node):
@@ -413,7 +409,9 @@ class _Run:
     # ---- the end ----------------------------------------------------------------------------------------------------------
 
     def _values(self) -> tuple[Any, ...] | None:
-        """The results themselves; None where they were lost on the way. Raises FlowError where none is there."""
+        """The results themselves; None where they were lost on the way. Raises FlowError where none is there, or any is wrong."""
+        if self.spoiler is not None:
+            raise self._spoiled(self.spoiler)
         course = self.course
         views = [None if course.state[s] == State.FAILED else course.view(s) for _, s in self.graph.sinks]
         if all(v is None for v in views):
@@ -445,7 +443,7 @@ class _Run:
             configurations=graph.configurations, branches=graph.branches, branches_pruned=never,
             chosen=tuple(self._chosen(k, v) for k, v in enumerate(values)),
             peak_bytes=course.peak_bytes, workers=self.engine.workers, dropped=course.dropped,
-            predicted_s=next((p.seconds for p in self.predictions[:1] if p.part <= FIRST_LOOK), None), predictions=tuple(self.predictions), busy_s=self.busy_s, notes=tuple(self._notes()),
+            predicted_s=next((p.seconds for p in self.predictions[:1] if p.part <= FIRST_AT), None), predictions=tuple(self.predictions), busy_s=self.busy_s, notes=tuple(self._notes()),
             tasks=rows, choices=choices, memory=thinned(self.memory, MEMORY_ROWS),
         )  # fmt: skip
 
@@ -490,13 +488,8 @@ class _Run:
         options, sink = self.graph.sinks[k]
         if self.course.state[sink] == State.FAILED:
             return Chosen(options, None, None, "", self.course.reason.get(sink, "failed"))
-        plain = (
-            value
-            if isinstance(value, bool | int | float)
-            and math.isfinite(number_of(value) or 0.0)
-            and number_of(value) is not None
-            else None
-        )
+        number = number_of(value) if isinstance(value, bool | int | float) else None
+        plain = value if number is not None and math.isfinite(number) else None
         shown = value[:200] if isinstance(value, str) else plain
         return Chosen(self.course.options_of(sink), self._score_of(sink), shown, type(value).__name__)
 
@@ -507,7 +500,7 @@ class _Run:
 
     def _notes(self) -> list[str]:
         """What a person should know."""
-        notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.course.changing)]  # fmt: skip
+        notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.changing)]  # fmt: skip
         notes += [
             f"results of {label} and its like are not kept: {why}" for why, label in list(self.unkept.items())[:5]
         ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from partita.errors import BadInput
+from partita.files import read_bytes
 
 MOST_BYTES = 100_000_000  #: a longer file is begun anew
 
@@ -71,9 +72,9 @@ def numbers_in(path: Path) -> dict[str, float]:
 
 
 def read_numbers(path: Path) -> dict[str, float]:
-    """What the sound lines of a file come to. Raises BadInput where it is no text or too large. O(lines)."""
+    """What the sound lines of a file come to. Raises BadInput where it cannot be read. O(lines)."""
     found: dict[str, float] = {}
-    for line in path.read_bytes().decode("utf-8", "replace").splitlines():
+    for line in read_bytes(path, BadInput).decode("utf-8", "replace").splitlines():
         try:
             key, value = json.loads(line)
             if isinstance(key, str) and value is None:

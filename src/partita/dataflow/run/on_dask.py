@@ -19,6 +19,7 @@ import logging
 import math
 import queue
 import secrets
+import statistics
 import time
 import warnings
 from collections import Counter
@@ -43,7 +44,7 @@ from partita.errors import BadInput, PartitaError
 CONNECT_S = 10.0
 LOOK_S = 1.0  #: how often futures are looked at for what nobody reported: a task whose worker died too often
 MOST_CLUMP, CLUMP_S = 20, 0.06  #: tasks, seconds
-MOVE_S, MOVE_BYTES_PER_S = 0.002, 300e6  #: a result from one worker to another
+MOVE_S, MOVE_BYTES_PER_S = 0.002, 150e6  #: a result from one worker to another, encrypted
 MOVE_WEIGHT = 3.0  #: times that long somebody must wait before moving is better
 ENDED = ("error", "cancelled", "lost", "finished")
 NOBODY_S = 60.0  #: without any worker, before a run is given up
@@ -130,12 +131,14 @@ class _Clump:
     reads: Sequence[_Clump]  #: while it is under way
     each_s: float  #: expected of each of its tasks
     done_s: float  #: when it is expected to be done; by time.monotonic()
+    each_bytes: float  #: expected of each result
     lies: set[str] = field(default_factory=set)  #: workers that have its results, or will
-    size_bytes: float = 0.0
+    size_bytes: float = field(init=False)  #: of all its results; expected, of those without a report
     future: Any = None
 
     def __post_init__(self) -> None:
         self.lies.add(self.worker)
+        self.size_bytes = self.left * self.each_bytes
 
 
 @dataclass
@@ -238,6 +241,7 @@ class OnDask:
             left=len(orders),
             reads=clumps,
             each_s=expected / len(orders),
+            each_bytes=statistics.fmean(_size(o, clumps) for o in orders),
             done_s=done_s,
         )
         self.load[clump.worker] = self.load.get(clump.worker, 0.0) + expected
@@ -325,7 +329,7 @@ class OnDask:
             del self.underway[report.node]
             clump, _ = self.clump_of[report.node]
             clump.lies.add(address)
-            clump.size_bytes += report.size_bytes
+            clump.size_bytes += report.size_bytes - clump.each_bytes
             self._lighten(clump)
         return report, name
 
@@ -457,6 +461,11 @@ def _register(client: Client, plugin: Functions) -> None:
 def _released(futures: Sequence[Any]) -> None:
     for future in futures:
         future.release()
+
+
+def _size(order: Order, reads: Sequence[_Clump]) -> float:
+    """Bytes expected of a result: of what has never run, those of the largest thing it reads."""
+    return max((c.size_bytes for c in reads), default=0.0) if order.size_bytes is None else order.size_bytes
 
 
 def _threads(client: Client) -> dict[str, int]:

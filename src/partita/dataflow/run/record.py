@@ -99,9 +99,8 @@ class RunRecord:
     peak_bytes: float
     workers: int
     dropped: int  #: results let go of for want of memory
-    predicted_s: (
-        float | None
-    )  #: when a tenth of the tasks and of their time was done: the whole run's seconds; None where that was never seen
+    #: the whole run's seconds, as told when a tenth of the tasks and of their time was done; None where that was never seen
+    predicted_s: float | None
     predictions: tuple[Prediction, ...]
     busy_s: float  #: of all tasks together
     notes: tuple[str, ...]

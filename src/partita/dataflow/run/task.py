@@ -24,7 +24,7 @@ from partita.errors import PartitaError, place_of, sentence_of
 
 WRITE_BYTES_PER_S = 200e6
 WRITE_S = 0.004  #: of a file, synchronised
-LOOK_BYTES = 20e6  #: inputs larger than this are not digested to see whether a step changes them
+DIGEST_BYTES_PER_S = 400e6  #: inputs that take longer to digest than a look may are not looked at
 WORTH_KEEPING = 1.0  #: a result is stored when computing took so many times what storing takes
 
 
@@ -39,9 +39,8 @@ class Told(NamedTuple):
     label: str  #: of the step
     arguments: tuple[tuple[str, Any], ...]  #: with a `Slot` for each input
     keep: bool  #: whether the result may be stored
-    twice_s: float = (
-        0.0  #: see whether it leaves its inputs alone, and run it twice, where it takes no longer than this
-    )
+    #: see whether it leaves its inputs alone, and run it twice, where that takes no longer than this
+    look_s: float = 0.0
 
 
 class Order(NamedTuple):
@@ -52,6 +51,7 @@ class Order(NamedTuple):
     place: int  #: in the order
     brief: bool = False  #: so short and small that it travels with others
     seconds: float = 0.0  #: expected
+    size_bytes: float | None = None  #: expected of its result; None: nothing like it has run
 
 
 def needed(inputs: Sequence[View]) -> list[int]:
@@ -64,9 +64,8 @@ class Report(NamedTuple):
 
     node: int
     turn: int
-    state: Literal[
-        "done", "failed", "lost", "spoils"
-    ]  #: spoils: it changed what it was given, and others read the same
+    #: spoils: it changed what it was given, and others read the same
+    state: Literal["done", "failed", "lost", "spoils"]
     started_s: float
     ended_s: float
     size_bytes: float = 0.0
@@ -74,6 +73,7 @@ class Report(NamedTuple):
     same: bool | None = None
     stored: bool = False
     reason: str = ""  #: why it failed; or, where it is done, why its result could not be kept
+    look_s: float = 0.0  #: spent on looking whether it gives the same again, beside its time
 
 
 def missing(told: Told) -> Report:
@@ -90,21 +90,25 @@ def execute(
     if told.kind == "load":
         return _loaded(told, started, store)
     arguments = {name: _filled(a, inputs) for name, a in told.arguments}
-    look = told.twice_s and told.step not in looked and size_of(list(inputs)) <= LOOK_BYTES
-    before = _content(list(inputs)) if look else None
+    before = None
     try:
+        if told.look_s and told.step not in looked and size_of(list(inputs)) <= told.look_s * DIGEST_BYTES_PER_S:
+            before = _content(list(inputs))
         began = time.time()
         result = _called(function, arguments)
         took = time.time() - began
         ended = started + took
         if before and _content(list(inputs)) != before:
             return None, Report(told.node, told.turn, "spoils", started, ended)
-        same = _again(function, arguments, result) if before and took <= told.twice_s else None
+        same = _again(function, arguments, result) if before and took <= told.look_s else None
         if same is not None:
             looked.add(told.step)
+        look_s = time.time() - ended if before else 0.0
         stored, why = _stored(told, store, result, took) if told.keep and same is not False else (False, "")
         number = number_of(result)
-        return result, Report(told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why)
+        return result, Report(
+            told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why, look_s
+        )
     except (Exception, SystemExit) as error:  # a library that wants to end the program loses its branch only
         if before and _content(list(inputs)) != before:
             return None, Report(told.node, told.turn, "spoils", started, time.time())

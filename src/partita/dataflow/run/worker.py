@@ -38,9 +38,8 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     """A run's functions by the number of their step; every worker has them before its first task, restarted ones too."""
 
     paths: tuple[str, ...]  #: where the flow's own modules lie
-    anew: tuple[
-        str, ...
-    ]  #: those of them that a worker may have imported for an earlier run, from another file or an older one
+    #: those of them that a worker may have imported for an earlier run, from another file or an older one
+    anew: tuple[str, ...]
     store: Store | None
     name: str = ""
     packed: bytes = b""  #: of the functions, by value where they are the user's own
