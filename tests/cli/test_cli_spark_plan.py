@@ -66,3 +66,38 @@ def test_flags_are_checked(tmp_path: Path, capsys: Capture) -> None:
     for flag, value in (("--budget-s", "0"), ("--budget-s", "nan"), ("--seed", "-1"), ("--method", "best")):
         assert main(["spark", "plan", str(tmp_path / "problem.json"), flag, value]) == 2
         assert "hint:" in capsys.readouterr().err
+
+
+def test_writes_and_executors_go_through_all_verbs(tmp_path: Path, capsys: Capture) -> None:
+    stages = [
+        {"network_s": 1.0, "cpu_s": 4.0, "parents": [], "write_s": 2.0},
+        {"network_s": 1.0, "cpu_s": 4.0, "parents": []},
+        {"network_s": 0.5, "cpu_s": 1.0, "parents": [0, 1]},
+    ]
+    problem, plan = tmp_path / "problem.json", tmp_path / "plan.json"
+    problem.write_text(json.dumps({"jobs": [{"release_s": 0.0, "stages": stages}], "executors": 2}))
+    assert main(["spark", "plan", str(problem), "--budget-s", "0.2", "-o", str(plan), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["value_s"] == pytest.approx(1 + 4 + 2 + 1.5)
+    rows = {r["stage"]: r for r in found["schedule"]}
+    assert {rows[s].get("executor", 0) for s in (0, 1)} == {0, 1}
+    assert [s for s, r in rows.items() if "write_start_s" in r] == [0]
+    assert "cpu 1" in found["drawing"]
+    assert main(["spark", "explain", str(plan), "--budget-s", "0.1"]) == 0
+    assert main(["spark", "report", str(plan), "-o", str(tmp_path / "page.html")]) == 0
+    assert '<th class="n">write</th>' in (tmp_path / "page.html").read_text()
+    capsys.readouterr()
+    assert main(["spark", "simulate", str(problem)]) == 2
+    assert "the problem has 2 executors" in capsys.readouterr().err
+    one = {"jobs": [{"release_s": 0.0, "stages": stages}]}
+    problem.write_text(json.dumps(one))
+    assert main(["spark", "simulate", str(problem), "--policy", "srpt", "-o", str(plan)]) == 0
+    assert ShopFile.read(plan).problem.writes
+    app = tmp_path / "app.py"
+    app.write_text("def jobs(spark): return {}")
+    capsys.readouterr()
+    assert main(["spark", "run", str(app), "--order", str(plan), "--master", "spark://127.0.0.1:7077"]) == 2
+    assert "plans writes" in capsys.readouterr().err
+    problem.write_text(json.dumps({**one, "executors": 0}))
+    assert main(["spark", "plan", str(problem)]) == 2
+    assert "it has 0 executors; 1 to 1,000 are possible" in capsys.readouterr().err

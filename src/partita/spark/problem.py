@@ -1,11 +1,18 @@
 """The DAG shop: jobs of stages that fetch over one network and then compute on one CPU.
 
-A stage may begin to fetch when its job has been released and all its parents have computed; it may begin to compute when
-it has fetched. Network and CPU do one stage at a time, without interruption; a phase of no length needs neither. A machine
-may stand idle although something could run on it.
+A stage may begin to fetch when its job has been released and all its parents are done; it may begin to compute when it has
+fetched. Network and CPU do one stage at a time, without interruption; a phase of no length needs neither. A machine may
+stand idle although something could run on it.
 
     {"jobs": [{"release_s": 0.0, "stages": [{"network_s": 2.0, "cpu_s": 3.0, "parents": []},
                                             {"network_s": 1.0, "cpu_s": 0.5, "parents": [0]}]}]}
+
+Two extensions (the paper names a third phase; how it and executors are defined here is reconstructed):
+
+    "write_s": 0.7     of a stage: when it has computed, it writes over the same network, to a store on other machines;
+                       then it is done
+    "executors": 4     of the problem: so many equal CPUs, each of which computes one stage at a time; all fetch over
+                       the one network
 """
 
 from __future__ import annotations
@@ -22,21 +29,22 @@ from partita.records import lean, record
 MOST_JOBS = 20_000
 MOST_STAGES = 50_000  #: of all jobs
 MOST_PARENTS = 1_000_000  #: of all stages
+MOST_EXECUTORS = 1_000
 LARGEST_S = 1e12  #: longer times are taken for a slip
 
 
 @dataclass(frozen=True, slots=True)
 class ShopStage:
-    """A fetch over the network, then a computation."""
+    """A fetch over the network, then a computation, then perhaps a write over the network."""
 
     network_s: float
     cpu_s: float
     parents: tuple[int, ...] = ()  #: indices of stages of the same job, in any order
     name: str = ""
-    network_range_s: tuple[float, float] | None = (
-        None  #: where the fetch lies, as it was measured; planners use network_s
-    )
+    #: where the fetch lies, as it was measured; planners use network_s
+    network_range_s: tuple[float, float] | None = None
     cpu_range_s: tuple[float, float] | None = None
+    write_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,15 @@ class ShopJob:
 
 @dataclass(frozen=True)
 class ShopProblem:
-    """Jobs that share one network and one CPU."""
+    """Jobs that share one network and one CPU, or several."""
 
     jobs: tuple[ShopJob, ...]
+    executors: int = 1
+
+    @property
+    def writes(self) -> bool:
+        """Whether any stage has a third phase."""
+        return any(s.write_s > 0 for j in self.jobs for s in j.stages)
 
     def __len__(self) -> int:
         """Stages of all jobs."""
@@ -62,6 +76,8 @@ class ShopProblem:
         """Every fault at once; empty when the problem is sound. O(stages + parents)."""
         if not self.jobs:
             return ["it has no jobs"]
+        if not 1 <= self.executors <= MOST_EXECUTORS:
+            return [f"it has {self.executors} executors; 1 to {MOST_EXECUTORS:,} are possible"]
         parents = sum(len(s.parents) for j in self.jobs for s in j.stages)
         counts = ((len(self.jobs), MOST_JOBS, "jobs"), (len(self), MOST_STAGES, "stages"), (parents, MOST_PARENTS, "parents"))  # fmt: skip
         faults = [f"it has {n:,} {what}; at most {most:,} are planned" for n, most, what in counts if n > most]
@@ -95,6 +111,7 @@ def _job_faults(job: ShopJob) -> list[str]:
     for s, stage in enumerate(job.stages):
         faults += _time_fault(f" stage {s}", "network_s", stage.network_s)
         faults += _time_fault(f" stage {s}", "cpu_s", stage.cpu_s)
+        faults += _time_fault(f" stage {s}", "write_s", stage.write_s)
         faults += _range_fault(s, "network_range_s", stage.network_range_s) + _range_fault(
             s, "cpu_range_s", stage.cpu_range_s
         )

@@ -22,12 +22,18 @@ FORMAT, VERSION = "partita-spark-plan", 1
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When one stage fetches and computes."""
+    """When one stage fetches and computes, on which executor, and when it writes, if it does."""
 
     job: int
     stage: int
     network_start_s: float
     cpu_start_s: float
+    executor: int = 0
+    write_start_s: float | None = None
+
+    def end_s(self, stage: ShopStage) -> float:
+        """When it is done."""
+        return self.cpu_start_s + stage.cpu_s if self.write_start_s is None else self.write_start_s + stage.write_s
 
 
 def faults(problem: ShopProblem, schedule: tuple[Start, ...]) -> list[str]:
@@ -37,43 +43,64 @@ def faults(problem: ShopProblem, schedule: tuple[Start, ...]) -> list[str]:
     if len(at) != len(schedule) or at.keys() != wanted:
         return [f"it has {len(schedule)} stages; the problem has {len(wanted)}, each wanted once"]
     stages = {(r.job, r.stage): problem.jobs[r.job].stages[r.stage] for r in schedule}
-    if not all(math.isfinite(r.network_start_s) and math.isfinite(r.cpu_start_s) for r in schedule):
+    starts = (x for r in schedule for x in (r.network_start_s, r.cpu_start_s, r.write_start_s or 0.0))
+    if not all(map(math.isfinite, starts)):
         return ["a start is not a finite number"]
-    slack = TOLERANCE * max(abs(r.cpu_start_s) + stages[r.job, r.stage].cpu_s for r in schedule)
-    found = []
+    slack = TOLERANCE * max(abs(r.end_s(stages[r.job, r.stage])) for r in schedule)
+    found = [
+        f"job {r.job} stage {r.stage} is on the unknown executor {r.executor}; the problem has 0 to {problem.executors - 1}"
+        for r in schedule
+        if not 0 <= r.executor < problem.executors
+    ]
     for (j, s), r in at.items():
         stage = stages[j, s]
-        done = [at[j, p].cpu_start_s + stages[j, p].cpu_s for p in stage.parents]
+        done = [at[j, p].end_s(stages[j, p]) for p in stage.parents]
         ready, fetched = max([problem.jobs[j].release_s, *done]), r.network_start_s + stage.network_s
         if r.network_start_s < ready - slack:
             found.append(f"job {j} stage {s} fetches at {r.network_start_s:g} s, but may only from {ready:g} s on")
         if r.cpu_start_s < fetched - slack:
             found.append(f"job {j} stage {s} computes at {r.cpu_start_s:g} s, but has fetched at {fetched:g} s")
+        if (r.write_start_s is not None) != (stage.write_s > 0):
+            found.append(f"job {j} stage {s} writes for {stage.write_s:g} s, from {r.write_start_s} on")
+        elif r.write_start_s is not None and r.write_start_s < r.cpu_start_s + stage.cpu_s - slack:
+            found.append(
+                f"job {j} stage {s} writes at {r.write_start_s:g} s, but has computed at {r.cpu_start_s + stage.cpu_s:g} s"
+            )
     return found + _overlaps(schedule, stages, slack)
 
 
 def _overlaps(schedule: tuple[Start, ...], stages: Mapping[tuple[int, int], ShopStage], slack: float) -> list[str]:
     """Phases that are on a machine at once; those of no length are on none."""
-    found = []
-    for machine in ("network", "cpu"):
-        rows = [(float(getattr(r, f"{machine}_start_s")), float(getattr(stages[r.job, r.stage], f"{machine}_s")), r) for r in schedule]  # fmt: skip
-        spans = sorted(((at, at + length, r.job, r.stage) for at, length, r in rows if length > 0))
-        found += [
-            f"job {a[2]} stage {a[3]} and job {b[2]} stage {b[3]} are on the {machine} at once, at {b[0]:g} s"
-            for a, b in itertools.pairwise(spans)
-            if b[0] < a[1] - slack
-        ]
-    return found
+    machines: dict[str, list[tuple[float, float, int, int]]] = {}
+    for r in schedule:
+        stage = stages[r.job, r.stage]
+        cpu = f"CPU of executor {r.executor}" if r.executor else "cpu"
+        rows = (("network", r.network_start_s, stage.network_s), (cpu, r.cpu_start_s, stage.cpu_s), ("network", r.write_start_s, stage.write_s))  # fmt: skip
+        for machine, at, length in rows:
+            if at is not None and length > 0:
+                machines.setdefault(machine, []).append((at, at + length, r.job, r.stage))
+    return [
+        f"job {a[2]} stage {a[3]} and job {b[2]} stage {b[3]} are on the {machine} at once, at {b[0]:g} s"
+        for machine, spans in machines.items()
+        for a, b in itertools.pairwise(sorted(spans))
+        if b[0] < a[1] - slack
+    ]
 
 
 def value(problem: ShopProblem, schedule: tuple[Start, ...], objective: Objective) -> float:
     """Seconds: the last end, or the mean over jobs of completion minus release. O(n)."""
-    done = [0.0] * len(problem.jobs)
-    for r in schedule:
-        done[r.job] = max(done[r.job], r.cpu_start_s + problem.jobs[r.job].stages[r.stage].cpu_s)
+    done = ends(problem, schedule)
     if objective == "makespan":
         return max(done)
     return sum(d - j.release_s for d, j in zip(done, problem.jobs, strict=True)) / len(done)
+
+
+def ends(problem: ShopProblem, schedule: tuple[Start, ...]) -> list[float]:
+    """[jobs] seconds at which each is done. O(n)."""
+    done = [0.0] * len(problem.jobs)
+    for r in schedule:
+        done[r.job] = max(done[r.job], r.end_s(problem.jobs[r.job].stages[r.stage]))
+    return done
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,19 @@ def test_tasks_of_other_stages_widen_the_range_of_the_cpu(tmp_path: Path) -> Non
     assert [j.stages[0].cpu_range_s for j in jobs] == [(2.0, 4.0)] * 2
 
 
+def test_of_rounds_without_phases_the_last_whole_one_is_taken(tmp_path: Path) -> None:
+    events = head()
+    for k in range(3):
+        one = stage_info(k)
+        marks = {"partita__round": str(k), "partita__job": "a", "partita__policy": "fifo"}
+        events += [job_start(k, 10 * k, [one], **marks), submitted(one), task(k, 0, 10 * k, 10 * k + 3 - k)]
+        events += [completed(one), job_end(k, 10 * k + 3 - k)] if k < 2 else []
+    found = captured(tmp_path, events)
+    (job,) = found.problem.jobs
+    assert (job.name, job.stages[0].cpu_s) == ("a", 2.0)
+    assert "of 3 rounds the last whole one is here: Java was warm" in found.notes
+
+
 def test_releases_are_when_jobs_were_submitted_or_together(tmp_path: Path) -> None:
     one, two = stage_info(0), stage_info(1)
     events = [*head(), job_start(0, 0.0, [one]), submitted(one), task(0, 0, 0, 1), completed(one), job_end(0, 1)]

@@ -60,24 +60,36 @@ def layered(n: int, seed: int, jobs: int = 1, dense: bool = False) -> Json:
     return {"jobs": [job(n // jobs) for _ in range(jobs)]}
 
 
+def widened(problem: Json, seed: int) -> Json:
+    """The problem with writes here and there, and one to three executors."""
+    dice = random.Random(seed)
+    for job in problem["jobs"]:
+        for stage in job["stages"]:
+            if dice.random() < 0.5:
+                stage["write_s"] = dice.choice((dice.uniform(0.1, 5.0), float(dice.randint(1, 4))))
+    return {**problem, "executors": dice.randint(1, 3)}
+
+
 def least(problem: Json) -> tuple[float, float]:
-    """(the least makespan, the least mean completion) over every order of the operations; idling is allowed, for a
-    machine waits for the next operation of the order. For a few stages only."""
+    """(the least makespan, the least mean completion) over every order of the operations and every executor for each; idling
+    is allowed, for a machine waits for the next operation of the order. For a few stages only."""
     jobs = problem["jobs"]
-    ops = [(j, s, phase) for j, job in enumerate(jobs) for s in range(len(job["stages"])) for phase in (0, 1)]
+    lengths = ("network_s", "cpu_s", "write_s")
+    phases = {(j, s): 3 if stage.get("write_s") else 2 for j, job in enumerate(jobs) for s, stage in enumerate(job["stages"])}  # fmt: skip
+    ops = [(*at, phase) for at, count in phases.items() for phase in range(count)]
     best = [float("inf"), float("inf")]
     seen: dict[Any, list[tuple[float, ...]]] = {}
     release = [job.get("release_s", 0.0) for job in jobs]
 
-    def grow(done: dict[Any, float], free: tuple[float, float], mask: int) -> None:
-        ends = [max((done[j, s, 1] for s in range(len(job["stages"])) if (j, s, 1) in done), default=0.0) for j, job in enumerate(jobs)]  # fmt: skip
+    def grow(done: dict[Any, float], network: float, cpus: tuple[float, ...], mask: int) -> None:
+        ends = [max(done.get((j, s, phases[j, s] - 1), 0.0) for s in range(len(job["stages"]))) for j, job in enumerate(jobs)]  # fmt: skip
         if max(ends) >= best[0] and sum(e - r for e, r in zip(ends, release, strict=True)) / len(jobs) >= best[1]:
             return
         if len(done) == len(ops):
             best[0] = min(best[0], max(ends))
             best[1] = min(best[1], sum(e - r for e, r in zip(ends, release, strict=True)) / len(jobs))
             return
-        state = (*free, *(done.get(o, 0.0) for o in ops))
+        state = (network, *cpus, *(done.get(o, 0.0) for o in ops))
         if any(all(a <= b for a, b in zip(old, state, strict=True)) for old in seen.get(mask, [])):
             return
         seen.setdefault(mask, []).append(state)
@@ -85,16 +97,20 @@ def least(problem: Json) -> tuple[float, float]:
             if mask >> k & 1:
                 continue
             stage = jobs[j]["stages"][s]
-            needs = [(j, s, 0)] if phase else [(j, p, 1) for p in stage["parents"]]
+            needs = [(j, s, phase - 1)] if phase else [(j, p, phases[j, p] - 1) for p in stage["parents"]]
             if any(o not in done for o in needs):
                 continue
-            at = max([release[j], *(done[o] for o in needs)])
-            length = stage["cpu_s"] if phase else stage["network_s"]
-            if length > 0:
-                at = max(at, free[phase])
-            end = at + length
-            then = free if length <= 0 else (end, free[1]) if phase == 0 else (free[0], end)
-            grow({**done, (j, s, phase): end}, then, mask | 1 << k)
+            ready, length = max([release[j], *(done[o] for o in needs)]), stage[lengths[phase]]
+            if length <= 0:
+                grow({**done, (j, s, phase): ready}, network, cpus, mask | 1 << k)
+            elif phase != 1:
+                end = max(ready, network) + length
+                grow({**done, (j, s, phase): end}, end, cpus, mask | 1 << k)
+            else:
+                for lane in range(len(cpus)):
+                    end = max(ready, cpus[lane]) + length
+                    then = tuple(sorted((*cpus[:lane], end, *cpus[lane + 1 :])))
+                    grow({**done, (j, s, phase): end}, network, then, mask | 1 << k)
 
-    grow({}, (0.0, 0.0), 0)
+    grow({}, 0.0, (0.0,) * problem.get("executors", 1), 0)
     return best[0], best[1]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from spark.plan.shop_brute import Json, instance, layered, least
+from spark.plan.shop_brute import Json, instance, layered, least, widened
 
 from partita.errors import BadInput
 from partita.nouns.plan import Verdict
@@ -31,18 +32,27 @@ def judged(problem: Json, method: str = "auto", objective: Objective = "makespan
 
 
 def assert_sound(problem: Json, schedule: tuple[Start, ...]) -> None:
-    at = {(r.job, r.stage): r for r in schedule}
-    busy: dict[str, list[tuple[float, float]]] = {"network": [], "cpu": []}
+    rows = {(r.job, r.stage): r for r in schedule}
+    busy: dict[Any, list[tuple[float, float]]] = {}
+    ends = {
+        at: r.cpu_start_s + stage["cpu_s"] if r.write_start_s is None else r.write_start_s + stage["write_s"]
+        for at, r in rows.items()
+        for stage in [problem["jobs"][r.job]["stages"][r.stage]]
+    }
     for j, job in enumerate(problem["jobs"]):
         for s, stage in enumerate(job["stages"]):
-            r = at.pop((j, s))
-            ends = [x.cpu_start_s + job["stages"][x.stage]["cpu_s"] for x in schedule if x.job == j and x.stage in stage["parents"]]  # fmt: skip
+            r = rows.pop((j, s))
             slack = 1e-9 * max(1.0, r.cpu_start_s)
-            assert r.network_start_s >= max([job["release_s"], *ends]) - slack
+            assert r.network_start_s >= max([job["release_s"], *(ends[j, p] for p in stage["parents"])]) - slack
             assert r.cpu_start_s >= r.network_start_s + stage["network_s"] - slack
-            busy["network"].append((r.network_start_s, stage["network_s"]))
-            busy["cpu"].append((r.cpu_start_s, stage["cpu_s"]))
-    assert not at
+            assert (r.write_start_s is not None) == (stage.get("write_s", 0.0) > 0)
+            assert 0 <= r.executor < problem.get("executors", 1)
+            busy.setdefault("network", []).append((r.network_start_s, stage["network_s"]))
+            busy.setdefault(r.executor, []).append((r.cpu_start_s, stage["cpu_s"]))
+            if r.write_start_s is not None:
+                assert r.write_start_s >= r.cpu_start_s + stage["cpu_s"] - slack
+                busy["network"].append((r.write_start_s, stage["write_s"]))
+    assert not rows
     for spans in busy.values():
         taken = sorted((at, at + length) for at, length in spans if length > 0)
         assert all(b[0] >= a[1] - 1e-9 * max(1.0, a[1]) for a, b in itertools.pairwise(taken))
@@ -58,6 +68,33 @@ def test_few_stages_are_planned_best_and_no_bound_is_above(seed: int) -> None:
             assert verdict.lower_bound_s <= best + near, method
             if method not in RULES:
                 assert verdict.value_s == pytest.approx(best, abs=near), method
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_writes_and_executors_are_planned_best_and_no_bound_is_above(seed: int) -> None:
+    problem = widened(instance(1000 + seed, 3), seed)
+    for objective, best in zip(OBJECTIVES, least(problem), strict=True):
+        near = 1e-8 * max(1.0, best)
+        for method in METHODS:
+            verdict = judged(problem, method, objective, 0.1)
+            assert verdict.lower_bound_s <= best + near, method
+            if method not in RULES:
+                assert verdict.value_s == pytest.approx(best, abs=near), method
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("seed", range(6))
+def test_many_stages_on_executors_are_planned_close_to_what_is_proven(seed: int, objective: Objective) -> None:
+    problem = widened(instance(seed + 200, 10), seed)
+    best, found = judged(problem, "exact", objective, 5.0), judged(problem, "search", objective, 0.2)
+    assert found.lower_bound_s <= best.value_s * (1 + NEAR)
+    assert found.value_s <= best.value_s * 1.05 + NEAR
+
+
+def test_more_executors_than_stages_compute_all_at_once() -> None:
+    stages = [{"network_s": 0.0, "cpu_s": 3.0, "parents": []}] * 5
+    found = judged({"jobs": [{"release_s": 0.0, "stages": stages}], "executors": 1000}, "search")
+    assert (found.value_s, found.lower_bound_s) == pytest.approx((3.0, 3.0))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -161,6 +198,8 @@ def test_unknown_names_are_refused() -> None:
         (lambda s: tuple(Start(r.job, r.stage, 0.0, r.cpu_start_s) for r in s), "at once"),
         (lambda s: tuple(Start(r.job, r.stage, r.network_start_s, 0.0) for r in s), "computes at 0 s"),
         (lambda s: (Start(0, s[0].stage, float("nan"), 0.0), *s[1:]), "not a finite number"),
+        (lambda s: (replace(s[0], executor=1), *s[1:]), "unknown executor 1; the problem has 0 to 0"),
+        (lambda s: (replace(s[0], write_start_s=9.0), *s[1:]), "writes for 0 s, from 9.0 on"),
     ],
 )
 def test_what_is_no_schedule_is_seen(change: Any, words: str) -> None:

@@ -22,7 +22,7 @@ from partita.page.text import Kind, draw, facts, percent, seconds, table
 from partita.spark.capture.event_log import EventLog, read_event_log
 from partita.spark.report.gantt import completions, measured, stages_of_jobs, timeline
 from partita.spark.run.told import POLICIES, Answer, Policy, Told
-from partita.spark.schedule import ShopFile
+from partita.spark.schedule import ShopFile, ends
 from partita.testbed.units import parse_rate
 
 if TYPE_CHECKING:
@@ -52,6 +52,12 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
     _check(options)
     file = ShopFile.read(options.order) if options.order else None
+    if file and (file.problem.writes or file.problem.executors > 1):
+        what = "writes" if file.problem.writes else f"{file.problem.executors} executors"
+        raise BadInput(
+            f"{options.order} plans {what}: under a plan each phase has the whole network or all CPUs to itself",
+            hint="plan the problem that partita spark capture wrote",
+        )
     policy: Policy = "plan" if file else options.policy or "one-by-one"
     with contextlib.ExitStack() as stack:
         stack.enter_context(_terminated())
@@ -160,10 +166,8 @@ def _document(options: argparse.Namespace, policy: str, file: ShopFile | None, l
 
 def _predicted(file: ShopFile) -> tuple[float, float]:
     """(makespan, mean completion) that a plan promises; jobs count from 0 on, for that is when they are released here."""
-    ends = [0.0] * len(file.problem.jobs)
-    for r in file.schedule:
-        ends[r.job] = max(ends[r.job], r.cpu_start_s + file.problem.jobs[r.job].stages[r.stage].cpu_s)
-    return max(ends), statistics.fmean(ends)
+    done = ends(file.problem, file.schedule)
+    return max(done), statistics.fmean(done)
 
 
 def _kept(options: argparse.Namespace, file: ShopFile | None, log: EventLog, number: str, policy: str, document: dict[str, Any]) -> dict[str, Any]:  # fmt: skip

@@ -52,6 +52,11 @@ class LoggedJob:
     stages: tuple[int, ...]  #: numbers of the stages it asked for
     properties: Mapping[str, str]
 
+    @property
+    def whole(self) -> bool:
+        """It was done well."""
+        return self.ended_s is not None and not self.failed
+
 
 @dataclass(frozen=True)
 class EventLog:

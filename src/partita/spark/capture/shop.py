@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,8 +103,7 @@ def spans_of(log: EventLog, number: str) -> list[Span]:
     found = []
     with damaged(CaptureError, log.path, hint="capture a log that partita spark run wrote"):
         for job in log.jobs:
-            whole = job.ended_s is not None and not job.failed
-            if whole and job.properties.get(ROUND) == number and PHASE in job.properties:
+            if job.whole and job.properties.get(ROUND) == number and PHASE in job.properties:
                 stage, machine = job.properties[PHASE].split()
                 rows[job.properties[JOB], int(stage), machine == "network"].append(job)
         for (name, of_stage, network), jobs in rows.items():
@@ -179,17 +178,20 @@ def _from_tasks(log: EventLog, rate_bytes_per_s: float | None) -> Captured:
     jobs: list[ShopJob] = []
     kept: list[LoggedStage] = []
     skipped, open_ = 0, 0
-    for job in log.jobs:
+    busy, rounds = _busy(log), {n: [j for j in log.jobs if j.properties.get(ROUND) == n] for n in rounds_of(log)}
+    whole_rounds = [jobs for jobs in rounds.values() if all(j.whole for j in jobs)]
+    if len(rounds) > 1:
+        notes.append(f"of {len(rounds)} rounds the last whole one is here: Java was warm")
+    for job in (whole_rounds or list(rounds.values()) or [list(log.jobs)])[-1]:
         ran = [log.stages[s] for s in job.stages if s in log.stages and owner.setdefault(s, job.number) == job.number]
         skipped += len(job.stages) - len(ran)
-        ended = job.ended_s is not None and not job.failed
-        whole = [s for s in ran if len(s.tasks) and (s.done or ended)]
+        whole = [s for s in ran if len(s.tasks) and (s.done or job.whole)]
         open_ += len(ran) - len(whole)
         if not whole:
             continue
         whole.sort(key=lambda s: (s.last_rdd, s.number))
         at = {s.number: k for k, s in enumerate(whole)}
-        stages = tuple(_tasked(log, s, at, rate_bytes_per_s) for s in whole)
+        stages = tuple(_tasked(busy, s, at, rate_bytes_per_s) for s in whole)
         jobs.append(ShopJob(stages, job.submitted_s, job.properties.get(JOB) or f"job {job.number}"))
         kept += whole
     if not jobs:
@@ -239,14 +241,14 @@ def _network(log: EventLog, stages: Sequence[LoggedStage], rate: float | None) -
     return []
 
 
-def _tasked(log: EventLog, stage: LoggedStage, at: dict[int, int], rate: float | None) -> ShopStage:
-    rows = [_executor(log, stage, e, rate) for e in dict.fromkeys(stage.executors)]
+def _tasked(busy: Mapping[str, Busy], stage: LoggedStage, at: dict[int, int], rate: float | None) -> ShopStage:
+    rows = [_executor(busy[e], stage, e, rate) for e in dict.fromkeys(stage.executors)]
     net, cpu = (max((r[m] for r in rows), key=lambda r: r[1]) for m in (0, 1))
     parents = tuple(sorted(at[p] for p in stage.parents if p in at))
     return ShopStage(net[1], cpu[1], parents, stage.name, (net[0], net[2]), (cpu[0], cpu[2]))
 
 
-def _executor(log: EventLog, stage: LoggedStage, executor: str, rate: float | None) -> tuple[Range, Range]:
+def _executor(busy: Busy, stage: LoggedStage, executor: str, rate: float | None) -> tuple[Range, Range]:
     """The phases of a stage on one executor."""
     mine = stage.tasks[[e == executor for e in stage.executors]]
     spent = float((mine[:, FINISH] - mine[:, LAUNCH]).sum()) or 1.0
@@ -258,24 +260,34 @@ def _executor(log: EventLog, stage: LoggedStage, executor: str, rate: float | No
         network = (sent, sent, max(sent, requests))
     else:
         network = (min(wait, requests), requests, max(requests, wait))
-    beside = _beside(log, stage, executor, mine)
+    beside = max(1.0, busy.between_s(float(mine[:, LAUNCH].min()), float(mine[:, FINISH].max())) / spent)
     return network, (cpu / beside, cpu, max(cpu, union))
 
 
-def _beside(log: EventLog, stage: LoggedStage, executor: str, mine: FloatArray) -> float:
-    """Tasks of all stages per task of this one on an executor, while those of this one ran; at least 1. O(tasks)."""
-    spent = float((mine[:, FINISH] - mine[:, LAUNCH]).sum())
-    if spent <= 0:
-        return 1.0
-    begin, end = float(mine[:, LAUNCH].min()), float(mine[:, FINISH].max())
-    total = 0.0
-    for other in log.stages.values():
-        if other is not stage and len(other.tasks) and other.tasks[:, FINISH].max() > begin and other.tasks[:, LAUNCH].min() < end:  # fmt: skip
-            theirs = other.tasks[[e == executor for e in other.executors]]
-            total += float(
-                np.clip(np.minimum(theirs[:, FINISH], end) - np.maximum(theirs[:, LAUNCH], begin), 0.0, None).sum()
-            )
-    return 1.0 + total / spent
+class Busy:
+    """What all tasks on one executor have spent up to any moment."""
+
+    def __init__(self, launch: FloatArray, finish: FloatArray) -> None:
+        """[tasks] seconds each."""
+        self._ends = tuple((np.sort(t), np.concatenate([[0.0], np.cumsum(np.sort(t))])) for t in (launch, finish))
+
+    def until_s(self, at: float) -> float:
+        """Seconds of all tasks before a moment. O(log tasks)."""
+        began, ended = ((k := int(np.searchsorted(t, at))) * at - float(sums[k]) for t, sums in self._ends)
+        return began - ended
+
+    def between_s(self, begin: float, end: float) -> float:
+        """Seconds of all tasks between two moments, those of tasks that ran at once counted each."""
+        return self.until_s(end) - self.until_s(begin)
+
+
+def _busy(log: EventLog) -> dict[str, Busy]:
+    """Executor -> what it was busy with. O(tasks log tasks)."""
+    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for stage in (s for s in log.stages.values() if len(s.tasks)):
+        for executor, launch, finish in zip(stage.executors, stage.tasks[:, LAUNCH], stage.tasks[:, FINISH], strict=True):  # fmt: skip
+            rows[executor].append((float(launch), float(finish)))
+    return {e: Busy(*np.array(r).T) for e, r in rows.items()}
 
 
 def union_s(start: FloatArray, end: FloatArray) -> float:

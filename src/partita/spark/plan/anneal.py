@@ -26,14 +26,14 @@ class Walk(NamedTuple):
     values: FloatArray  #: [2] of `order` and of `best`
 
 
-class Machines(NamedTuple):
-    """What each machine does, in time."""
+class Lanes(NamedTuple):
+    """What each lane of the network, then each of the CPU, does in time."""
 
-    begin: FloatArray  #: [2n] of the phases on the network, then, from n on, of those on the CPU
-    finish: FloatArray  #: [2n]
-    phases: IntArray  #: [2] how many
-    solid: IntArray  #: [2] from this phase on, without a gap
-    same: IntArray  #: [2] of a trial: so many first phases are as before it
+    begin: FloatArray  #: [lanes n] of the phases of lane m, from m n on
+    finish: FloatArray  #: [lanes n]
+    phases: IntArray  #: [lanes] how many
+    solid: IntArray  #: [lanes] from this phase on, without a gap
+    same: IntArray  #: [lanes] of a trial: so many first phases are as before it
 
 
 @compiled
@@ -54,18 +54,19 @@ def anneal(
 
     The temperature falls from `heat_s` to nothing over the quota. Stops at target_s. tail: [n] as `tails` gives it.
     """
-    n = len(shop.net)
+    n, lanes = len(shop.net), shop.width.sum()
     order = walk.order
     position = np.empty(2 * n, np.int64)
     start, before = np.zeros(2 * n), np.zeros(2 * n)
-    kept = _machines(n)
-    trial = _machines(n)
-    counts = np.zeros((2 * n + 1, 4), np.int64)  # before a place: phases of each machine, `solid` of each
+    lane, lane_before = np.zeros(2 * n, np.int64), np.zeros(2 * n, np.int64)
+    kept = _lanes(n, lanes)
+    trial = _lanes(n, lanes)
+    counts = np.zeros((2 * n + 1, 2 * lanes), np.int64)  # before a place: phases of each lane, `solid` of each
     marked = np.zeros(2 * n, np.bool_)
     saved, passed, moved = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(2 * n, np.int64)
     jobs_done = np.zeros(len(shop.release))
-    _place(shop, tail, order, 0, start, before, trial, np.inf)
-    _settle(shop, order, 1, start, kept, counts, position)
+    _place(shop, tail, order, 0, start, before, lane, lane_before, trial, np.inf)
+    _settle(shop, order, 1, start, lane, kept, counts, position)
     trial.same[:] = 0
     begin, finish, kept_begin, kept_finish = trial.begin, trial.finish, kept.begin, kept.finish
     while done < until and walk.values[1] > target_s:
@@ -78,29 +79,29 @@ def anneal(
             continue
         cooling = 1.0 - done / quota
         limit = walk.values[0] - heat_s * cooling * cooling * np.log(uniform(random) + 1e-300)
-        for m in range(2):
-            trial.phases[m], trial.solid[m] = counts[low, m], counts[low, 2 + m]
+        for m in range(lanes):
+            trial.phases[m], trial.solid[m] = counts[low, m], counts[low, lanes + m]
             for k in range(m * n + trial.same[m], m * n + counts[low, m]):
                 begin[k], finish[k] = kept_begin[k], kept_finish[k]
             done += max(0, counts[low, m] - trial.same[m]) // 8
             trial.same[m] = counts[low, m]
-        last = _place(shop, tail, order, low, start, before, trial, np.inf if mean else limit)
-        done += last - low
+        last = _place(shop, tail, order, low, start, before, lane, lane_before, trial, np.inf if mean else limit)
+        done += (last - low) * lanes // 2
         value = np.inf
         if last == 2 * n:
             value = _value(shop, start, jobs_done, mean)
         if value <= limit:
-            low = _settle(shop, order, low, start, kept, counts, position)
-            for m in range(2):
+            low = _settle(shop, order, low, start, lane, kept, counts, position)
+            for m in range(lanes):
                 trial.same[m] = min(trial.same[m], counts[low, m])
-            done += n - low // 2
+            done += (n - low // 2) * lanes // 2
             walk.values[0] = value
             if value < walk.values[1]:
                 walk.values[1] = value
                 walk.best[:] = order
         else:
             for k in range(low, last):
-                start[order[k]] = before[order[k]]
+                start[order[k]], lane[order[k]] = before[order[k]], lane_before[order[k]]
             order[low : high + 1] = saved[: high + 1 - low]
     return done
 
@@ -113,12 +114,14 @@ def _place(
     low: int,
     start: FloatArray,
     before: FloatArray,
-    machines: Machines,
+    lane: IntArray,
+    lane_before: IntArray,
+    lanes: Lanes,
     limit: float,
 ) -> int:
     """Place the operations from place `low` of the order on, each in the first gap of its machine that is long enough; what
-    their starts were goes to `before`. Returns the place where it ended: behind the last one, or where the makespan was
-    seen to exceed the limit."""
+    their starts and lanes were goes to `before` and `lane_before`. Returns the place where it ended: behind the last one, or
+    where the makespan was seen to exceed the limit."""
     n = len(shop.net)
     net, cpu, ready, first, parent = (
         shop.net,
@@ -127,26 +130,25 @@ def _place(
         shop.parent_first,
         shop.parent,
     )  # read once: it is dear
-    begin, finish, count = machines.begin, machines.finish, machines.phases
-    solid, same = machines.solid, machines.same
+    begin, finish, count, solid, same = lanes.begin, lanes.finish, lanes.phases, lanes.solid, lanes.same
+    networks, all_lanes = shop.width[0], shop.width[0] + shop.width[1]
     for k in range(low, 2 * n):
         op = order[k]
         if op < n:
-            at, length, left, m = ready[op], net[op], tail[op], 0
+            at, length, left, first_lane, end_lane = ready[op], net[op], tail[op], 0, networks
             for e in range(first[op], first[op + 1]):
                 at = max(at, start[n + parent[e]] + cpu[parent[e]])
         else:
-            at, length, left, m = start[op - n] + net[op - n], cpu[op - n], tail[op - n] - net[op - n], 1
-        if length > 0:  # in the first gap from `at` on
-            last = m * n + count[m]
-            i = m * n + solid[m]
-            if i < last and begin[i] < at + length:  # not before what has no gap
-                at, i = max(at, finish[last - 1]), last
-            while i > m * n and finish[i - 1] > at:
-                i -= 1
-            while i < last and begin[i] < at + length:
-                at = max(at, finish[i])
-                i += 1
+            at, length, left = start[op - n] + net[op - n], cpu[op - n], tail[op - n] - net[op - n]
+            first_lane, end_lane = networks, all_lanes
+        if length > 0:  # in the first gap from `at` on; of gaps that begin together, in the one that wastes least
+            m, i, soonest, waste = 0, 0, np.inf, np.inf
+            for a in range(first_lane, end_lane):
+                gap, then = _gap(begin, finish, a * n, a * n + count[a], a * n + solid[a], at, length)
+                idle = then - (finish[gap - 1] if gap > a * n else 0.0)
+                if then < soonest or (then == soonest and idle < waste):
+                    m, i, soonest, waste = a, gap, then, idle
+            at, last = soonest, m * n + count[m]
             same[m] = min(same[m], i - m * n)
             if i < last:
                 solid[m] += 1
@@ -156,6 +158,8 @@ def _place(
                 solid[m] = count[m]
             begin[i], finish[i] = at, at + length
             count[m] += 1
+            lane_before[op] = lane[op]
+            lane[op] = m
         before[op] = start[op]
         start[op] = at
         if (at + left) * (1 - 1e-12) > limit:
@@ -164,18 +168,41 @@ def _place(
 
 
 @compiled
-def _machines(n: int) -> Machines:
-    count, solid, same = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64)
-    return Machines(np.empty(2 * n), np.empty(2 * n), count, solid, same)
+def _gap(
+    begin: FloatArray, finish: FloatArray, first: int, last: int, solid: int, at: float, length: float
+) -> tuple[int, float]:
+    """(place, start) of a phase in the first gap from `at` on of a lane whose phases are first .. last - 1."""
+    i = solid
+    if i < last and begin[i] < at + length:  # not before what has no gap
+        at, i = max(at, finish[last - 1]), last
+    while i > first and finish[i - 1] > at:
+        i -= 1
+    while i < last and begin[i] < at + length:
+        at = max(at, finish[i])
+        i += 1
+    return i, at
+
+
+@compiled
+def _lanes(n: int, lanes: int) -> Lanes:
+    count, solid, same = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+    return Lanes(np.empty(lanes * n), np.empty(lanes * n), count, solid, same)
 
 
 @compiled
 def _settle(
-    shop: Shop, order: IntArray, low: int, start: FloatArray, kept: Machines, counts: IntArray, position: IntArray
+    shop: Shop,
+    order: IntArray,
+    low: int,
+    start: FloatArray,
+    lane: IntArray,
+    kept: Lanes,
+    counts: IntArray,
+    position: IntArray,
 ) -> int:
-    """Sort the order by start from place `low` on, as is nearly done already, and note what each machine does. Equal ones
+    """Sort the order by start from place `low` on, as is nearly done already, and note what each lane does. Equal ones
     keep their order, so that what is waited for stays before. Returns the first place that changed. O(2n - low + moves)."""
-    n = len(shop.net)
+    n, lanes = len(shop.net), len(kept.phases)
     net, cpu, begin, finish = shop.net, shop.cpu, kept.begin, kept.finish
     for k in range(max(1, low), 2 * n):
         op = order[k]
@@ -186,22 +213,21 @@ def _settle(
         order[i] = op
         low = min(low, i)
     low = max(0, low - 1)
-    network, processor, solid_network, solid_processor = counts[low]
     for k in range(low, 2 * n):
         op = order[k]
         at = start[op]
         position[op] = k
-        counts[k, 0], counts[k, 1], counts[k, 2], counts[k, 3] = network, processor, solid_network, solid_processor
-        if op < n and net[op] > 0:
-            if network > 0 and at > finish[network - 1]:
-                solid_network = network
-            begin[network], finish[network] = at, at + net[op]
-            network += 1
-        if op >= n and cpu[op - n] > 0:
-            if processor > 0 and at > finish[n + processor - 1]:
-                solid_processor = processor
-            begin[n + processor], finish[n + processor] = at, at + cpu[op - n]
-            processor += 1
+        for column in range(2 * lanes):
+            counts[k + 1, column] = counts[k, column]
+        length = net[op] if op < n else cpu[op - n]
+        if length > 0:
+            m = lane[op]
+            phases = counts[k, m]
+            i = m * n + phases
+            if phases > 0 and at > finish[i - 1]:
+                counts[k + 1, lanes + m] = phases
+            begin[i], finish[i] = at, at + length
+            counts[k + 1, m] = phases + 1
     return low
 
 

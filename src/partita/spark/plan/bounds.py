@@ -80,8 +80,8 @@ def _mean(shop: Shop, around: Ends) -> Bound:
     candidates = [Bound(float(alone.mean()), "every job alone")]
     machines = []
     for name, work, head, tail in (
-        ("the network", shop.net, around.fetch, around.fetched),
-        ("the CPU", shop.cpu, around.compute, around.computed),
+        ("the network", shop.net / shop.width[0], around.fetch, around.fetched),
+        ("the CPU", shop.cpu / shop.width[1], around.compute, around.computed),
     ):
         load = np.asarray(np.bincount(shop.job, work, jobs), np.float64)
         busy = work > 0

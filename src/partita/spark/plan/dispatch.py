@@ -34,49 +34,58 @@ def dispatched(shop: Shop, net_rank: IntArray, cpu_rank: IntArray, first_fetched
     sources = sources[np.argsort(shop.ready[sources], kind="mergesort")]
     net_heap, cpu_heap = np.empty(n, np.int64), np.empty(n, np.int64)
     net_size, cpu_size = 0, 0
-    fetched_rank = np.empty(n, np.int64)  # with first_fetched: when a stage was fetched, as a count
-    fetched_by = np.empty(n, np.int64)
+    fetched_by = np.empty(n, np.int64)  # with first_fetched: stages as they were fetched
     fetched = 0
     begun = np.empty(n, np.int64)  # stack of stages that may fetch
     order = np.empty(2 * n, np.int64)
     made, released = 0, 0
     now = 0.0
-    fetching, computing = -1, -1
-    fetch_end, compute_end = np.inf, np.inf
+    fetching, fetch_end = np.full(shop.width[0], -1), np.full(shop.width[0], np.inf)
+    computing, compute_end = np.full(shop.width[1], -1), np.full(shop.width[1], np.inf)
+    over, through = np.empty(n, np.int64), np.empty(n, np.int64)  # stacks of stages that have just fetched, computed
     while made < 2 * n:
         waiting = 0  # stages that may fetch now
-        over, through = -1, -1  # a stage that has just fetched, computed
-        if fetching >= 0 and fetch_end <= now:
-            over, fetching, fetch_end = fetching, -1, np.inf
-        if computing >= 0 and compute_end <= now:
-            through, computing, compute_end = computing, -1, np.inf
+        some_over, some_through = 0, 0
+        for lane in range(len(fetching)):
+            if fetch_end[lane] <= now:
+                over[some_over] = fetching[lane]
+                some_over += 1
+                fetching[lane], fetch_end[lane] = -1, np.inf
+        for lane in range(len(computing)):
+            if compute_end[lane] <= now:
+                through[some_through] = computing[lane]
+                some_through += 1
+                computing[lane], compute_end[lane] = -1, np.inf
         while released < len(sources) and shop.ready[sources[released]] <= now:
             begun[waiting] = sources[released]
             waiting += 1
             released += 1
-        while over >= 0 or through >= 0 or waiting > 0:
-            if through >= 0:
-                for e in range(shop.child_first[through], shop.child_first[through + 1]):
+        while some_over > 0 or some_through > 0 or waiting > 0:
+            if some_through > 0:
+                some_through -= 1
+                s = through[some_through]
+                for e in range(shop.child_first[s], shop.child_first[s + 1]):
                     c = shop.child[e]
                     missing[c] -= 1
                     if missing[c] == 0:
                         begun[waiting] = c
                         waiting += 1
-                through = -1
-            elif over >= 0:
-                if shop.cpu[over] > 0:
-                    rank = cpu_rank[over]
+            elif some_over > 0:
+                some_over -= 1
+                s = over[some_over]
+                if shop.cpu[s] > 0:
+                    rank = cpu_rank[s]
                     if first_fetched:
-                        fetched_rank[over], fetched_by[fetched] = fetched, over
+                        fetched_by[fetched] = s
                         rank = fetched
                         fetched += 1
                     push(cpu_heap, cpu_size, rank)
                     cpu_size += 1
                 else:
-                    order[made] = n + over
+                    order[made] = n + s
                     made += 1
-                    through = over
-                over = -1
+                    through[some_through] = s
+                    some_through += 1
             else:
                 waiting -= 1
                 s = begun[waiting]
@@ -86,21 +95,24 @@ def dispatched(shop: Shop, net_rank: IntArray, cpu_rank: IntArray, first_fetched
                 else:
                     order[made] = s
                     made += 1
-                    over = s
-        if fetching < 0 and net_size > 0:
-            fetching = by_net[pop(net_heap, net_size)]
-            net_size -= 1
-            order[made] = fetching
-            made += 1
-            fetch_end = now + shop.net[fetching]
-        if computing < 0 and cpu_size > 0:
-            least = pop(cpu_heap, cpu_size)
-            computing = fetched_by[least] if first_fetched else by_cpu[least]
-            cpu_size -= 1
-            order[made] = n + computing
-            made += 1
-            compute_end = now + shop.cpu[computing]
-        then = min(fetch_end, compute_end)
+                    over[some_over] = s
+                    some_over += 1
+        for lane in range(len(fetching)):
+            if fetching[lane] < 0 and net_size > 0:
+                s = by_net[pop(net_heap, net_size)]
+                net_size -= 1
+                order[made] = s
+                made += 1
+                fetching[lane], fetch_end[lane] = s, now + shop.net[s]
+        for lane in range(len(computing)):
+            if computing[lane] < 0 and cpu_size > 0:
+                least = pop(cpu_heap, cpu_size)
+                s = fetched_by[least] if first_fetched else by_cpu[least]
+                cpu_size -= 1
+                order[made] = n + s
+                made += 1
+                computing[lane], compute_end[lane] = s, now + shop.cpu[s]
+        then = min(fetch_end.min(), compute_end.min())
         if released < len(sources):
             then = min(then, shop.ready[sources[released]])
         now = then

@@ -108,12 +108,16 @@ def _program(cp_model: Any, shop: Shop, hint: IntArray, horizon: int) -> tuple[A
     begin = [program.new_int_var(ready[k % n], horizon, "") for k in range(2 * n)]
     for k, at in enumerate(hint.tolist()):
         program.add_hint(begin[k], at)
-    for machine in (range(n), range(n, 2 * n)):
-        busy = [k for k in machine if length[k] > 0]
-        program.add_no_overlap([program.new_fixed_size_interval_var(begin[k], length[k], "") for k in busy])
+    alone = (shop.width == 1).tolist()  # a machine that does one phase at a time
+    for m, machine in enumerate((range(n), range(n, 2 * n))):
+        busy = [program.new_fixed_size_interval_var(begin[k], length[k], "") for k in machine if length[k] > 0]
+        if alone[m]:
+            program.add_no_overlap(busy)
+        else:
+            program.add_cumulative(busy, [1] * len(busy), int(shop.width[m]))
     for a, b in _unordered(shop) if n <= MOST_PAIRED else ():
         for i, j in ((a, b), (n + a, n + b)):
-            if length[i] > 0 and length[j] > 0:
+            if length[i] > 0 and length[j] > 0 and alone[i >= n]:
                 first = program.new_bool_var("")
                 program.add(begin[j] >= begin[i] + length[i]).only_enforce_if(first)
                 program.add(begin[i] >= begin[j] + length[j]).only_enforce_if(first.negated())

@@ -39,11 +39,12 @@ def shared(shop: Shop, delay: FloatArray) -> FloatArray:
     now, network, processor, over = 0.0, 0.0, 0.0, 0
     while over < n:
         begins = waiting[0][0] if len(waiting) else np.inf
-        fetched = now + (fetching[0][0] - network) * len(fetching) if len(fetching) else np.inf
-        computed = now + (computing[0][0] - processor) * len(computing) if len(computing) else np.inf
+        beside = max(1.0, len(fetching) / shop.width[0]), max(1.0, len(computing) / shop.width[1])  # phases a lane
+        fetched = now + (fetching[0][0] - network) * beside[0] if len(fetching) else np.inf
+        computed = now + (computing[0][0] - processor) * beside[1] if len(computing) else np.inf
         then = max(now, min(begins, fetched, computed))
-        network += (then - now) / max(1, len(fetching))
-        processor += (then - now) / max(1, len(computing))
+        network += (then - now) / beside[0]
+        processor += (then - now) / beside[1]
         now = then
         if computed <= now:
             processor, s = heapq.heappop(computing)

@@ -7,6 +7,7 @@ For a stage v all ancestors u have to be fetched and computed before. With a *he
                    longest way of those that could run (Jackson 1955, Carlier 1982)
     flow shop      the ancestors whose head is at least h and whose way is at least w: h + Johnson's makespan + w
 
+(of a machine with several lanes: one lane that is as many times as fast, and with interruption does all that they do),
 and so on from wave to wave: heads of ancestors make better heads. The same of the mirrored shop gives tails.
 """
 
@@ -91,7 +92,7 @@ def through(
 
     fetch, compute: [k] heads; fetched, computed: [k] ways from the end of either phase. O(k log k).
     """
-    net, cpu = shop.net[stages], shop.cpu[stages]
+    net, cpu = shop.net[stages] / shop.width[0], shop.cpu[stages] / shop.width[1]
     both = max(
         nested(np.argsort(-fetch), fetch, computed, net, cpu), nested(np.argsort(-computed), fetch, computed, net, cpu)
     )

@@ -20,7 +20,8 @@ from partita.spark.plan.exact import available, solve
 from partita.spark.plan.fluid import delay_stage, fair
 from partita.spark.plan.rules import RULES
 from partita.spark.plan.search import Found, found, improved, starts
-from partita.spark.plan.shop import Numbered, numbered, timed
+from partita.spark.plan.shop import Numbered, lanes_of, numbered, timed
+from partita.spark.plan.writes import with_writes, without_writes
 from partita.spark.problem import ShopJob, ShopProblem, ShopStage
 from partita.spark.schedule import Objective, ShopFile, Start
 
@@ -46,6 +47,9 @@ def plan_spark(
     if objective not in OBJECTIVES:
         raise BadInput(f"unknown objective {objective!r}", hint=f"known: {', '.join(OBJECTIVES)}")
     compile_kernels()
+    if problem.writes:
+        file = plan_spark(without_writes(problem), method, objective, budget_s=budget_s, seed=seed)
+        return with_writes(file, problem)
     early = min((j.release_s for j in problem.jobs), default=0.0)
     if early > 0:  # small differences of large times would be lost
         file = plan_spark(_moved(problem, -early), method, objective, budget_s=budget_s, seed=seed)
@@ -81,8 +85,9 @@ def _begun_later(file: ShopFile, problem: ShopProblem, by_s: float) -> ShopFile:
 def compile_kernels() -> None:
     """Compile what planning runs, so that it takes nothing of a budget: seconds at the first call on a machine."""
     stages = (ShopStage(1.0, 2.0), ShopStage(2.0, 1.0, (0,)), ShopStage(1.0, 1.0, (0,)))
-    work = numbered(ShopProblem((ShopJob(stages), ShopJob(stages, 1.0))))
-    for mean in (False, True):
+    problem = ShopProblem((ShopJob(stages), ShopJob(stages, 1.0)))
+    for mean, executors in ((False, 1), (True, 2)):
+        work = numbered(replace(problem, executors=executors))
         bound_of(work.shop, mean)
         improved(work, starts(work, mean), mean, budget_s=1e-4, deadline=math.inf, seed=0, target_s=0.0)
         baselines(work, mean)
@@ -125,7 +130,8 @@ def schedule(work: Numbered, best: Found) -> tuple[Start, ...]:
     """The starts of the stages, by the start of fetching. O(n log n)."""
     n = len(work.shop.net)
     at = timed(work.shop, best.order)
-    rows = zip(work.job.tolist(), work.stage.tolist(), at[:n].tolist(), at[n:].tolist(), strict=True)
+    lane = lanes_of(at[n:], work.shop.cpu)
+    rows = zip(work.job.tolist(), work.stage.tolist(), at[:n].tolist(), at[n:].tolist(), lane.tolist(), strict=True)
     return tuple(Start(*r) for r in sorted(rows, key=lambda r: (r[2], r[3], r[0], r[1])))
 
 

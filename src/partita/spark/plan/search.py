@@ -25,6 +25,7 @@ HEATS = (0.5, 0.25, 0.12, 0.06)  #: of each phase of a round, in operations of m
 REACH = 0.8  #: of a move at most, in stages
 EXCHANGES = 120  #: of two jobs, at most,
 MOST_STAGES = 200_000  #: and so many stages put into order by them
+MOST_CELLS = 5_000_000  #: stages x lanes that are annealed
 NEAR = 1e-12  #: a value so close to the bound is the bound
 
 
@@ -103,6 +104,8 @@ def improved(
     mean_s = float(shop.net.sum() + shop.cpu.sum()) / (2 * n)
     tail, random = tails(shop), seeded(seed & 0x7FFFFFFF)
     best, target, reach = begin[0], target_s * (1 + NEAR), max(4, int(n * REACH))
+    if n * int(shop.width.sum()) > MOST_CELLS:
+        return best
     quota = int(min(MOST_WORK, WORK_PER_S * budget_s)) // (ROUNDS * len(HEATS))
     for turn in range(ROUNDS):
         here = begin[min(turn, len(begin) - 1)] if turn < ROUNDS - 1 else best

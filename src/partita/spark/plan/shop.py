@@ -6,6 +6,8 @@ its phases in that order, each as soon as it can. For every schedule there is an
 own operations by their start), so the best order is the best schedule, idling on purpose included:
 
     order   fetch 0, fetch 1, compute 1, compute 0      the CPU waits for stage 1 although stage 0 could compute
+
+A machine that does several phases at once has as many *lanes*, all alike: the CPU one for each executor.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Shop(NamedTuple):
     child_first: IntArray  #: [n + 1] rows of `child`
     child: IntArray
     release: FloatArray  #: [jobs]
+    width: IntArray  #: [2] lanes of the network, of the CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +47,7 @@ class Numbered:
 
 
 def numbered(problem: ShopProblem) -> Numbered:
-    """The arrays of a sound problem. O(stages + parents)."""
+    """The arrays of a sound problem without writes (see `writes`). O(stages + parents)."""
     job, stage, parents = list[int](), list[int](), list[list[int]]()
     for j, work in enumerate(problem.jobs):
         order = in_order(work.stages)[0]
@@ -57,7 +60,18 @@ def numbered(problem: ShopProblem) -> Numbered:
     release = np.array([j.release_s for j in problem.jobs], np.float64)
     owner = np.array(job, np.int64)
     net, cpu = (np.array([getattr(s, what) for s in of], np.float64) for what in ("network_s", "cpu_s"))
-    shop = Shop(net, cpu, release[owner], owner, up.start, up.items, down.start, down.items, release)
+    shop = Shop(
+        net,
+        cpu,
+        release[owner],
+        owner,
+        up.start,
+        up.items,
+        down.start,
+        down.items,
+        release,
+        np.array([1, min(problem.executors, len(of))]),
+    )
     return Numbered(shop, owner, np.array(stage, np.int64))
 
 
@@ -80,7 +94,7 @@ def backwards(shop: Shop) -> Shop:
     jobs = len(shop.release)
     cpu, net = (np.ascontiguousarray(a[::-1], np.float64) for a in (shop.cpu, shop.net))
     job = np.ascontiguousarray((jobs - 1 - shop.job)[::-1], np.int64)
-    return Shop(cpu, net, np.zeros(n), job, *up, *down, np.zeros(jobs))
+    return Shop(cpu, net, np.zeros(n), job, *up, *down, np.zeros(jobs), shop.width[::-1].copy())
 
 
 @compiled
@@ -100,7 +114,7 @@ def timed(shop: Shop, order: IntArray) -> FloatArray:
     """[2n] when each operation starts. O(n + edges)."""
     n = len(shop.net)
     start = np.zeros(2 * n)
-    network, processor = 0.0, 0.0
+    network, processor = np.zeros(shop.width[0]), np.zeros(shop.width[1])  # when each lane is free
     for op in order:
         if op < n:
             at = shop.ready[op]
@@ -108,16 +122,30 @@ def timed(shop: Shop, order: IntArray) -> FloatArray:
                 p = shop.parent[e]
                 at = max(at, start[n + p] + shop.cpu[p])
             if shop.net[op] > 0:
-                at = max(at, network)
-                network = at + shop.net[op]
+                lane = np.argmin(network)
+                at = max(at, network[lane])
+                network[lane] = at + shop.net[op]
         else:
             s = op - n
             at = start[s] + shop.net[s]
             if shop.cpu[s] > 0:
-                at = max(at, processor)
-                processor = at + shop.cpu[s]
+                lane = np.argmin(processor)
+                at = max(at, processor[lane])
+                processor[lane] = at + shop.cpu[s]
         start[op] = at
     return start
+
+
+def lanes_of(start: FloatArray, length: FloatArray) -> IntArray:
+    """[k] a lane for each phase, so that none are on one at once: as few as may be. O(k log k + k lanes)."""
+    lane, free = np.zeros(len(start), np.int64), list[float]()
+    for k in np.lexsort((length, start)).tolist():
+        if length[k] <= 0:
+            continue
+        fits = [at for at in range(len(free)) if free[at] <= start[k]]
+        lane[k] = max(fits, key=lambda at: free[at]) if fits else len(free)
+        free[lane[k] : lane[k] + 1] = [float(start[k] + length[k])]
+    return lane
 
 
 def completions(shop: Shop, start: FloatArray) -> FloatArray:

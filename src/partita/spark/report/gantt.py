@@ -17,8 +17,16 @@ from partita.spark.problem import ShopProblem
 from partita.spark.run.told import JOB, ROUND
 from partita.spark.schedule import ShopFile
 
-MACHINES = ("network", "cpu")
-Row = tuple[int, int, int, float, float]  #: job, stage, machine, start and end in seconds
+MACHINES = ("network", "cpu")  #: with one executor
+PHASES = (*MACHINES, "write")
+NETWORK, CPU, WRITE = range(3)  #: of PHASES
+Row = tuple[int, int, int, int, float, float]  #: job, stage, phase, machine, start and end in seconds
+
+
+def machines(problem: ShopProblem) -> tuple[str, ...]:
+    """What has a row of its own in a drawing."""
+    many = problem.executors > 1
+    return ("network", *(f"cpu {k}" for k in range(problem.executors))) if many else MACHINES
 
 
 def timeline(file: ShopFile) -> Timeline:
@@ -27,9 +35,16 @@ def timeline(file: ShopFile) -> Timeline:
     rows = []
     for r in file.schedule:
         stage = jobs[r.job].stages[r.stage]
-        rows.append((r.job, r.stage, 0, r.network_start_s, r.network_start_s + stage.network_s))
-        rows.append((r.job, r.stage, 1, r.cpu_start_s, r.cpu_start_s + stage.cpu_s))
+        rows.append((r.job, r.stage, NETWORK, 0, r.network_start_s, r.network_start_s + stage.network_s))
+        rows.append((r.job, r.stage, CPU, 1 + r.executor, r.cpu_start_s, r.cpu_start_s + stage.cpu_s))
+        if r.write_start_s is not None:
+            rows.append((r.job, r.stage, WRITE, 0, r.write_start_s, r.end_s(stage)))
     return phases(file.problem, rows)
+
+
+def phase_of(t: Timeline, k: int) -> str:
+    """Which phase a span of `phases` is."""
+    return PHASES[int(t.instruction[k]) % len(PHASES)]
 
 
 def names_of(problem: ShopProblem) -> list[str]:
@@ -46,11 +61,13 @@ def phases(problem: ShopProblem, rows: Iterable[Row], source: str = "simulated",
     """
     jobs, names = problem.jobs, names_of(problem)
     first = [0, *itertools.accumulate(len(j.stages) for j in jobs)]
-    kept = sorted((2 * (first[j] + s) + m, j, s, m, start, end) for j, s, m, start, end in rows if end > start)
+    kept = sorted(
+        (len(PHASES) * (first[j] + s) + p, j, s, m, start, end) for j, s, p, m, start, end in rows if end > start
+    )
     number = [j if len(jobs) > 1 else s for _, j, s, *_ in kept]
     return Timeline(
-        MACHINES,
-        2,
+        machines(problem),
+        1 + problem.executors,
         np.array([k for k, *_ in kept], np.int64),
         np.array([m for _, _, _, m, *_ in kept], np.int32),
         tuple(f"{names[j]}.{s}" for _, j, s, *_ in kept),
@@ -73,7 +90,10 @@ def measured(problem: ShopProblem, log: EventLog, number: str, facts: Mapping[st
             f"{log.path} has no phases of these jobs in round {number}", hint="give the log of this plan's run"
         )
     zero = min(s.began_s for s in spans)
-    rows = [(at[s.job], s.stage, 0 if s.network else 1, s.began_s - zero, s.ended_s - zero) for s in spans]
+    rows = []
+    for s in spans:
+        phase = NETWORK if s.network else CPU
+        rows.append((at[s.job], s.stage, phase, phase, s.began_s - zero, s.ended_s - zero))
     return phases(problem, rows, "measured", facts)
 
 

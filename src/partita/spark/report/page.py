@@ -17,7 +17,7 @@ from partita.page.sheet import asset, cells, columns, document, footer, framed, 
 from partita.page.text import percent, seconds
 from partita.page.timelines import GAP, TITLE, ZOOM, Lane, Mark, Panel, frame, rectangles
 from partita.spark.problem import ShopProblem
-from partita.spark.report.gantt import MACHINES, names_of, timeline
+from partita.spark.report.gantt import PHASES, machines, names_of, phase_of, timeline
 from partita.spark.schedule import ShopFile
 
 MOST_STAGES = 300  #: rows of the table of stages
@@ -50,22 +50,23 @@ class SparkStory:
     def check(self) -> None:
         """Raise BadInput where the measured timeline is of other jobs."""
         if self.measured is not None and (
-            self.measured.queues != MACHINES or set(self.measured.label) - self.label.keys()
+            self.measured.queues != machines(self.problem) or set(self.measured.label) - self.label.keys()
         ):
             raise BadInput("the measured timeline is not of this plan", hint="give one run's files")
 
     def lengths(self, t: Timeline | None) -> dict[tuple[str, str], float]:
-        """(label, machine) -> seconds."""
+        """(label, phase) -> seconds."""
         if t is None:
             return {}
-        return {(t.label[k], t.queues[t.queue[k]]): float(t.end_s[k] - t.start_s[k]) for k in range(len(t))}
+        return {(t.label[k], phase_of(t, k)): float(t.end_s[k] - t.start_s[k]) for k in range(len(t))}
 
 
 def page(story: SparkStory) -> str:
     """The whole page. All text of the files is escaped. O(stages + spans)."""
     story.check()
     picture, data = _gantt(story)
-    shares = [(m, _share(story.predicted, m), _share(story.measured, m) if story.measured else None) for m in MACHINES]
+    rows = enumerate(machines(story.problem))
+    shares = [(m, _share(story.predicted, q), _share(story.measured, q) if story.measured else None) for q, m in rows]
     body = [
         header(story.title, *headline(story), bound_sentence(story)),
         section(
@@ -113,8 +114,8 @@ def _what(story: SparkStory) -> str:
     return story.file.verdict.objective.replace("-", " ")
 
 
-def _share(t: Timeline, machine: str) -> float:
-    mine = t.queue == MACHINES.index(machine)
+def _share(t: Timeline, machine: int) -> float:
+    mine = t.queue == machine
     return float((t.end_s - t.start_s)[mine].sum()) / (t.duration_s or 1.0)
 
 
@@ -124,7 +125,7 @@ def _gantt(story: SparkStory) -> tuple[str, dict[str, Any]]:
     top = 0.0
     for title, t in (("Predicted", story.predicted), ("Measured", story.measured)):
         if t is not None and len(t):
-            lanes = tuple(Lane(q, name, top + TITLE + q * 31.0, 26.0, True) for q, name in enumerate(MACHINES))
+            lanes = tuple(Lane(q, name, top + TITLE + q * 31.0, 26.0, True) for q, name in enumerate(t.queues))
             panels.append(Panel(title, t, top, lanes))
             top = panels[-1].bottom + GAP
     if not panels:
@@ -193,13 +194,14 @@ def _stages_note(story: SparkStory) -> str:
 
 
 def _stages(story: SparkStory) -> str:
-    heads = ["stage", "made at", "after", *MACHINES]
-    classes = ["", "wrap soft", "", "n", "n"]
+    phases = PHASES if story.problem.writes else PHASES[:2]
+    heads = ["stage", "made at", "after", *phases]
+    classes = ["", "wrap soft", "", *("n" for _ in phases)]
     one, two = story.lengths(story.predicted), story.lengths(story.measured)
     rows = []
     for label, (j, s) in list(story.label.items())[:MOST_STAGES]:
         stage = story.problem.jobs[j].stages[s]
-        pairs = [pair_ms(one.get((label, m)), two.get((label, m))) for m in MACHINES]
+        pairs = [pair_ms(one.get((label, p)), two.get((label, p))) for p in phases]
         rows.append(
             cells([words(label), words(stage.name), words(", ".join(map(str, stage.parents))), *pairs], classes)
         )

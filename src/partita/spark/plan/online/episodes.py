@@ -20,6 +20,7 @@ from partita.spark.plan.online.policies import RULES, ruled
 from partita.spark.plan.online.replan import TRIES, replanned
 from partita.spark.plan.online.world import Line, fresh_line
 from partita.spark.plan.shop import Numbered, Shop, numbered, tails
+from partita.spark.plan.writes import with_writes, without_writes
 from partita.spark.problem import ShopProblem
 from partita.spark.schedule import ShopFile, Start
 
@@ -82,6 +83,14 @@ def simulate_shop(
 
     Raises BadInput for an unknown policy.
     """
+    if problem.executors > 1:
+        raise BadInput(
+            f"jobs come to a shop with one CPU; the problem has {problem.executors} executors",
+            hint="plan it: partita spark plan; or simulate --traces DIR, for executors",
+        )
+    if problem.writes:
+        outcome, file = simulate_shop(without_writes(problem), policy, seed=seed, weights=weights)
+        return replace(outcome, stages=len(problem)), with_writes(file, problem)
     arrivals = Arrivals.of(problem)
     _compiled(policy)
     began = time.perf_counter()
