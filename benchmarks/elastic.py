@@ -4,7 +4,8 @@
 
 kills     `partita run --on-failure replan|replace` in turn, a random worker killed (SIGKILL) at a random moment between the
           start and the expected end of the run: does it end, and with the losses of an undisturbed one?
-overhead  seconds a step, all between two steps included, with copies in memory and watching, and without, in turn
+overhead  seconds a step, all between two steps included, with copies in memory and watching, and without: two runs that take
+          turns step by step
 slowed    `partita run --adapt`; after a third of its steps a competitor takes half of the last core. Then, with the competitor
           still there, a run by the plan that was measured and made beside it: the optimum. Before that, the same run without
           a competitor: how often does it change its plan for nothing?
@@ -25,27 +26,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from harness import Json, Machine, in_turn, parser, run_script, said
-from intervals import Claim, Interval, bootstrap, ratio
+from harness import Json, Machine, parser, run_script, said
+from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap, ratio, ratio_within_rounds
 from slowed import competitor
 
 from partita.cli.talk import Talk
 from partita.nouns.metrics import read_metrics
+from partita.nouns.plan import PlanFile
 from partita.page.text import table
 from partita.pipeline.plan.planner import plan_pipeline
+from partita.pipeline.run.loop import train
 from partita.training.measure.job import measure_job
+from partita.training.runtime.baton import Baton, Ring
+from partita.training.runtime.elastic import Elastic
 
 JOBS = Path(__file__).parent / "prediction_jobs.py"
-READY = ("--on-failure", "replace", "--adapt")
 SIZES = (2,)  #: of micro-batches
 CLOSE = 1e-5  #: of a loss, relative
 WARM = 6  #: steps of a run that are not counted
 LAST = 20  #: steps at the end of a slowed run whose median is its result
 SURVIVES = Claim("every run ends after a kill, with the losses of an undisturbed one", low=1.0, most_drift=math.inf)
-CHEAP = Claim("being ready for failures costs at most 3 % of a step", high=1.03)
+CHEAP = Claim("being ready for failures costs at most 3 % of a step", high=1.03, most_drift=WITHIN_ROUNDS)
 BACK = Claim("after a slow-down the step is within 5 % of the new optimum", high=1.05)
 SOON = Claim("within 40 steps", high=40.0)
 CALM = Claim("no change of plan on a quiet run", high=0.0)
@@ -187,24 +193,45 @@ def _killed(job: _Job, steps: int, how: str, after_s: float, lots: random.Random
 
 
 def overhead(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job) -> Json:
-    works = {"without": lambda: _step_s(job, options.steps), "with": lambda: _step_s(job, options.steps, *READY)}
-    found = in_turn(works, options.rounds, between=lambda: machine.look_again(30.0))
-    times = {name: list(s.results) for name, s in found.items()}
-    cost = ratio(times["with"], times["without"])
+    """Two runs at once that take turns step by step: one that is ready for failures, one that is not."""
+    steps, ready = WARM + options.rounds * options.steps, Elastic()
+    ways: dict[str, dict[str, Any]] = {"without": {}, "with": {"elastic": ready, "adapt": lambda change: None}}
+    with tempfile.TemporaryDirectory() as folder, Ring.started(Path(folder), 2 * len(ways)) as ring, ThreadPoolExecutor(len(ways)) as pool:  # fmt: skip
+        runs = {
+            name: pool.submit(
+                train, PlanFile.read(job.plan), job.source, {}, Path(folder) / name, steps=steps, turns=ring.turns(2 * k), **how
+            )
+            for k, (name, how) in enumerate(ways.items())
+        }  # fmt: skip
+        clock = clocked([Baton.of(ring.turns(2 * k + 1), 0) for k in range(len(ways))], steps)
+        try:
+            times = dict(zip(ways, clock, strict=True))
+            for run in runs.values():
+                run.result()
+        except BaseException:
+            ring.end()
+            raise
+    times = {name: took[WARM:] for name, took in times.items()}
+    cost = ratio_within_rounds(times["with"], times["without"])
     return {
         "step_s": times, "with_over_without": cost.value, "ratio_interval": {"with/without": cost.ends},
         "verdicts": machine.verdicts({"cheap": (CHEAP, cost)}),
     }  # fmt: skip
 
 
-def _step_s(job: _Job, steps: int, *options: str) -> float:
-    """Seconds a step of a run, with everything that comes between two."""
-    run = job.start(WARM + steps, *options)
-    began = run.wait_for(WARM)
-    ended = run.wait_for(WARM + steps)
-    if run.ended():
-        raise RuntimeError(run.said)
-    return (ended - began) / steps
+def clocked(behind: Sequence[Baton], steps: int) -> list[list[float]]:
+    """[runs][steps] seconds from the moment a run has the baton until it passes it on: with all that comes between two steps.
+
+    Each of `behind` stands behind one of the runs in the ring."""
+    took: list[list[float]] = [[] for _ in behind]
+    began = time.perf_counter()
+    for _ in range(steps):
+        for mine, row in zip(behind, took, strict=True):
+            mine.wait()
+            row.append(time.perf_counter() - began)
+            mine.give()
+            began = time.perf_counter()
+    return took
 
 
 # ---- slowed in the middle -----------------------------------------------------------------------------------------------

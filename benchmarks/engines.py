@@ -1,8 +1,8 @@
 """Engines compared in turn: the same steps by each, in blocks, another one first in each block; beside them, where they are
 wanted, copies of the whole job side by side.
 
-A block starts the workers anew and lets the engines take each step in turn (`compare_engines`). Between two blocks the copies
-have the cores for as many steps. Round k of the engines is paired with round k of the copies.
+A block starts the workers anew and lets the engines take each step in turn (`compare_engines`), and where there are several
+plans, or the copies, these too, round by round (`plans_in_turn`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import side_by_side
+from crew import Crew
 from harness import Json, Machine, order
-from intervals import RESTLESS_ALONE, Claim, Interval, bootstrap, over_median, ratio
+from intervals import RESTLESS_ALONE, Claim, Interval, over_median, ratio_within_rounds, within_rounds
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -29,6 +31,7 @@ from partita.nouns.plan import PlanFile
 from partita.page.text import percent, table
 from partita.pipeline.run.loop import Comparison, check_rounds, compare_engines
 from partita.simulate.run_speed import RunSpeed, run_speed
+from partita.training.runtime.baton import Baton, Ring
 
 WARMUP = side_by_side.WARMUP  #: rounds of a block that are not counted
 
@@ -69,14 +72,21 @@ class Compared:
         return statistics.median(self.steps(engine))
 
     def ratio(self, above: str, below: str) -> Interval:
-        """A step of one engine over a step of another."""
-        return ratio(self.steps(above), self.steps(below))
+        """A step of one engine over a step of another, round by round."""
+        return ratio_within_rounds(self.steps(above), self.steps(below))
 
     @property
     def limit(self) -> Interval:
         """How often as much w copies side by side do as one process alone."""
-        return bootstrap(
+        return within_rounds(
             lambda one, *many: len(many) * one / side_by_side.step_s(many), self.steps("single"), *self.copies
+        )
+
+    @property
+    def share_of_limit(self) -> Interval:
+        """How much of what w copies side by side do in a second the pipeline does; one process cancels out."""
+        return within_rounds(
+            lambda ours, *many: side_by_side.step_s(many) / len(many) / ours, self.steps("pipeline"), *self.copies
         )
 
     @property
@@ -174,48 +184,14 @@ def shares(rounds: int, blocks: int) -> list[int]:
 
 
 def compare_in_turn(
-    machine: Machine,
-    file: PlanFile,
-    source: str,
-    settings: Mapping[str, str],
-    out: Path,
-    engines: Sequence[str],
-    *,
-    rounds: int,
-    blocks: int,
-    talk: Talk,
-    first_block: int = 0,
-    with_copies: bool = False,
-    in_a_row: int = 1,
-) -> Compared:
-    """`rounds` less WARMUP counted rounds in so many blocks, each with a warm-up of its own; a probe before each block.
-
-    Raises BadInput where no round would be counted, and what a worker failed with.
-    """
-    check_rounds(rounds, WARMUP)
-    found = Compared()
-    with _copies(file, source, settings) if with_copies else contextlib.nullcontext() as side:
-        for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
-            machine.look_again(every_s=5.0)
-            for what in order(["engines", *(["copies"] if side else [])], k):
-                talk.progress(f"block {k + 1} of {blocks}: {what}", 0, counted)
-                if side is not None and what == "copies":
-                    found.sides.append(side_by_side.turn(side, counted))
-                    continue
-                names = order(engines, first_block + k)
-                block = compare_engines(
-                    file,
-                    source,
-                    settings,
-                    out,
-                    engines=names,
-                    rounds=counted + WARMUP,
-                    warmup=WARMUP,
-                    in_a_row=in_a_row,
-                )
-                found.blocks.append(block)
-                found.ran.append(run_speed(file, block.readings.get("pipeline")))
-    return found
+    machine: Machine, file: PlanFile, source: str, engines: Sequence[str], *, rounds: int, blocks: int, talk: Talk,
+    settings: Mapping[str, str] = MappingProxyType({}), with_copies: bool = False, out: Path | None = None,
+) -> Compared:  # fmt: skip
+    """`plans_in_turn` of one plan: its engines, and the copies where they are wanted. `out`: keeps the timelines."""
+    return plans_in_turn(
+        machine, {"": file}, source, {"": engines}, rounds=rounds, blocks=blocks, talk=talk, settings=settings,
+        with_copies=with_copies, out=out,
+    )[""]  # fmt: skip
 
 
 def plans_in_turn(
@@ -229,21 +205,76 @@ def plans_in_turn(
     talk: Talk,
     settings: Mapping[str, str] = MappingProxyType({}),
     with_copies: bool = False,
+    in_a_row: int = 1,
+    out: Path | None = None,
 ) -> dict[str, Compared]:
-    """Several plans of a job, each under its own engines, in blocks, another plan and another engine first each time; otherwise as
-    `compare_in_turn`."""
+    """Plans of a job, each under its own engines: `rounds` less WARMUP counted rounds in so many blocks, each with a warm-up of
+    its own and a probe before it; another plan and another engine first each time.
+
+    In a block all have their processes, and take turns round by round (`Ring`): round k of one was within seconds of round k of
+    another, so that ratios by `ratio_within_rounds` know nothing of how the machine drifts. Raises BadInput where no round would be
+    counted, and what a worker failed with.
+    """
+    check_rounds(rounds, WARMUP)
     found = {n: Compared() for n in files}
-    for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
-        for name in order(list(files), k):
-            with tempfile.TemporaryDirectory() as folder:
-                block = compare_in_turn(
-                    machine, files[name], source, settings, Path(folder), engines[name],
-                    rounds=counted + WARMUP, blocks=1, talk=talk, first_block=k, with_copies=with_copies,
-                )  # fmt: skip
-            found[name].blocks.extend(block.blocks)
-            found[name].ran.extend(block.ran)
-            found[name].sides.extend(block.sides)
+    first = next(iter(files.values()))
+    with _copies(first, source, settings) if with_copies else contextlib.nullcontext() as side:
+        for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
+            machine.look_again(every_s=5.0)
+            talk.progress(f"block {k + 1} of {blocks}", 0, counted)
+            spec = _Block(source, settings, counted, in_a_row, out)
+            block, copies = spec.run({n: (files[n], order(engines[n], k)) for n in order(list(files), k)}, side)
+            for name, comparison in block.items():
+                found[name].blocks.append(comparison)
+                found[name].ran.append(run_speed(files[name], comparison.readings.get("pipeline")))
+                found[name].sides.extend([copies] if copies else [])
     return found
+
+
+@dataclass(frozen=True)
+class _Block:
+    """So many rounds of a job by several plans, and by copies of it, all at once and one at a time."""
+
+    source: str
+    settings: Mapping[str, str]
+    counted: int
+    in_a_row: int
+    out: Path | None  #: a folder for each plan; None: nothing is kept
+
+    def run(
+        self, plans: Mapping[str, tuple[PlanFile, Sequence[str]]], side: Crew | None
+    ) -> tuple[dict[str, Comparison], list[side_by_side.Steps]]:
+        """(a comparison for each (plan, engines), the copies' steps)"""
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Ring.started(Path(folder), len(plans) + (side is not None)) as ring,
+            ThreadPoolExecutor(len(plans) + 1) as pool,
+        ):
+            runs = {
+                name: pool.submit(
+                    compare_engines, file, self.source, self.settings, (self.out or Path(folder)) / name, engines=names,
+                    rounds=WARMUP + self.counted, warmup=WARMUP, in_a_row=self.in_a_row, turns=ring.turns(k),
+                )
+                for k, (name, (file, names)) in enumerate(plans.items())
+            }  # fmt: skip
+            copies = pool.submit(self._step, side, ring.turns(len(plans))) if side is not None else None
+            try:
+                for run in as_completed([*runs.values(), *([copies] if copies else [])]):
+                    run.result()
+            except BaseException:  # also Ctrl-C: the others wait for a turn that will not come
+                ring.end()
+                raise
+            return {name: run.result() for name, run in runs.items()}, copies.result() if copies else []
+
+    def _step(self, side: Crew, turns: Sequence[str]) -> list[side_by_side.Steps]:
+        """The copies' rounds."""
+        baton = Baton.of(turns, 0)
+        rows = []
+        for _ in range(WARMUP + self.counted):
+            baton.wait()
+            rows.append(side_by_side.turn(side, 1, warmup=1))
+            baton.give()
+        return [side_by_side.joined(copy[WARMUP:]) for copy in zip(*rows, strict=True)]
 
 
 def _copies(file: PlanFile, source: str, settings: Mapping[str, str]) -> Any:

@@ -2,6 +2,7 @@
 
     order(names, round)        who goes first in this round: everybody equally often
     in_turn(works, rounds)     every alternative once a round -> its samples, [rounds] each
+    sandwiched(mine, works, rounds)   likewise, with one of them before and after each of the others
     Machine                    probes before, between and after; `finished()` goes into the document
     run_script(...)            a benchmark's `main`: options, errors, --json
 
@@ -79,6 +80,14 @@ class Samples:
     def range_s(self) -> list[float]:
         return [min(self.wall_s), max(self.wall_s)]
 
+    def take(self, work: Callable[[], Any], cpu: Callable[[], float]) -> None:
+        """Call it, and count that."""
+        used, began = cpu(), time.perf_counter()
+        result = work()
+        self.wall_s.append(time.perf_counter() - began)
+        self.cpu_s.append(cpu() - used)
+        self.results.append(result)
+
     def to_json(self) -> Json:
         return {"wall_s": self.wall_s, "cpu_s": self.cpu_s}
 
@@ -96,19 +105,38 @@ def in_turn(
     `between` is called before every counted round, e.g. to probe the machine. `cpu`: CPU seconds so far; those of this process
     and its ended children where it is left out. O(rounds x alternatives).
     """
-    names, found, cpu = list(works), {n: Samples() for n in works}, cpu or cpu_seconds
+    names, found = list(works), {n: Samples() for n in works}
     for turn in range(-warmup, rounds):
         if between is not None and turn >= 0:
             between()
         for name in order(names, turn):
-            used, began = cpu(), time.perf_counter()
-            result = works[name]()
-            wall, spent = time.perf_counter() - began, cpu() - used
-            if turn >= 0:
-                found[name].wall_s.append(wall)
-                found[name].cpu_s.append(spent)
-                found[name].results.append(result)
+            (found[name] if turn >= 0 else Samples()).take(works[name], cpu or cpu_seconds)
     return found
+
+
+def sandwiched(
+    mine: str,
+    works: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    between: Callable[[], object] | None = None,
+    cpu: Callable[[], float] | None = None,
+) -> tuple[dict[str, Samples], dict[str, list[float]]]:
+    """As `in_turn` after a warm-up, with `mine` before and after each of the others: (samples; for each of the others the mean
+    seconds of the two of `mine` beside it, [rounds]), so that what the machine drifts by from one to the next cancels out."""
+    others = {n: w for n, w in works.items() if n != mine}
+    found, beside = {n: Samples() for n in works}, dict[str, list[float]]((n, []) for n in others)
+    for work in works.values():
+        work()
+    for turn in range(rounds):
+        if between is not None:
+            between()
+        found[mine].take(works[mine], cpu or cpu_seconds)
+        for name in order(list(others), turn):
+            for which in (name, mine):
+                found[which].take(works[which], cpu or cpu_seconds)
+            beside[name].append(statistics.fmean(found[mine].wall_s[-2:]))
+    return found, beside
 
 
 def cpu_seconds() -> float:

@@ -21,6 +21,7 @@ LEVEL = 0.95
 RESAMPLES = 4000
 FEWEST = 6  #: rounds: the range of fewer holds a median less often than LEVEL (1 - 2 / 2^n)
 RESTLESS = 0.25  #: a claim about a ratio of times taken in turn is not judged where the machine drifted by more
+WITHIN_ROUNDS = math.inf  #: likewise of figures that `within_rounds` makes
 RESTLESS_ALONE = 0.15  #: likewise of a time against one from before the run: nothing cancels out
 
 MET: Said = "met"
@@ -83,6 +84,17 @@ def bootstrap(
 def ratio(above: Sequence[float], below: Sequence[float], **how: Any) -> Interval:
     """Median of `above` over median of `below`, both [rounds]; see `bootstrap`."""
     return bootstrap(lambda a, b: a / b, above, below, **how)
+
+
+def within_rounds(figure: Callable[..., Floats], *columns: Sequence[float], **how: Any) -> Interval:
+    """Median of a figure of each round: where a round's values were taken within seconds, how fast the machine was then cancels
+    out, and it may drift as it likes (`WITHIN_ROUNDS`)."""
+    return bootstrap(lambda r: r, figure(*(np.array(c, np.float64) for c in columns)).tolist(), **how)
+
+
+def ratio_within_rounds(above: Sequence[float], below: Sequence[float], **how: Any) -> Interval:
+    """Median of the rounds' own ratios; see `within_rounds`."""
+    return within_rounds(lambda a, b: a / b, above, below, **how)
 
 
 def over_median(value: float, below: Sequence[float], **how: Any) -> Interval:

@@ -37,9 +37,14 @@ def copies(job: str, settings: Mapping[str, str], micro_batch_size: int, cores: 
         yield found
 
 
-def turn(found: Crew, steps: int) -> list[Steps]:
+def joined(turns: Sequence[Steps]) -> Steps:
+    """Turns of one copy as one."""
+    return Steps([s for t in turns for s in t.wall_s], [s for t in turns for s in t.cpu_s])
+
+
+def turn(found: Crew, steps: int, warmup: int = WARMUP) -> list[Steps]:
     """Let all copies step until each has done so many; every counted step ran while all the others ran, too."""
-    wanted = WARMUP + steps
+    wanted = warmup + steps
     for k in range(len(found)):
         found.say(k, GO)
     rows = [[found.heard(k) for _ in range(wanted)] for k in range(len(found))]
@@ -48,7 +53,7 @@ def turn(found: Crew, steps: int) -> list[Steps]:
     for k in range(len(found)):
         while found.heard(k) is not None:
             pass
-    counted = [r[WARMUP:] for r in rows]
+    counted = [r[warmup:] for r in rows]
     return [Steps([s["wall_s"] for s in c], [s["cpu_s"] for s in c]) for c in counted]
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import tempfile
 from pathlib import Path
 
-from engines import WARMUP, Compared, add_turns, compare_in_turn, figures, figures_table, with_models
+from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, with_models
 from harness import Json, Machine, machine_line, parser, run_script
 from small_jobs import MODELS
 
@@ -40,13 +39,13 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
     for model in options.only:
         since = len(machine.probed)
         profile = measure_job(f"{JOBS}:{model}", devices=2, budget_s=options.budget_s)
-        for name, file in plans(profile).items():
-            with tempfile.TemporaryDirectory() as folder:
-                run = compare_in_turn(
-                    machine, file, f"{JOBS}:{model}", {}, Path(folder), ENGINES,
-                    rounds=options.rounds, blocks=options.blocks, talk=talk, in_a_row=IN_A_ROW,
-                )  # fmt: skip
-            found.append(row(model, name, file, run) | {"machine_record": machine.record(since)})
+        files = plans(profile)
+        runs = plans_in_turn(
+            machine, files, f"{JOBS}:{model}", dict.fromkeys(files, ENGINES),
+            rounds=options.rounds, blocks=options.blocks, talk=talk, in_a_row=IN_A_ROW,
+        )  # fmt: skip
+        for name, file in files.items():
+            found.append(row(model, name, file, runs[name]) | {"machine_record": machine.record(since)})
             talk.say(sentence(found[-1]))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -120,3 +121,21 @@ def test_a_comparison_that_knows_no_run_speed_has_no_claim_about_it() -> None:
     assert found.at_run_speed_s is None
     assert set(found.foreseen(0.5)) == {"prediction"}
     assert found.copies == []
+
+
+def test_what_is_sandwiched_is_compared_with_what_ran_beside_it() -> None:
+    now, called = [1.0], list[str]()
+
+    def work(name: str) -> Any:
+        def run() -> None:
+            called.append(name)
+            now[0] *= 1.5
+            time.sleep(0.001 * now[0] if name == "ours" else 0.002 * now[0])
+
+        return run
+
+    found, beside = harness.sandwiched("ours", {n: work(n) for n in ("a", "b", "ours")}, 2, cpu=lambda: 0.0)
+    assert called[:3] == ["a", "b", "ours"]  # to warm up
+    assert called[3:] == ["ours", "a", "ours", "b", "ours", "ours", "b", "ours", "a", "ours"]
+    assert len(found["ours"].wall_s) == 6
+    assert beside["a"] == [sum(found["ours"].wall_s[:2]) / 2, sum(found["ours"].wall_s[4:]) / 2]

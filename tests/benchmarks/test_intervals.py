@@ -112,3 +112,16 @@ def test_a_verdict_says_why_in_a_line() -> None:
     assert found["low"] == 2.0
     assert found["high"] is None
     assert "drifted by 40%" in intervals.sentences({"speed": found})
+
+
+def test_within_rounds_the_machine_may_drift_as_it_likes() -> None:
+    """A ratio of medians does not see that every round says 2."""
+    machine = np.linspace(1.0, 3.0, 12)
+    a, b = (2.0 * machine).tolist(), machine.tolist()
+    found = intervals.ratio_within_rounds(a, b)
+    assert (found.low, found.value, found.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert (
+        intervals.verdict(Claim("twice", low=1.9, most_drift=intervals.WITHIN_ROUNDS), found, 2.0)["verdict"] == "met"
+    )
+    half = intervals.within_rounds(lambda x, y: 1 - y / x, a, b)
+    assert half.value == pytest.approx(0.5)

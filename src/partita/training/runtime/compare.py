@@ -16,6 +16,7 @@ from partita.files import dump_json, write_whole
 from partita.training.job import Batch, batch_size
 from partita.training.runtime import checkpoint
 from partita.training.runtime.batches import Progress, ahead, turns
+from partita.training.runtime.baton import Baton
 from partita.training.runtime.interpreter import StepResult
 from partita.training.runtime.measured import Trace, write_timeline
 from partita.training.runtime.pipeline import Pipeline
@@ -38,7 +39,9 @@ def compare(session: Session) -> None:
     gradients: dict[str, float] = {}
     traces: list[Trace] = []
     recorders = {n: session.recorder(n) for n in engines if not n.startswith("torch")}
+    baton = Baton.of(spec.turns, session.rank)
     for turn in ahead(turns(session.job, Progress(), steps=spec.steps, epochs=spec.epochs)):
+        baton.take()
         if turn.first:
             check_same_everywhere(turn.batch, turn.done.epoch)
         board.begin_step(session.rank, turn.done.step, batch_size(turn.batch))
@@ -56,6 +59,7 @@ def compare(session: Session) -> None:
         board.end_step(session.rank, losses[first][-1], times[first][-1])
         if spec.check_gradients and turn.done.step == 1:
             gradients = _gradient_errors(session)
+        baton.pass_on()
     world = session.assignment.world
     readings = {"pipeline": gathered(recorders.get("pipeline"), world, session.rank)}
     if recorder := recorders.get("single"):  # on rank 0

@@ -20,6 +20,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.training.job import Batch, batch_size
 from partita.training.runtime import checkpoint, copies
 from partita.training.runtime.batches import Progress, Turn, ahead, batch_digest, turns
+from partita.training.runtime.baton import Baton
 from partita.training.runtime.copy_files import close_all
 from partita.training.runtime.interpreter import StepResult
 from partita.training.runtime.measured import Trace, write_timeline
@@ -58,9 +59,11 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
     traces: list[Trace] = []
     usage = time.process_time()
     recorder = session.recorder(spec.engine)
+    baton = Baton.of(spec.turns, rank)
     board.enter(rank, "running")
     with contextlib.closing(record), _stopping(session) as stop_after:
         for turn in _checked_turns(session, progress):
+            baton.take()
             board.begin_step(rank, turn.done.step, batch_size(turn.batch))
             result = engine.step(turn.batch, turn.done.step - 1)
             board.end_step(rank, result.loss, result.step_s)
@@ -74,7 +77,9 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
             if recorder:
                 recorder.after(result.step_s, result.core_share)
             store.after(progress)
-            if stop_after(progress.step, result.step_s):
+            stops = stop_after(progress.step, result.step_s)
+            baton.pass_on()
+            if stops:
                 break
             plan = steering.after(progress.step, result.step_s) if steering else None
             if plan is not None:
