@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,25 +193,26 @@ def _killed(job: _Job, steps: int, how: str, after_s: float, lots: random.Random
 
 
 def overhead(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job) -> Json:
-    """Two runs at once that take turns step by step: one that is ready for failures, one that is not."""
+    """Two runs at once that take turns step by step: one that is ready for failures, one that is not.
+
+    Their launchers are threads of this process: what these do ten times a second falls on both alike, and is not in it."""
     steps, ready = WARM + options.rounds * options.steps, Elastic()
     ways: dict[str, dict[str, Any]] = {"without": {}, "with": {"elastic": ready, "adapt": lambda change: None}}
-    with tempfile.TemporaryDirectory() as folder, Ring.started(Path(folder), 2 * len(ways)) as ring, ThreadPoolExecutor(len(ways)) as pool:  # fmt: skip
-        runs = {
-            name: pool.submit(
-                train, PlanFile.read(job.plan), job.source, {}, Path(folder) / name, steps=steps, turns=ring.turns(2 * k), **how
+    with tempfile.TemporaryDirectory() as folder, Ring.started(Path(folder), 2 * len(ways)) as ring, ThreadPoolExecutor(len(ways) + 1) as pool:  # fmt: skip
+        runs = [
+            pool.submit(
+                train, PlanFile.read(job.plan), job.source, {}, Path(folder) / name, steps=steps, ring=ring.place(2 * k), **how
             )
             for k, (name, how) in enumerate(ways.items())
-        }  # fmt: skip
-        clock = clocked([Baton.of(ring.turns(2 * k + 1), 0) for k in range(len(ways))], steps)
+        ]  # fmt: skip
+        clock = pool.submit(clocked, [Baton.of(ring.place(2 * k + 1), 0) for k in range(len(ways))], steps)
         try:
-            times = dict(zip(ways, clock, strict=True))
-            for run in runs.values():
-                run.result()
+            for done in as_completed([*runs, clock]):
+                done.result()
         except BaseException:
             ring.end()
             raise
-    times = {name: took[WARM:] for name, took in times.items()}
+    times = {name: took[WARM:] for name, took in zip(ways, clock.result(), strict=True)}
     cost = ratio_within_rounds(times["with"], times["without"])
     return {
         "step_s": times, "with_over_without": cost.value, "ratio_interval": {"with/without": cost.ends},
@@ -225,13 +226,13 @@ def clocked(behind: Sequence[Baton], steps: int) -> list[list[float]]:
     Each of `behind` stands behind one of the runs in the ring."""
     took: list[list[float]] = [[] for _ in behind]
     began = time.perf_counter()
-    for _ in range(steps):
+    for _ in range(steps + 1):  # in the last one runs see that there are no batches left
         for mine, row in zip(behind, took, strict=True):
             mine.wait()
             row.append(time.perf_counter() - began)
             mine.give()
             began = time.perf_counter()
-    return took
+    return [row[:-1] for row in took]
 
 
 # ---- slowed in the middle -----------------------------------------------------------------------------------------------

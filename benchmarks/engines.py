@@ -217,8 +217,8 @@ def plans_in_turn(
     """
     check_rounds(rounds, WARMUP)
     found = {n: Compared() for n in files}
-    first = next(iter(files.values()))
-    with _copies(first, source, settings) if with_copies else contextlib.nullcontext() as side:
+    widest = max(files.values(), key=lambda f: len(getattr(f.plan, "devices", ())))
+    with _copies(widest, source, settings) if with_copies else contextlib.nullcontext() as side:
         for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
             machine.look_again(every_s=5.0)
             talk.progress(f"block {k + 1} of {blocks}", 0, counted)
@@ -253,11 +253,11 @@ class _Block:
             runs = {
                 name: pool.submit(
                     compare_engines, file, self.source, self.settings, (self.out or Path(folder)) / name, engines=names,
-                    rounds=WARMUP + self.counted, warmup=WARMUP, in_a_row=self.in_a_row, turns=ring.turns(k),
+                    rounds=WARMUP + self.counted, warmup=WARMUP, in_a_row=self.in_a_row, ring=ring.place(k),
                 )
                 for k, (name, (file, names)) in enumerate(plans.items())
             }  # fmt: skip
-            copies = pool.submit(self._step, side, ring.turns(len(plans))) if side is not None else None
+            copies = pool.submit(self._step, side, ring.place(len(plans))) if side is not None else None
             try:
                 for run in as_completed([*runs.values(), *([copies] if copies else [])]):
                     run.result()
@@ -266,9 +266,9 @@ class _Block:
                 raise
             return {name: run.result() for name, run in runs.items()}, copies.result() if copies else []
 
-    def _step(self, side: Crew, turns: Sequence[str]) -> list[side_by_side.Steps]:
+    def _step(self, side: Crew, place: Sequence[str]) -> list[side_by_side.Steps]:
         """The copies' rounds."""
-        baton = Baton.of(turns, 0)
+        baton = Baton.of(place, 0)
         rows = []
         for _ in range(WARMUP + self.counted):
             baton.wait()

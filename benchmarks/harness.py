@@ -66,7 +66,7 @@ def order(names: Sequence[str], turn: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Samples:
-    """An alternative's counted rounds, [rounds] each."""
+    """An alternative's counted calls, one a round or several."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)  #: by `in_turn`'s `cpu`

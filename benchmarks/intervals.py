@@ -109,7 +109,7 @@ class Claim:
     what: str  #: in words
     low: float = -math.inf
     high: float = math.inf
-    most_drift: float = RESTLESS  #: of the machine, a share; inf: no time is in the figure
+    most_drift: float = RESTLESS  #: of the machine, a share; inf: no time is in the figure, or drift cancels out
 
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high

@@ -33,6 +33,7 @@ from partita.spark.report.gantt import completions
 from partita.spark.run.cluster import shaped
 from partita.spark.run.execute import Driver, driver
 from partita.spark.run.told import Policy, Told
+from partita.spark.schedule import value
 
 APP = Path(__file__).parents[1] / "examples" / "spark_jobs.py"
 PLAIN = ("fifo", "fair")
@@ -99,8 +100,7 @@ def made_plan(folder: Path, objective: str) -> tuple[Path, float]:
     """(the plan's file, what it promises), from the log as it is now."""
     problem = capture(log_of(folder)).problem
     file = plan_spark(problem, objective=objective, budget_s=2.0)  # type: ignore[arg-type]
-    ends = [max(r.cpu_start_s + problem.jobs[j].stages[r.stage].cpu_s for r in file.schedule if r.job == j) for j in range(len(problem.jobs))]  # fmt: skip
-    return file.write(folder / f"{objective}.json"), max(ends)
+    return file.write(folder / f"{objective}.json"), value(problem, file.schedule, "makespan")
 
 
 def log_of(folder: Path) -> EventLog:

@@ -66,15 +66,17 @@ def faults(problem: ShopProblem, schedule: tuple[Start, ...]) -> list[str]:
             found.append(
                 f"job {j} stage {s} writes at {r.write_start_s:g} s, but has computed at {r.cpu_start_s + stage.cpu_s:g} s"
             )
-    return found + _overlaps(schedule, stages, slack)
+    return found + _overlaps(problem, schedule, stages, slack)
 
 
-def _overlaps(schedule: tuple[Start, ...], stages: Mapping[tuple[int, int], ShopStage], slack: float) -> list[str]:
+def _overlaps(
+    problem: ShopProblem, schedule: tuple[Start, ...], stages: Mapping[tuple[int, int], ShopStage], slack: float
+) -> list[str]:
     """Phases that are on a machine at once; those of no length are on none."""
     machines: dict[str, list[tuple[float, float, int, int]]] = {}
     for r in schedule:
         stage = stages[r.job, r.stage]
-        cpu = f"CPU of executor {r.executor}" if r.executor else "cpu"
+        cpu = "cpu" if problem.executors == 1 else f"cpu of executor {r.executor}"
         rows = (("network", r.network_start_s, stage.network_s), (cpu, r.cpu_start_s, stage.cpu_s), ("network", r.write_start_s, stage.write_s))  # fmt: skip
         for machine, at, length in rows:
             if at is not None and length > 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from training.runtime.helpers import plan_file, source_of
 
-from partita.errors import JobError, PartitaError, WorkerFailed
+from partita.errors import PartitaError
 from partita.pipeline.run.loop import Comparison, compare_engines
 from partita.training.runtime.baton import Baton, Ring
 
@@ -26,41 +26,41 @@ def rounds(baton: Baton, name: str, seen: list[str]) -> None:
 def test_who_has_the_baton_is_alone_and_all_come_to_their_turn(members: int, tmp_path: Path) -> None:
     seen: list[str] = []
     with Ring.started(tmp_path, members) as ring, ThreadPoolExecutor(members) as pool:
-        done = [pool.submit(rounds, Baton.of(ring.turns(k), 0), str(k), seen) for k in range(members)]
+        done = [pool.submit(rounds, Baton.of(ring.place(k), 0), str(k), seen) for k in range(members)]
         for d in done:
             d.result(10)
     assert seen == [name for _ in range(4) for name in map(str, range(members)) for _ in range(2)]
 
 
 def test_without_others_nobody_waits() -> None:
-    baton = Baton.of((), 0)
-    baton.take()
-    baton.pass_on()
+    assert list(Baton.of((), 0).rounds("abc")) == ["a", "b", "c"]
 
 
 def test_ranks_but_the_first_leave_the_pipes_alone(tmp_path: Path) -> None:
     with Ring.started(tmp_path, 2) as ring:
-        other = Baton.of(ring.turns(0), 1)
+        other = Baton.of(ring.place(0), 1)
         other.wait()
         other.give()
-        Baton.of(ring.turns(0), 0).wait()
+        Baton.of(ring.place(0), 0).wait()
 
 
 def test_all_who_wait_are_told_of_the_end(tmp_path: Path) -> None:
     with Ring.started(tmp_path, 3) as ring, ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(Baton.of(ring.turns(k), 0).wait) for k in (1, 2)]
+        waiting = [pool.submit(Baton.of(ring.place(k), 0).wait) for k in (1, 2)]
         time.sleep(0.1)
         ring.end()
         for w in waiting:
-            with pytest.raises(WorkerFailed, match="takes turns with this one has failed"):
+            with pytest.raises(PartitaError, match="takes turns with this one has failed"):
                 w.result(5)
+        with pytest.raises(PartitaError, match="takes turns with this one has failed"):
+            Baton.of(ring.place(1), 0).wait()  # also who comes later, e.g. started again
 
 
 def compared(pool: ThreadPoolExecutor, ring: Ring, k: int, name: str, folder: Path, steps: int) -> Future[Comparison]:
     engines: Sequence[str] = ("single", "pipeline")
     return pool.submit(
         compare_engines, plan_file(name, stages=2), source_of(name), {}, folder / str(k), engines=engines, rounds=steps,
-        turns=ring.turns(k),
+        ring=ring.place(k),
     )  # fmt: skip
 
 
@@ -76,10 +76,13 @@ def test_two_comparisons_at_once_step_as_if_each_were_alone(tmp_path: Path) -> N
 
 @pytest.mark.machine
 def test_one_that_fails_ends_the_other(tmp_path: Path) -> None:
+    names = ("failing:good", "failing:batches_fail")
     with Ring.started(tmp_path, 2) as ring, ThreadPoolExecutor(2) as pool:
-        good, bad = (compared(pool, ring, k, n, tmp_path, 500) for k, n in enumerate(("failing:good", "failing:batches_fail")))  # fmt: skip
-        with pytest.raises(JobError):
-            bad.result(120)
-        ring.end()
+        good, bad = (compared(pool, ring, k, n, tmp_path, 500) for k, n in enumerate(names))
+        try:
+            with pytest.raises(PartitaError, match="disk on fire"):
+                bad.result(120)
+        finally:
+            ring.end()
         with pytest.raises(PartitaError, match="takes turns with this one has failed"):
             good.result(30)

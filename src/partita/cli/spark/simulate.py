@@ -12,7 +12,7 @@ from partita.page.text import count, facts, percent, seconds
 from partita.spark.capture.traces import read_traces
 from partita.spark.plan.executors.episodes import CLUSTER_POLICIES, Catalogue, Setting, simulate
 from partita.spark.plan.learned.policy import Policy
-from partita.spark.plan.online.episodes import SHOP_POLICIES, simulate_shop
+from partita.spark.plan.online.episodes import SHOP_POLICIES, one_cpu, simulate_shop
 from partita.spark.plan.online.streams import stream
 from partita.spark.problem import ShopProblem
 
@@ -60,6 +60,8 @@ def _cluster(options: argparse.Namespace, weights: Policy | None, talk: Talk) ->
 
 def _shop(options: argparse.Namespace, weights: Policy | None, talk: Talk) -> dict[str, Any]:
     problem = ShopProblem.read(options.problem) if options.problem else None
+    if problem is not None:
+        one_cpu(problem)
     if options.load is not None:
         problem = stream(problem.jobs if problem else None, options.jobs or 200, options.load, options.seed)
     if problem is None:

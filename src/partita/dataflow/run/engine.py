@@ -250,13 +250,13 @@ class _Run:
         return 0.0 < seconds < BRIEF_S and size < BRIEF_BYTES
 
     def _look_again(self, job: Job) -> float:
-        """Seconds that a second look at a task may take: at one of each step in each process, where that is little against the
-        time spent so far."""
+        """Seconds that a second look at a task may take: until one of its step was looked at, and where that is little against
+        the time spent so far."""
         step = self.graph.nodes[job.node].step
         allowed = FREE_LOOKS_S + LOOKS_SHARE * self.busy_s - self.looked_s
         if not self.settings.check or job.kind == "load" or step in self.checked or self.costs.mean(step)[0] > allowed:
             return 0.0
-        return max(0.0, allowed)
+        return allowed
 
     def _changes(self, node: int) -> bool:
         """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
@@ -368,7 +368,7 @@ class _Run:
             self.course.failed(Failure(report.node, report.turn, "it changes what it is given", started, ended, worker))
             return
         if report.state == "failed":
-            if self.settings.stop_on_error:
+            if self.settings.stop_on_error and self.spoiler is None:
                 raise FlowError(f"task {self._said(report.node)}: {report.reason}", hint="leave out --stop-on-error to lose only its branch")  # fmt: skip
             self.course.failed(Failure(report.node, report.turn, report.reason, started, ended, worker))
             return
@@ -383,7 +383,7 @@ class _Run:
             self.kept[report.node] = self.course.key(report.node)
         if report.reason:
             self.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
-        if report.same is not None:
+        if report.looked:
             self.checked.add(step)
         if report.same is False:
             self.changing.add(step)

@@ -74,6 +74,7 @@ class Report(NamedTuple):
     stored: bool = False
     reason: str = ""  #: why it failed; or, where it is done, why its result could not be kept
     look_s: float = 0.0  #: spent on looking whether it gives the same again, beside its time
+    looked: bool = False  #: all that looking could tell is told
 
 
 def missing(told: Told) -> Report:
@@ -100,14 +101,15 @@ def execute(
         ended = started + took
         if before and _content(list(inputs)) != before:
             return None, Report(told.node, told.turn, "spoils", started, ended)
-        same = _again(function, arguments, result) if before and took <= told.look_s else None
-        if same is not None:
+        enough = before is not None and took + 2 * size_of(result) / DIGEST_BYTES_PER_S <= told.look_s
+        same = _again(function, arguments, result) if enough else None
+        if enough:
             looked.add(told.step)
         look_s = time.time() - ended if before else 0.0
         stored, why = _stored(told, store, result, took) if told.keep and same is not False else (False, "")
         number = number_of(result)
         return result, Report(
-            told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why, look_s
+            told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why, look_s, enough
         )
     except (Exception, SystemExit) as error:  # a library that wants to end the program loses its branch only
         if before and _content(list(inputs)) != before:

@@ -90,10 +90,10 @@ def compare_engines(
     in_a_row: int = 1,
     threads: int = 1,
     watch: Watch | None = None,
-    turns: Sequence[str] = (),
+    ring: Sequence[str] = (),
 ) -> Comparison:
-    """Let the engines take the same steps in turn, `rounds` times, of `in_a_row` steps of which the last one counts. `turns`:
-    pipes of a `Ring`, where other comparisons go on at the same time. Raises what a worker failed with."""
+    """Let the engines take the same steps in turn, `rounds` times, of `in_a_row` steps of which the last one counts. `ring`:
+    a place in a `Ring`, where other runs take turns with this one. Raises what a worker failed with."""
     check_rounds(rounds, warmup)
     if in_a_row < 1:
         raise BadInput(f"{in_a_row} steps in a row", hint="ask for at least 1")
@@ -102,7 +102,7 @@ def compare_engines(
         folder = prepared(out, file)
         spec = Spec(
             job, dict(settings), str(folder / "plan.json"), str(folder), task="compare", engine=",".join(engines), steps=rounds,
-            warmup=warmup, in_a_row=in_a_row, threads=threads, facts=machine_facts(), turns=turns,
+            warmup=warmup, in_a_row=in_a_row, threads=threads, facts=machine_facts(), ring=ring,
         )  # fmt: skip
         launch(spec, file, program_of(file.problem, file.plan), watch)
     value = json.loads((folder / "compare.json").read_text())
@@ -127,12 +127,12 @@ def train(
     elastic: Elastic | None = None,
     adapt: Callable[[Change], None] | None = None,
     shows: Sequence[Shows] = (),
-    turns: Sequence[str] = (),
+    ring: Sequence[str] = (),
 ) -> Ended:
     """Train by a plan on this machine's devices; checkpoints go to out/checkpoints. Raises what a worker failed with.
 
     With `elastic` the run goes on when workers die; with `adapt`, which hears of it, the plan changes when a device has
-    become slower or faster; `shows` are told of every step. `turns`: pipes of a `Ring`, where other runs take turns with this one.
+    become slower or faster; `shows` are told of every step. `ring`: a place in a `Ring`, where other runs take turns with this one.
     """
     if isinstance(file.plan, PipelinePlan):
         expect_cores(file, file.plan.devices)
@@ -142,7 +142,7 @@ def train(
             (folder / name).unlink(missing_ok=True)
         spec = training_spec(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
-            resume=resume, threads=threads, timeout_s=timeout_s, turns=turns,
+            resume=resume, threads=threads, timeout_s=timeout_s, ring=ring,
         )  # fmt: skip
         watched = adapt is not None or bool(shows)
         spec = replace(spec, watched=watched)

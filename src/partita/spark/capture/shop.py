@@ -180,9 +180,11 @@ def _from_tasks(log: EventLog, rate_bytes_per_s: float | None) -> Captured:
     skipped, open_ = 0, 0
     busy, rounds = _busy(log), {n: [j for j in log.jobs if j.properties.get(ROUND) == n] for n in rounds_of(log)}
     whole_rounds = [jobs for jobs in rounds.values() if all(j.whole for j in jobs)]
+    chosen = (whole_rounds or list(rounds.values()) or [list(log.jobs)])[-1]
+    began = min((j.submitted_s for j in chosen), default=0.0) if rounds else 0.0
     if len(rounds) > 1:
-        notes.append(f"of {len(rounds)} rounds the last whole one is here: Java was warm")
-    for job in (whole_rounds or list(rounds.values()) or [list(log.jobs)])[-1]:
+        notes.append(f"of {len(rounds)} rounds the last {'whole one ' * bool(whole_rounds)}is here: Java was warm")
+    for job in chosen:
         ran = [log.stages[s] for s in job.stages if s in log.stages and owner.setdefault(s, job.number) == job.number]
         skipped += len(job.stages) - len(ran)
         whole = [s for s in ran if len(s.tasks) and (s.done or job.whole)]
@@ -192,14 +194,14 @@ def _from_tasks(log: EventLog, rate_bytes_per_s: float | None) -> Captured:
         whole.sort(key=lambda s: (s.last_rdd, s.number))
         at = {s.number: k for k, s in enumerate(whole)}
         stages = tuple(_tasked(busy, s, at, rate_bytes_per_s) for s in whole)
-        jobs.append(ShopJob(stages, job.submitted_s, job.properties.get(JOB) or f"job {job.number}"))
+        jobs.append(ShopJob(stages, job.submitted_s - began, job.properties.get(JOB) or f"job {job.number}"))
         kept += whole
     if not jobs:
         raise CaptureError(
             f"{log.path} has no stage that was finished, or no tasks",
             hint="let the application run to its end with spark.eventLog.enabled=true; a filtered log lacks its tasks",
         )
-    failed = sum(j.failed for j in log.jobs)
+    failed = sum(j.failed for j in chosen)
     retried = sum(s.attempts > 1 for s in kept)
     if failed:
         notes.append(f"{failed} jobs failed: what of them was finished is here")

@@ -50,7 +50,7 @@ def anneal(
     quota: int,
     target_s: float,
 ) -> int:
-    """Go on from `done` to `until` of `quota` units of work (an operation placed is one); returns the work done.
+    """Go on from `done` to `until` of `quota` units of work (an operation placed on one lane of two is one); returns the work done.
 
     The temperature falls from `heat_s` to nothing over the quota. Stops at target_s. tail: [n] as `tails` gives it.
     """

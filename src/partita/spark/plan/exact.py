@@ -1,4 +1,4 @@
-"""Exact orders by constraint programming (OR-tools CP-SAT): an interval for each phase, none overlapping on a machine.
+"""Exact orders by constraint programming (OR-tools CP-SAT): an interval for each phase, no more at once on a machine than it has lanes.
 
 Times become whole numbers, rounded down, so that the program's bound holds for the problem as it is: every schedule is one
 of the program's, no later. The value is that of the order with the times as they are.
@@ -99,7 +99,7 @@ def _whole(shop: Shop, base: float, scale: float) -> Shop:
 def _program(cp_model: Any, shop: Shop, hint: IntArray, horizon: int) -> tuple[Any, list[Any], list[Any]]:
     """(the program, [2n] starts of the operations, [jobs] ends of the jobs).
 
-    Two phases of one machine that nothing else orders get a literal for who is first: with these the solver proves in
+    Two phases of a machine with one lane that nothing else orders get a literal for who is first: with these the solver proves in
     milliseconds what it does not prove in seconds by intervals alone.
     """
     program, n = cp_model.CpModel(), len(shop.net)

@@ -12,6 +12,8 @@ A machine that does several phases at once has as many *lanes*, all alike: the C
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -137,14 +139,13 @@ def timed(shop: Shop, order: IntArray) -> FloatArray:
 
 
 def lanes_of(start: FloatArray, length: FloatArray) -> IntArray:
-    """[k] a lane for each phase, so that none are on one at once: as few as may be. O(k log k + k lanes)."""
-    lane, free = np.zeros(len(start), np.int64), list[float]()
+    """[k] a lane for each phase, so that none are on one at once: as few as may be, the one that is free since latest."""
+    lane, free, lanes = np.zeros(len(start), np.int64), list[tuple[float, int]](), itertools.count()
     for k in np.lexsort((length, start)).tolist():
-        if length[k] <= 0:
-            continue
-        fits = [at for at in range(len(free)) if free[at] <= start[k]]
-        lane[k] = max(fits, key=lambda at: free[at]) if fits else len(free)
-        free[lane[k] : lane[k] + 1] = [float(start[k] + length[k])]
+        if length[k] > 0:
+            at = bisect.bisect_right(free, (float(start[k]), len(start)))
+            lane[k] = free.pop(at - 1)[1] if at else next(lanes)
+            bisect.insort(free, (float(start[k] + length[k]), int(lane[k])))
     return lane
 
 

@@ -1,4 +1,4 @@
-"""Phases of two machines as a timeline: as a schedule plans them, or as an event log tells them."""
+"""Phases of the network and the CPUs as a timeline: as a schedule plans them, or as an event log tells them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ NETWORK, CPU, WRITE = range(3)  #: of PHASES
 Row = tuple[int, int, int, int, float, float]  #: job, stage, phase, machine, start and end in seconds
 
 
-def machines(problem: ShopProblem) -> tuple[str, ...]:
-    """What has a row of its own in a drawing."""
-    many = problem.executors > 1
-    return ("network", *(f"cpu {k}" for k in range(problem.executors))) if many else MACHINES
+def _machines(executors: int) -> tuple[str, ...]:
+    """What has a row of its own in a drawing: of the executors those that are used."""
+    return ("network", *(f"cpu {k}" for k in range(executors))) if executors > 1 else MACHINES
 
 
 def timeline(file: ShopFile) -> Timeline:
@@ -65,9 +64,10 @@ def phases(problem: ShopProblem, rows: Iterable[Row], source: str = "simulated",
         (len(PHASES) * (first[j] + s) + p, j, s, m, start, end) for j, s, p, m, start, end in rows if end > start
     )
     number = [j if len(jobs) > 1 else s for _, j, s, *_ in kept]
+    queues = _machines(max((m for _, _, _, m, *_ in kept), default=1))
     return Timeline(
-        machines(problem),
-        1 + problem.executors,
+        queues,
+        len(queues),
         np.array([k for k, *_ in kept], np.int64),
         np.array([m for _, _, _, m, *_ in kept], np.int32),
         tuple(f"{names[j]}.{s}" for _, j, s, *_ in kept),

@@ -17,7 +17,7 @@ from partita.page.sheet import asset, cells, columns, document, footer, framed, 
 from partita.page.text import percent, seconds
 from partita.page.timelines import GAP, TITLE, ZOOM, Lane, Mark, Panel, frame, rectangles
 from partita.spark.problem import ShopProblem
-from partita.spark.report.gantt import PHASES, machines, names_of, phase_of, timeline
+from partita.spark.report.gantt import MACHINES, PHASES, names_of, phase_of, timeline
 from partita.spark.schedule import ShopFile
 
 MOST_STAGES = 300  #: rows of the table of stages
@@ -50,7 +50,7 @@ class SparkStory:
     def check(self) -> None:
         """Raise BadInput where the measured timeline is of other jobs."""
         if self.measured is not None and (
-            self.measured.queues != machines(self.problem) or set(self.measured.label) - self.label.keys()
+            self.measured.queues != MACHINES or set(self.measured.label) - self.label.keys()
         ):
             raise BadInput("the measured timeline is not of this plan", hint="give one run's files")
 
@@ -65,7 +65,7 @@ def page(story: SparkStory) -> str:
     """The whole page. All text of the files is escaped. O(stages + spans)."""
     story.check()
     picture, data = _gantt(story)
-    rows = enumerate(machines(story.problem))
+    rows = enumerate(story.predicted.queues)
     shares = [(m, _share(story.predicted, q), _share(story.measured, q) if story.measured else None) for q, m in rows]
     body = [
         header(story.title, *headline(story), bound_sentence(story)),

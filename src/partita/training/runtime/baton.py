@@ -1,4 +1,4 @@
-"""Several comparisons at once, a round of one of them at a time: a baton goes round between them.
+"""Several runs at once, a round of one of them at a time, to compare them: a baton goes round between them.
 
 Plans that differ need processes of their own, and a machine that drifts is another one by the time the next processes have
 started. So all of them wait with their models built, and take turns within seconds of each other:
@@ -16,13 +16,16 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from partita.errors import WorkerFailed
+from partita.errors import PartitaError
+
+T = TypeVar("T")
 
 BATON, ENDED = b"B", b"E"
 PATIENCE_S = 280.0  #: until others have built their models and done their rounds; less than ranks wait for each other
@@ -47,7 +50,7 @@ class Ring:
             _write(pipes[0], BATON)
             yield ring
 
-    def turns(self, k: int) -> tuple[str, str]:
+    def place(self, k: int) -> tuple[str, str]:
         """(the pipe that member k reads, the one that it writes)."""
         return self.pipes[k], self.pipes[(k + 1) % len(self.pipes)]
 
@@ -66,13 +69,29 @@ class Baton:
     alone: bool = True
 
     @staticmethod
-    def of(turns: Sequence[str], rank: int) -> Baton:
-        """`turns`: as `Ring.turns` gives them; empty: there are no others."""
-        mine, following = turns if turns and rank == 0 else ("", "")
-        return Baton(mine, following, alone=not turns)
+    def of(place: Sequence[str], rank: int) -> Baton:
+        """`place`: as `Ring.place` gives it; empty: there are no others."""
+        mine, following = place if place and rank == 0 else ("", "")
+        return Baton(mine, following, alone=not place)
 
-    def take(self) -> None:
-        """All ranks begin a round. Raises WorkerFailed where another comparison has failed, or takes too long."""
+    def rounds(self, items: Iterable[T]) -> Iterator[T]:
+        """The items, each in a round of its own, and made in it; one round more, in which it is seen that there are none left.
+
+        Who leaves before the last one has to `pass_on`. Raises PartitaError where another run has failed, or takes too long.
+        """
+        left = iter(items)
+        while True:
+            self._take()
+            for item in left:
+                yield item
+                break
+            else:
+                self.pass_on()
+                return
+            self.pass_on()
+
+    def _take(self) -> None:
+        """All ranks begin a round."""
         if not self.alone:
             self.wait()
             dist.barrier()
@@ -91,11 +110,13 @@ class Baton:
         try:
             ready, _, _ = select.select([handle], [], [], PATIENCE_S)
             said = os.read(handle, 1) if ready else b""
+            if said == ENDED:  # for those that come later, too
+                os.write(handle, ENDED)
         finally:
             os.close(handle)
-        if said != BATON:
+        if said != BATON:  # no WorkerFailed: after one of those a run that survives failures would go on
             why = "has failed" if said else f"did not end its turn within {PATIENCE_S:g} s"
-            raise WorkerFailed(f"a comparison that takes turns with this one {why}", rank=0, doing="waiting for its turn", hint="see its error")  # fmt: skip
+            raise PartitaError(f"a run that takes turns with this one {why}", hint="see its error")
 
     def give(self) -> None:
         """To the next."""

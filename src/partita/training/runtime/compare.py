@@ -39,9 +39,8 @@ def compare(session: Session) -> None:
     gradients: dict[str, float] = {}
     traces: list[Trace] = []
     recorders = {n: session.recorder(n) for n in engines if not n.startswith("torch")}
-    baton = Baton.of(spec.turns, session.rank)
-    for turn in ahead(turns(session.job, Progress(), steps=spec.steps, epochs=spec.epochs)):
-        baton.take()
+    batches = ahead(turns(session.job, Progress(), steps=spec.steps, epochs=spec.epochs))
+    for turn in Baton.of(spec.ring, session.rank).rounds(batches):
         if turn.first:
             check_same_everywhere(turn.batch, turn.done.epoch)
         board.begin_step(session.rank, turn.done.step, batch_size(turn.batch))
@@ -59,7 +58,6 @@ def compare(session: Session) -> None:
         board.end_step(session.rank, losses[first][-1], times[first][-1])
         if spec.check_gradients and turn.done.step == 1:
             gradients = _gradient_errors(session)
-        baton.pass_on()
     world = session.assignment.world
     readings = {"pipeline": gathered(recorders.get("pipeline"), world, session.rank)}
     if recorder := recorders.get("single"):  # on rank 0

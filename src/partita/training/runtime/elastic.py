@@ -22,7 +22,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.training.runtime.copy_files import CopyFiles
 from partita.training.runtime.join import world
-from partita.training.runtime.launch import Broken, Ended, Minds, Watch, attempt, terminate_like_interrupt
+from partita.training.runtime.launch import Broken, Ended, Hurried, Minds, Watch, attempt, terminate_like_interrupt
 from partita.training.runtime.prepare import prepared
 from partita.training.runtime.saved import latest, step_of, written_since
 from partita.training.runtime.spec import Spec
@@ -139,7 +139,7 @@ def keep_going(
     generation; with `all_devices` devices that the plan does not use have workers, too.
 
     Raises what no other generation would help against: an error of a rank's own, no device left, IN_VAIN deaths without a
-    step between them. However it ends, what was kept in memory only is then a checkpoint.
+    step between them. However it ends, what was kept in memory only is then a checkpoint, unless the user cannot wait for that.
     """
     began, began_s, vain, furthest = time.monotonic(), time.time(), 0, 0
     with contextlib.closing(_Base.of(spec)) as base, terminate_like_interrupt():
@@ -160,18 +160,18 @@ def keep_going(
                     file = _planned(how.plan_without, file, gone, found.failure.error)
                     prepared(spec.out, file)
                 _note(spec, how, found, gone, base, file)
-        except BaseException:
-            if base.files:
-                _saved(spec, file, base, how)
+        except BaseException as error:
+            if base.files and not isinstance(error, Hurried):
+                _saved(spec, base, how)
             raise
 
 
-def _saved(spec: Spec, file: PlanFile, base: _Base, how: Elastic) -> None:
-    """A checkpoint of what was kept in memory, by a last generation that does no step."""
+def _saved(spec: Spec, base: _Base, how: Elastic) -> None:
+    """A checkpoint of what was kept in memory, by a last generation that does no step, under the plan that stands now."""
     assert base.files
     told = replace(spec, base=base.files.handles, base_step=base.step, resume="", goes_on=True, only_save=True)
     with contextlib.suppress(PartitaError):
-        if isinstance(attempt(told, file, handles=base.files.all), Ended):
+        if isinstance(attempt(told, PlanFile.read(spec.plan), handles=base.files.all), Ended):
             how.saved(base.step)
 
 

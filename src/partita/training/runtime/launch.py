@@ -171,6 +171,10 @@ def _meeting_room(ranks: int = 0) -> Iterator[Path]:
 # ---- watching -----------------------------------------------------------------------------------------------------------
 
 
+class Hurried(KeyboardInterrupt):
+    """The user asked for the end a second time: at once, then."""
+
+
 @dataclass
 class _Attends:
     """Waits until all workers have ended, and tells them meanwhile what they are asked for."""
@@ -195,7 +199,9 @@ class _Attends:
                 self._look()
                 time.sleep(0.1)
             except KeyboardInterrupt:
-                if self.asked or self.spec.task != "train" or not self._has_something_to_save:
+                if self.asked:
+                    raise Hurried from None
+                if self.spec.task != "train" or not self._has_something_to_save:
                     raise
                 self.asked = True
                 with _frozen(self.workers):

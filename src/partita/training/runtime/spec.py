@@ -30,7 +30,7 @@ class Spec:
     in_a_row: int = 1  #: of "compare": steps that an engine takes on each batch before the next one's turn
     check_gradients: bool = True  #: of "compare"
     #: the pipes of a `baton.Ring`, where other runs take turns with this one so that they may be compared
-    turns: Sequence[str] = ()
+    ring: Sequence[str] = ()
     steered: Mapping[str, Any] = field(default_factory=dict)  #: what is told to who may change the plan between steps
     facts: Mapping[str, Any] = field(default_factory=dict)
     copies: Sequence[Sequence[int]] = ()  #: [ranks] handles of the two files that each copies its state to; empty: none

@@ -59,11 +59,10 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
     traces: list[Trace] = []
     usage = time.process_time()
     recorder = session.recorder(spec.engine)
-    baton = Baton.of(spec.turns, rank)
+    baton = Baton.of(spec.ring, rank)
     board.enter(rank, "running")
     with contextlib.closing(record), _stopping(session) as stop_after:
-        for turn in _checked_turns(session, progress):
-            baton.take()
+        for turn in baton.rounds(_checked_turns(session, progress)):
             board.begin_step(rank, turn.done.step, batch_size(turn.batch))
             result = engine.step(turn.batch, turn.done.step - 1)
             board.end_step(rank, result.loss, result.step_s)
@@ -77,9 +76,8 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
             if recorder:
                 recorder.after(result.step_s, result.core_share)
             store.after(progress)
-            stops = stop_after(progress.step, result.step_s)
-            baton.pass_on()
-            if stops:
+            if stop_after(progress.step, result.step_s):
+                baton.pass_on()
                 break
             plan = steering.after(progress.step, result.step_s) if steering else None
             if plan is not None:

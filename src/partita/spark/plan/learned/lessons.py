@@ -19,6 +19,7 @@ from partita.spark.plan.online import learned as shop
 from partita.spark.plan.online.episodes import Arrivals, mean_job_s, run_shop
 from partita.spark.plan.online.policies import RULES
 from partita.spark.plan.online.streams import stream
+from partita.spark.plan.writes import without_writes
 from partita.spark.problem import ShopJob
 
 Episode = Callable[[FloatArray], float]  #: weights -> mean job time
@@ -63,7 +64,7 @@ def shop_lesson(kinds: Sequence[ShopJob] | None, seed: int) -> Lesson:
     """Short streams first, then longer ones, of several loads."""
 
     def drawn(jobs: int, load: float, number: int) -> Episode:
-        arrivals = Arrivals.of(stream(kinds, jobs, load, number))
+        arrivals = Arrivals.of(without_writes(stream(kinds, jobs, load, number)))
         return lambda w: mean_job_s(arrivals.work.shop, run_shop(arrivals, "learned-scores", weights=Policy(shop=w)))
 
     def episodes(generation: int) -> list[Episode]:
@@ -71,7 +72,7 @@ def shop_lesson(kinds: Sequence[ShopJob] | None, seed: int) -> Lesson:
         return [drawn(min(250, 60 + 10 * generation), load, int(chance.integers(1 << 30))) for load in LOADS]
 
     tests = [drawn(200, 0.9, seed * 1000 + k) for k in range(EXAM)]
-    rivals = [Arrivals.of(stream(kinds, 200, 0.9, seed * 1000 + k)) for k in range(EXAM)]
+    rivals = [Arrivals.of(without_writes(stream(kinds, 200, 0.9, seed * 1000 + k))) for k in range(EXAM)]
     best = min(sum(mean_job_s(a.work.shop, run_shop(a, rule)) for a in rivals) for rule in RULES)
     return Lesson("shop", *_shop_start(seed), episodes, lambda w: sum(t(w) for t in tests) / best)
 

@@ -83,11 +83,7 @@ def simulate_shop(
 
     Raises BadInput for an unknown policy.
     """
-    if problem.executors > 1:
-        raise BadInput(
-            f"jobs come to a shop with one CPU; the problem has {problem.executors} executors",
-            hint="plan it: partita spark plan; or simulate --traces DIR, for executors",
-        )
+    one_cpu(problem)
     if problem.writes:
         outcome, file = simulate_shop(without_writes(problem), policy, seed=seed, weights=weights)
         return replace(outcome, stages=len(problem)), with_writes(file, problem)
@@ -106,6 +102,15 @@ def simulate_shop(
         len(taken), len(shop.net), int(line.counts[3]), spent,
     )  # fmt: skip
     return outcome, ShopFile(_schedule(arrivals, line), verdict, problem)
+
+
+def one_cpu(problem: ShopProblem) -> None:
+    """Raises BadInput for a problem with several executors."""
+    if problem.executors > 1:
+        raise BadInput(
+            f"jobs come to a shop with one CPU; the problem has {problem.executors} executors",
+            hint="plan it: partita spark plan; or simulate --traces DIR, for executors",
+        )
 
 
 @cache

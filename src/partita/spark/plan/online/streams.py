@@ -24,7 +24,8 @@ def stream(kinds: Sequence[ShopJob] | None, jobs: int, load: float, seed: int) -
     chance = np.random.default_rng([seed, 1])
     gaps = chance.exponential(1.0, jobs)
     found = [random_job(chance) if kinds is None else kinds[int(chance.integers(len(kinds)))] for _ in range(jobs)]
-    busier = max(sum(getattr(s, what) for j in found for s in j.stages) for what in ("network_s", "cpu_s"))
+    stages = [s for j in found for s in j.stages]
+    busier = max(sum(s.network_s + s.write_s for s in stages), sum(s.cpu_s for s in stages))
     release = (np.cumsum(gaps) - gaps[0]) * (busier / jobs / load)
     return ShopProblem(tuple(replace(j, release_s=r) for j, r in zip(found, release.tolist(), strict=True)))
 
