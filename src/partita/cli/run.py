@@ -174,6 +174,7 @@ def _elastic(options: argparse.Namespace, say: Callable[[str], None]) -> Elastic
         lambda step: say(
             f"step {step} was kept in memory; now it is a checkpoint: go on with --resume {options.out}/checkpoints"
         ),
+        lambda step, why: say(f"step {step} was kept in memory, and could not be written: {why}"),
     )
 
 

@@ -69,6 +69,8 @@ class Elastic:
     note: Callable[[Lost], None] = lambda lost: None
     #: hears of a step that was only in memory, and is a checkpoint now
     saved: Callable[[int], None] = lambda step: None
+    #: hears of a step that was only in memory and could not be written, and why
+    unsaved: Callable[[int, str], None] = lambda step, why: None
 
 
 @dataclass
@@ -170,9 +172,15 @@ def _saved(spec: Spec, base: _Base, how: Elastic) -> None:
     """A checkpoint of what was kept in memory, by a last generation that does no step, under the plan that stands now."""
     assert base.files
     told = replace(spec, base=base.files.handles, base_step=base.step, resume="", goes_on=True, only_save=True)
-    with contextlib.suppress(PartitaError):
-        if isinstance(attempt(told, PlanFile.read(spec.plan), handles=base.files.all), Ended):
-            how.saved(base.step)
+    try:
+        found = attempt(told, PlanFile.read(spec.plan), handles=base.files.all)
+    except PartitaError as error:
+        how.unsaved(base.step, error.message)
+        return
+    if isinstance(found, Ended):
+        how.saved(base.step)
+    else:
+        how.unsaved(base.step, found.failure.error.message)
 
 
 def _generation(
