@@ -170,9 +170,25 @@ def flow(found: Mapping[str, Any]) -> str:
     body = [[name, seconds(t), times(t / ours) if t != ours else NOTHING] for name, t in medians.items()]
     end = (
         f"{what['configurations']} configurations over {what['rows']} rows of {what['set']} in three nested levels, {what['workers']} workers; all give the same answers. "
-        f"Medians of {len(found['samples']['ours']['wall_s'])} rounds in turn.{_verdicts(found)} {_machine(found['machine_record']['facts'], found['machine_record']['load'][0])}"
+        f"Medians of {min(len(s['wall_s']) for s in found['samples'].values())} rounds in turn, ours before and after each of the others.{_verdicts(found)} {_machine(found['machine_record']['facts'], found['machine_record']['load'][0])}"
     )
     return f"{markdown(['alternative', 'time', 'of ours'], body)}\n\n{end}"
+
+
+def schedules(found: Mapping[str, Any]) -> str:
+    """benchmarks/schedules.py: of each job and number of micro-batches our schedules and torch's best, against the chosen one."""
+    words = {"chosen by pipeline": "chosen", "1f1b by pipeline": "1F1B, best cuts and micro-batches in flight", "textbook by pipeline": "1F1B, two in flight"}  # fmt: skip
+    body = []
+    for name, job in found["jobs"].items():
+        best = job["best_of_torch"]
+        shown = {**words, best: f"torch's best: {best.removesuffix(' by torch')}"}
+        for plan, said in shown.items():
+            value, *ends = job["ratio"][plan]
+            near = NOTHING if plan in list(words)[:1] else f"{times(value)} ({_span(ends, times)})"
+            body.append([name, said, seconds(job["median_s"][plan]), near])
+    facts, load = found["machine_record"]["facts"], found["machine_record"]["load"][0]
+    end = f"Jobs with so many micro-batches, 2 workers, a step each in turn within seconds; gradients are those of one process.{_verdicts(found)} {_machine(facts, load)}"
+    return f"{markdown(['job', 'schedule', 'a step', 'of the chosen one'], body)}\n\n{end}"
 
 
 TABLES: Mapping[str, Callable[[Any], str]] = {
@@ -182,6 +198,7 @@ TABLES: Mapping[str, Callable[[Any], str]] = {
     "models": models,
     "offload": offload,
     "flow": flow,
+    "schedules": schedules,
 }
 
 
