@@ -26,11 +26,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines import all_done
 from harness import Json, Machine, parser, run_script, said
 from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap, ratio, ratio_within_rounds
 from slowed import competitor
@@ -206,12 +207,7 @@ def overhead(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Jo
             for k, (name, how) in enumerate(ways.items())
         ]  # fmt: skip
         clock = pool.submit(clocked, [Baton.of(ring.place(2 * k + 1), 0) for k in range(len(ways))], steps)
-        try:
-            for done in as_completed([*runs, clock]):
-                done.result()
-        except BaseException:
-            ring.end()
-            raise
+        all_done(ring, [*runs, clock])
     times = {name: took[WARM:] for name, took in zip(ways, clock.result(), strict=True)}
     cost = ratio_within_rounds(times["with"], times["without"])
     return {

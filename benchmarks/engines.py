@@ -13,7 +13,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -82,11 +82,13 @@ class Compared:
             lambda one, *many: len(many) * one / side_by_side.step_s(many), self.steps("single"), *self.copies
         )
 
-    @property
-    def share_of_limit(self) -> Interval:
-        """How much of what w copies side by side do in a second the pipeline does; one process cancels out."""
+    def share_of_limit(self, filled: float = 1.0) -> Interval:
+        """How much of what w copies side by side do in a second the pipeline does, where it can be at work for a share `filled`
+        of its step; one process cancels out."""
         return within_rounds(
-            lambda ours, *many: side_by_side.step_s(many) / len(many) / ours, self.steps("pipeline"), *self.copies
+            lambda ours, *many: side_by_side.step_s(many) / len(many) / filled / ours,
+            self.steps("pipeline"),
+            *self.copies,
         )
 
     @property
@@ -231,6 +233,17 @@ def plans_in_turn(
     return found
 
 
+def all_done(ring: Ring, members: Sequence[Future[Any]]) -> None:
+    """Wait for all that take turns. Raises what the first of them fails with; the others, who wait for a turn that will not
+    come, are told."""
+    try:
+        for done in as_completed(members):
+            done.result()
+    except BaseException:  # also Ctrl-C
+        ring.end()
+        raise
+
+
 @dataclass(frozen=True)
 class _Block:
     """So many rounds of a job by several plans, and by copies of it, all at once and one at a time."""
@@ -258,12 +271,7 @@ class _Block:
                 for k, (name, (file, names)) in enumerate(plans.items())
             }  # fmt: skip
             copies = pool.submit(self._step, side, ring.place(len(plans))) if side is not None else None
-            try:
-                for run in as_completed([*runs.values(), *([copies] if copies else [])]):
-                    run.result()
-            except BaseException:  # also Ctrl-C: the others wait for a turn that will not come
-                ring.end()
-                raise
+            all_done(ring, [*runs.values(), *([copies] if copies else [])])
             return {name: run.result() for name, run in runs.items()}, copies.result() if copies else []
 
     def _step(self, side: Crew, place: Sequence[str]) -> list[side_by_side.Steps]:

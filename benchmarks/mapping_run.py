@@ -76,7 +76,7 @@ def row(model: str, out: Path, options: argparse.Namespace, machine: Machine, ta
     )  # fmt: skip
     machine.look("after")
     gain, limit = found.ratio("single", "pipeline"), found.limit
-    near = found.share_of_limit
+    near = found.share_of_limit()
     return {
         "model": model, "single_step_s": found.median_s("single"), "step_s": found.median_s("pipeline"),
         "predicted_step_s": file.verdict.value_s, "speedup": gain.value, "speedup_interval": gain.ends,

@@ -94,7 +94,7 @@ def chain(model: str, options: argparse.Namespace, machine: Machine, talk: Talk)
     gains = {name: runs[name].ratio("single", "pipeline") for name in runs}
     against = ratio_within_rounds(runs["whole"].steps("pipeline"), runs["parts"].steps("pipeline"))
     copies = runs["parts"].copies
-    near = runs["parts"].share_of_limit if copies else None
+    near = runs["parts"].share_of_limit() if copies else None
     claims = {"faster": (FASTER, against), **({"near_the_limit": (NEAR_THE_LIMIT, near)} if near else {})}
     plans = {n: {**figures(files[n], runs[n]), **_of_plan(files[n]), "speedup": gains[n].value, "speedup_interval": gains[n].ends} for n in files}  # fmt: skip
     return {

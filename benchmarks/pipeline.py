@@ -18,7 +18,7 @@ from typing import Any
 import side_by_side
 from engines import WARMUP, Compared, compare_in_turn
 from harness import Json, Machine, parser, run_script, said
-from intervals import WITHIN_ROUNDS, Claim, Interval, within_rounds
+from intervals import WITHIN_ROUNDS, Claim, Interval
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -113,13 +113,7 @@ def claimed(file: PlanFile, found: Compared) -> dict[str, tuple[Claim, Interval]
     claims = {"faster_than_torch": (AS_FAST_AS_TORCH, found.ratio("torch", "pipeline"))}
     claims |= found.foreseen(file.verdict.value_s)
     if found.copies:  # the single process cancels out of speed-up over limit
-        filled = filling(file.plan)
-        near = within_rounds(
-            lambda ours, *many: side_by_side.step_s(many) / len(many) / filled / ours,
-            found.steps("pipeline"),
-            *found.copies,
-        )
-        claims["share_of_limit"] = (NEAR_THE_LIMIT, near)
+        claims["share_of_limit"] = (NEAR_THE_LIMIT, found.share_of_limit(filling(file.plan)))
     return claims
 
 

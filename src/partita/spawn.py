@@ -63,20 +63,30 @@ def threads_env(threads: int) -> dict[str, str]:
 
 
 def end(processes: Sequence[Process], grace_s: float = 0.0) -> None:
-    """End processes and whatever they have started: asked first if there is a grace, then killed. An interrupt waits."""
-    with _uninterrupted():
-        if grace_s:
-            for p in processes:
-                if p.poll() is None:
-                    p.terminate()
-            deadline = time.monotonic() + grace_s
-            for p in processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    p.wait(max(0.0, deadline - time.monotonic()))
+    """End processes and whatever they have started: asked first if there is a grace, then killed. An interrupt waits; one that
+    comes just as this begins leaves no grace."""
+    try:
+        with _uninterrupted():
+            _end(processes, grace_s)
+    except KeyboardInterrupt:
+        with _uninterrupted():
+            _end(processes, 0.0)
+        raise
+
+
+def _end(processes: Sequence[Process], grace_s: float) -> None:
+    if grace_s:
         for p in processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(p.pid, signal.SIGKILL)  # its session's first process has its number
-            p.wait()
+            if p.poll() is None:
+                p.terminate()
+        deadline = time.monotonic() + grace_s
+        for p in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                p.wait(max(0.0, deadline - time.monotonic()))
+    for p in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(p.pid, signal.SIGKILL)  # its session's first process has its number
+        p.wait()
 
 
 @contextlib.contextmanager

@@ -101,15 +101,16 @@ def execute(
         ended = started + took
         if before and _content(list(inputs)) != before:
             return None, Report(told.node, told.turn, "spoils", started, ended)
-        enough = before is not None and took + 2 * size_of(result) / DIGEST_BYTES_PER_S <= told.look_s
+        size = size_of(result)
+        enough = before is not None and took + 2 * size / DIGEST_BYTES_PER_S <= told.look_s
         same = _again(function, arguments, result) if enough else None
         if enough:
             looked.add(told.step)
         look_s = time.time() - ended if before else 0.0
-        stored, why = _stored(told, store, result, took) if told.keep and same is not False else (False, "")
+        stored, why = _stored(told, store, result, took, size) if told.keep and same is not False else (False, "")
         number = number_of(result)
         return result, Report(
-            told.node, told.turn, "done", started, ended, size_of(result), number, same, stored, why, look_s, enough
+            told.node, told.turn, "done", started, ended, size, number, same, stored, why, look_s, enough
         )
     except (Exception, SystemExit) as error:  # a library that wants to end the program loses its branch only
         if before and _content(list(inputs)) != before:
@@ -160,9 +161,9 @@ def _content(value: Any) -> str | None:
         return None
 
 
-def _stored(told: Told, store: Store | None, result: Any, took_s: float) -> tuple[bool, str]:
+def _stored(told: Told, store: Store | None, result: Any, took_s: float, size_bytes: float) -> tuple[bool, str]:
     """Keep what would cost more to compute again than to write: whether it is kept, and why it could not be."""
-    if store is None or took_s < WORTH_KEEPING * (WRITE_S + size_of(result) / WRITE_BYTES_PER_S):
+    if store is None or took_s < WORTH_KEEPING * (WRITE_S + size_bytes / WRITE_BYTES_PER_S):
         return False, ""
     put = store.put(told.key, result, took_s)
     return (True, "") if isinstance(put, Put) else (False, put.reason)

@@ -120,21 +120,12 @@ def attempt(
                     found = failure(workers, board, spec, file, began_s, oom_kills)
                     return Broken(found, max(r.step for r in board.rows()), attends.asked)
             finally:
-                _end_all(workers)
+                end(workers, _GRACE_S)
         _remove_traces(Path(spec.out), only_empty=True)
         rows = board.rows()
         last = max(r.step for r in rows)
         stopped = rows[0].stop_after is not None and last >= rows[0].stop_after
         return Ended(stopped, time.monotonic() - began, last)
-
-
-def _end_all(workers: Sequence[Process]) -> None:
-    """Also where Ctrl-C comes just now: `end` begins to wait with it a moment after it was called."""
-    try:
-        end(workers, _GRACE_S)
-    except KeyboardInterrupt:
-        end(workers)
-        raise
 
 
 def _remove_traces(out: Path, *, logs: bool = True, only_empty: bool = False) -> None:
