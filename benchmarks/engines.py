@@ -214,8 +214,9 @@ def plans_in_turn(
     its own and a probe before it; another plan and another engine first each time.
 
     In a block all have their processes, and take turns round by round (`Ring`): round k of one was within seconds of round k of
-    another, so that ratios by `ratio_within_rounds` know nothing of how the machine drifts. Raises BadInput where no round would be
-    counted, and what a worker failed with.
+    another, so that ratios by `ratio_within_rounds` know nothing of how the machine drifts. Of `in_a_row` steps the last one
+    counts; with copies these are two at least, for all alike: a step after another's finds cold caches. Raises BadInput where no
+    round would be counted, and what a worker failed with.
     """
     check_rounds(rounds, WARMUP)
     found = {n: Compared() for n in files}
@@ -224,7 +225,7 @@ def plans_in_turn(
         for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
             machine.look_again(every_s=5.0)
             talk.progress(f"block {k + 1} of {blocks}", 0, counted)
-            spec = _Block(source, settings, counted, in_a_row, out)
+            spec = _Block(source, settings, counted, max(in_a_row, 2) if with_copies else in_a_row, out)
             block, copies = spec.run({n: (files[n], order(engines[n], k)) for n in order(list(files), k)}, side)
             for name, comparison in block.items():
                 found[name].blocks.append(comparison)
@@ -280,7 +281,7 @@ class _Block:
         rows = []
         for _ in range(WARMUP + self.counted):
             baton.wait()
-            rows.append(side_by_side.turn(side, 1, warmup=1))
+            rows.append(side_by_side.turn(side, 1, warmup=self.in_a_row - 1))
             baton.give()
         return [side_by_side.joined(copy[WARMUP:]) for copy in zip(*rows, strict=True)]
 

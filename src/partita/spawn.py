@@ -16,8 +16,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from partita.interrupts import interrupts_wait
 
 Process = subprocess.Popen[bytes]
 PARENT = "PARTITA_LAUNCHER"  #: environment variable: the process that a child must not outlive
@@ -66,10 +68,10 @@ def end(processes: Sequence[Process], grace_s: float = 0.0) -> None:
     """End processes and whatever they have started: asked first if there is a grace, then killed. An interrupt waits; one that
     comes just as this begins leaves no grace."""
     try:
-        with _uninterrupted():
+        with interrupts_wait():
             _end(processes, grace_s)
     except KeyboardInterrupt:
-        with _uninterrupted():
+        with interrupts_wait():
             _end(processes, 0.0)
         raise
 
@@ -87,19 +89,6 @@ def _end(processes: Sequence[Process], grace_s: float) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(p.pid, signal.SIGKILL)  # its session's first process has its number
         p.wait()
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: signals go to another one
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def last_line(log: Path) -> str:

@@ -19,8 +19,8 @@ import importlib.util
 import platform
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -40,7 +40,7 @@ def function_parts(function: FunctionType, content: Content) -> Iterator[object]
     `content` is called for defaults, cells and globals, and knows how to end at a function that calls itself.
     """
     yield PYTHON
-    yield from code_parts(function.__code__)
+    yield code_digest(function.__code__)
     yield content(function.__defaults__)
     yield content(function.__kwdefaults__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -61,19 +61,30 @@ def _cell(cell: Any) -> object:
         return None
 
 
-def code_parts(code: CodeType) -> Iterator[object]:
-    """Instructions of a code object and of those in its constants, without docstring, places and offsets of constants."""
-    yield (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS)
-    yield code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    yield code.co_exceptiontable
-    for i in dis.get_instructions(code):
-        if i.opname in _DULL:
-            continue
-        yield i.opname
-        if isinstance(i.argval, CodeType):
-            yield from code_parts(i.argval)
-        elif i.arg is not None:
-            yield i.argval
+@lru_cache(maxsize=4096)
+def code_digest(code: CodeType) -> bytes:
+    """Of the instructions of a code object and of those in its constants, without docstring, places and offsets of constants."""
+    lines = [
+        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS),
+        code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
+        code.co_exceptiontable,
+        *((i.opname, i.argval if i.arg is not None else None) for i in _instructions(code) if i.opname not in _DULL),
+    ]
+    return hashlib.sha256("\n".join(map(_spelled, lines)).encode("utf-8", "surrogatepass")).digest()
+
+
+def _spelled(constant: object) -> str:
+    """A constant of a code object as text on one line: the same in every process, another one for every other constant."""
+    if isinstance(constant, CodeType):
+        return code_digest(constant).hex()
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_spelled, constant))})"
+    return f"{{{', '.join(sorted(map(_spelled, constant)))}}}" if isinstance(constant, frozenset) else repr(constant)
+
+
+@lru_cache(maxsize=64)  # told and read one after the other, and large
+def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
+    return tuple(dis.get_instructions(code))
 
 
 _FLAGS = 0x2AC  # *args, **kwargs, generators and coroutines; the others say how it was compiled (inspect.CO_..)
@@ -96,10 +107,11 @@ def globals_read(function: FunctionType) -> list[tuple[str, object]]:
 _GENERATED = frozenset({"__init__", "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__setattr__", "__delattr__", "__replace__"})  # fmt: skip
 
 
-def _reads(code: CodeType) -> dict[str, set[str]]:
+@lru_cache(maxsize=4096)
+def _reads(code: CodeType) -> Mapping[str, Set[str]]:
     """{instruction: names} of what code, and the code in its constants, reads of the world."""
     found: dict[str, set[str]] = {name: set() for name in _READS}
-    for i in dis.get_instructions(code):
+    for i in _instructions(code):
         if i.opname in found:
             found[i.opname].add(i.argval)
         elif isinstance(i.argval, CodeType):

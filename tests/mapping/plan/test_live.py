@@ -13,7 +13,7 @@ from partita.mapping.plan import surrogates
 from partita.mapping.plan.decode import priorities_of, values_of
 from partita.mapping.plan.features import NAMES, features
 from partita.mapping.plan.jobs import as_placement
-from partita.mapping.plan.live import Outcome, Trial, live
+from partita.mapping.plan.live import Measured, Outcome, Trial, live
 from partita.mapping.plan.planner import SEEDS
 from partita.mapping.plan.question import Question
 
@@ -29,7 +29,8 @@ def searched(name: str, taken_s, trials: int) -> tuple[Outcome, list[Trial]]:
     while True:
         tried.append(trial)
         try:
-            trial = search.send(taken_s(trial))
+            found = taken_s(trial)
+            trial = search.send(found if isinstance(found, Measured) else Measured(found))
         except StopIteration as end:
             return end.value, tried
 
@@ -50,6 +51,20 @@ def test_a_search_goes_through_its_steps_and_finds_what_is_fast_there() -> None:
     keys = [t.plan.stages for t in tried if t.phase != "finals"]
     assert len(set(keys)) == len(keys) == outcome.tried  # nothing is measured twice before the finals
     assert all(t.expected_s > 0 for t in tried if t.phase == "genetic")
+
+
+@pytest.mark.slow
+def test_what_is_tried_in_a_slow_minute_is_not_taken_for_slow() -> None:
+    """After twelve trials the machine is half as fast; what is found then may be the best there is."""
+    count = itertools.count()
+
+    def drifting(trial: Trial) -> Measured:
+        slower = 1.0 if next(count) < 12 else 2.0
+        return Measured(slower * trial.predicted_s, slower)
+
+    outcome, tried = searched("inception", drifting, 40)
+    assert outcome.best.predicted_s == min(t.predicted_s for t in tried)
+    assert outcome.best.predicted_s < min(t.predicted_s for t in tried[:12])
 
 
 def test_one_device_is_the_answer_where_nothing_is_faster() -> None:

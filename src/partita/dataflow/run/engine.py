@@ -214,7 +214,8 @@ class _Run:
     def _window(self) -> list[Job]:
         """What is missing of AHEAD_S a worker, where half of it is; of steps that never ran only little is handed out."""
         workers, state = self.engine.workers, self.course.state
-        self.expected = {node: s for node, s in self.expected.items() if state[node] == State.RUNNING}
+        for node in [n for n in self.expected if state[n] != State.RUNNING]:
+            del self.expected[node]
         room_s = AHEAD_S * workers - sum(self.expected.values())
         if 2 * room_s < AHEAD_S * workers and self.course.running >= LEAST_WINDOW * workers:
             return []
@@ -272,7 +273,8 @@ class _Run:
     # ---- in ---------------------------------------------------------------------------------------------------------------
 
     def _gap(self, node: int, worker: str, started: float, ended: float) -> None:
-        """What lies between two tasks of a worker, but for waiting until the inputs were there: what scheduling and moving costs."""
+        """What lies between two tasks of a worker, but for waiting until the inputs were there: what scheduling and moving costs.
+        A second look is work, and `ended` its end."""
         before = self.ends.get(worker)
         if before is not None:
             needs = (m for n in self.graph.nodes[node].needs for m in flat(self.course.view(n)))
@@ -285,7 +287,8 @@ class _Run:
         done = len(self.done)
         if self.next_prediction == len(PREDICTED_AT) or done < max(4, self.glanced + GLANCE * self.graph.tasks):
             return
-        self.glanced, each = done, typical(self.gaps)
+        self.glanced = done
+        each = typical(self.gaps[len(self.gaps) // 2 :])  # the first tasks of a step do not travel together yet
         left_s = self._left_by_means(each)
         work_s = self.busy_s + each * done
         part = min(done / self.graph.tasks, work_s / (work_s + left_s) if work_s > 0 else 0.0)
@@ -377,7 +380,7 @@ class _Run:
         self.looked_s += report.look_s
         if not (report.stored and self.course.loaded[report.node]):
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
-            self._gap(report.node, worker, started, ended)
+            self._gap(report.node, worker, started, ended + report.look_s)
         self.done[report.node] = report.value
         if report.stored and not self.course.loaded[report.node]:
             self.kept[report.node] = self.course.key(report.node)

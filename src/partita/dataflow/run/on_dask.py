@@ -204,8 +204,11 @@ class OnDask:
     @property
     def idle(self) -> int:
         """Threads for which nothing is under way that could begin, or has begun."""
+        return sum(self._idle_threads().values())
+
+    def _idle_threads(self) -> dict[str, int]:
         begin = Counter(c.worker for c in self.open.values() if not any(r.left for r in c.reads))
-        return sum(max(0, n - begin[w]) for w, n in self.threads.items())
+        return {w: max(0, n - begin[w]) for w, n in self.threads.items()}
 
     def submit(self, orders: Sequence[Order]) -> None:
         """One bundle for the scheduler: tasks may read what others of it, or earlier ones, give.
@@ -262,18 +265,21 @@ class OnDask:
 
     def _best_worker(self, reads: Sequence[_Clump], expected_s: float) -> tuple[str, float]:
         """(where a clump would be done first, when): behind what is under way there, once what it reads is there and brought along.
+        What can begin at once is not behind what waits.
 
         Dask alone would send it where its inputs lie, and move it later if another worker has long been idle; here all know
         what they need from the beginning.
         """
         now = time.monotonic()
+        idle = {} if any(c.left for c in reads) else self._idle_threads()
 
         def moving_s(c: _Clump, worker: str) -> float:
             return 0.0 if worker in c.lies else MOVE_S + c.size_bytes / MOVE_BYTES_PER_S
 
         def begins_s(worker: str) -> float:
             there = (c.done_s + moving_s(c, worker) for c in reads)
-            return max((now + self.load.get(worker, 0.0) / self.threads[worker], *there))
+            behind_s = 0.0 if idle.get(worker) else self.load.get(worker, 0.0) / self.threads[worker]
+            return max((now + behind_s, *there))
 
         def worth_s(worker: str) -> float:
             """Moving keeps both ends from other work."""

@@ -24,7 +24,7 @@ from partita.errors import PartitaError, place_of, sentence_of
 
 WRITE_BYTES_PER_S = 200e6
 WRITE_S = 0.004  #: of a file, synchronised
-DIGEST_BYTES_PER_S = 400e6  #: inputs that take longer to digest than a look may are not looked at
+DIGEST_BYTES_PER_S = 1e9  #: inputs that take longer to digest twice than a look may are not looked at
 WORTH_KEEPING = 1.0  #: a result is stored when computing took so many times what storing takes
 
 
@@ -93,7 +93,7 @@ def execute(
     arguments = {name: _filled(a, inputs) for name, a in told.arguments}
     before = None
     try:
-        if told.look_s and told.step not in looked and size_of(list(inputs)) <= told.look_s * DIGEST_BYTES_PER_S:
+        if told.look_s and told.step not in looked and 2 * size_of(list(inputs)) <= told.look_s * DIGEST_BYTES_PER_S:
             before = _content(list(inputs))
         began = time.time()
         result = _called(function, arguments)
@@ -156,7 +156,7 @@ def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any)
 
 def _content(value: Any) -> str | None:
     try:
-        return content_of(value)
+        return content_of(value, brief=True)
     except PartitaError:
         return None
 

@@ -3,22 +3,25 @@ surrogate of what was measured, then the best of all in turn.
 
     step      share of the budget   what is tried
     seeds     as long as they take  single, intuitive, heft, heft-links, what the simulator's own search finds
-    bayes     up to 55 %            Optuna's trials, each one measured
-    genetic   up to 85 %            the best that a surrogate of all measurements knows, bred anew when they are measured
-    finals    the rest              the three fastest and one device, in turn, twice
+    bayes     up to 50 %            Optuna's trials, each one measured
+    genetic   up to 80 %            the best that a surrogate of all measurements knows, bred anew when they are measured
+    finals    the rest              the three fastest and one device, in turn, thrice
 
-A search is a generator: a trial comes out, the seconds of its iterations go in. It does no input or output and knows no clock
+A search is a generator: a trial comes out, what its iterations took goes in. It does no input or output and knows no clock
 but the one that it is given, so it runs on a training run (`mapping.run`) as on a simulator (the tests).
+
+Trials follow each other for a minute or more, and a machine may be half as fast in one minute as in the next: what is tried
+first would look slow. So trials are compared by what they would have taken at one speed (`Measured.settled_s`); in the finals, which
+follow each other within seconds, by what they took, round by round.
 Source: "Deep Learning Performance Optimization via Model Parallelization", UC Irvine.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,14 +39,26 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_problem import PlacementProblem
 
-BAYES_UNTIL, GENETIC_UNTIL = 0.55, 0.85  #: shares of the budget
+BAYES_UNTIL, GENETIC_UNTIL = 0.5, 0.8  #: shares of the budget
 SIMULATED_SHARE = 0.02  #: of it, for a search on the simulator among the seeds
 GENERATIONS = 40
 BATCH = 4  #: mappings that a surrogate proposes before it is fitted again
-FINALISTS, ROUNDS = 3, 2
+FINALISTS, ROUNDS = 3, 3
 MOST_REPEATED = 10  #: trials in a row that are known already, after which the sampler has nothing new to say
 TIE = 0.01  #: of the simulated makespan, so that what a forest takes for equal is not
 WORTH = 0.01  #: a mapping that is faster than one device by less is not worth its messages
+
+
+class Measured(NamedTuple):
+    """What an iteration by a trial's plan took."""
+
+    step_s: float
+    slower: float = 1.0  #: as many times as long as predicted took what was computed in it: mostly what the machine is like just now
+
+    @property
+    def settled_s(self) -> float:
+        """What it would have taken where computing takes what is predicted."""
+        return self.step_s / self.slower
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,18 +81,18 @@ class Outcome:
     """What a search came to."""
 
     best: Trial
-    measured_s: float  #: its iteration, in the finals
+    measured_s: float  #: its iteration, in the finals; median over the rounds
     single_s: float  #: that of one device, in turn with it
     scores: tuple[surrogates.Score, ...]  #: of the surrogates, over all that was measured; empty where too little was
     tried: int
 
 
-Search = Generator[Trial, float, Outcome]
-Trials = Generator[Trial, float, None]
+Search = Generator[Trial, Measured, Outcome]
+Trials = Generator[Trial, Measured, None]
 
 
 def live(problem: PipelineProblem, budget_s: float, seed: int, elapsed: Callable[[], float]) -> Search:
-    """Trials until the budget is spent by `elapsed()`, a clock that begins at 0; wants the seconds of an iteration of each."""
+    """Trials until the budget is spent by `elapsed()`, a clock that begins at 0; wants what an iteration of each took."""
     compile_kernels()
     s = _Live(problem, as_placement(problem), seed)
     yield from s.seeds(SIMULATED_SHARE * budget_s)
@@ -112,7 +127,7 @@ class _Live:
     asked: PlacementProblem
     seed: int
     trials: dict[Any, Trial] = field(default_factory=dict)  #: by their stages
-    measured_s: dict[Any, float] = field(default_factory=dict)
+    measured_s: dict[Any, float] = field(default_factory=dict)  #: settled
     scores: tuple[surrogates.Score, ...] = ()
 
     def __post_init__(self) -> None:
@@ -165,24 +180,26 @@ class _Live:
                 return
 
     def finals(self) -> Search:
-        """The fastest and one device in turn; the median decides, and a mapping has to be worth it."""
+        """The fastest and one device in turn; the median of the rounds decides, and a mapping has to be worth it."""
         fastest = sorted(self.measured_s, key=lambda k: self.measured_s[k])[:FINALISTS]
         single = next((k for k, t in self.trials.items() if t.name == "single"), fastest[0])
-        taken: dict[Any, list[float]] = {k: [] for k in dict.fromkeys([*fastest, single])}
-        for _ in range(ROUNDS if len(taken) > 1 else 0):
-            for key in taken:
+        rivals = list(dict.fromkeys([*fastest, single]))
+        rounds = []
+        for _ in range(ROUNDS):
+            row = []
+            for key in rivals:
                 t = self.trials[key]
-                taken[key].append((yield Trial("finals", t.mapped, t.plan, t.predicted_s, t.expected_s)))
-        for key, seconds in taken.items():
-            self.measured_s[key] = statistics.median(seconds or [self.measured_s[key]])
-        best = min(taken, key=lambda k: self.measured_s[k])
-        if self.measured_s[best] > (1 - WORTH) * self.measured_s[single]:
+                row.append((yield Trial("finals", t.mapped, t.plan, t.predicted_s, t.expected_s)).step_s)
+            rounds.append(row)
+        took = np.array(rounds)
+        against = dict(zip(rivals, np.median(took / took.mean(axis=1, keepdims=True), axis=0).tolist(), strict=True))
+        best = min(rivals, key=lambda k: against[k])
+        if against[best] > (1 - WORTH) * against[single]:
             best = single
         if surrogates.available() and len(self.measured_s) >= surrogates.FEWEST:
             self.scores = surrogates.compared(self.rows(), np.array([*self.measured_s.values()]), self.seed)
-        return Outcome(
-            self.trials[best], self.measured_s[best], self.measured_s[single], self.scores, len(self.measured_s)
-        )
+        median_s = dict(zip(rivals, np.median(took, axis=0).tolist(), strict=True))
+        return Outcome(self.trials[best], median_s[best], median_s[single], self.scores, len(self.measured_s))
 
     # ---- what they share --------------------------------------------------------------------------------------------
 
@@ -201,7 +218,7 @@ class _Live:
         """The trial, unless it was measured before."""
         key = _key(trial)
         if key not in self.measured_s:
-            self.measured_s[key] = yield trial
+            self.measured_s[key] = (yield trial).settled_s
             self.trials[key] = trial
 
     def _fresh(self, found: list[Mapped]) -> Iterator[Trial]:

@@ -15,6 +15,7 @@ from partita.nouns.costs import MOST_SECONDS
 from partita.page.text import percent, seconds, table
 from partita.records import record
 
+MOST_SLOWER = 1e6  #: beyond it, a number is damage
 PHASES = ("seeds", "bayes", "genetic", "by lot", "finals")
 
 
@@ -32,6 +33,12 @@ class Row:
     at_s: float = 0.0  #: since the search began
     segments: int = 0
     devices: Mapping[str, int] = field(default_factory=dict)  #: operators on each
+    slower: float = 1.0  #: as many times as long as predicted took what was computed
+
+    @property
+    def settled_s(self) -> float:
+        """Measured, at the speed that was predicted: what mappings of different minutes are compared by."""
+        return self.measured_s / self.slower
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,10 @@ class History:
         """What is said beside the bar while a search goes on."""
         if not self.rows or self.end:
             return ""
-        best, last = min(self.rows, key=lambda r: r.measured_s), self.rows[-1]
+        best, last = min(self.rows, key=lambda r: r.settled_s), self.rows[-1]
         return (
-            f"; {last.tried} mappings tried, best {seconds(best.measured_s)} ({best.name}), "
-            f"now {last.phase}: {seconds(last.predicted_s)} predicted, {seconds(last.measured_s)} measured"
+            f"; {last.tried} mappings tried, best {seconds(best.settled_s)} ({best.name}), "
+            f"now {last.phase}: {seconds(last.predicted_s)} predicted, {seconds(last.settled_s)} measured"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -97,7 +104,8 @@ def _rows(path: Path) -> tuple[Row, ...]:
             if number == len(lines):  # its writer was stopped, or is writing
                 break
             raise
-        refuse(BadInput, _no_seconds(row, "predicted_s", "measured_s", "at_s"), what)
+        faults = [] if 1 / MOST_SLOWER <= row.slower <= MOST_SLOWER else [f"slower is {row.slower}"]
+        refuse(BadInput, faults + _no_seconds(row, "predicted_s", "measured_s", "at_s"), what)
         found.append(row)
     return tuple(found)
 
@@ -122,13 +130,13 @@ def _no_seconds(item: Row | End, *names: str) -> list[str]:
 
 
 def phases(rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
-    """Of every phase how many mappings were tried, and the fastest."""
+    """Of every phase how many mappings were tried, and the fastest, at the speed that was predicted."""
     found = []
     for phase in PHASES:
         mine = [r for r in rows if r.phase == phase]
         if mine:
-            best = min(mine, key=lambda r: r.measured_s)
-            found.append({"phase": phase, "tried": len(mine), "best_s": best.measured_s, "name": best.name})
+            best = min(mine, key=lambda r: r.settled_s)
+            found.append({"phase": phase, "tried": len(mine), "best_s": best.settled_s, "name": best.name})
     return found
 
 

@@ -23,8 +23,9 @@ def search_section(history: History) -> str:
 
 
 def _picture(rows: Sequence[Row]) -> str:
-    """Measured seconds of each mapping as a dot, what was predicted as a short line, and the best so far."""
-    high = max(max(r.measured_s, r.predicted_s) for r in rows)
+    """Measured seconds of each mapping, at the speed that was predicted, as a dot, what was predicted as a short line, and the
+    best so far."""
+    high = max(max(r.settled_s, r.predicted_s) for r in rows)
     x, y = Scale(0, len(rows) + 1, 48.0, _WIDE - 8), Scale(0.0, 1.05 * high, _TALL - 24, 16.0)
     parts = [
         tag("text", words("a step"), class_="axis", x=0, y=11),
@@ -35,10 +36,11 @@ def _picture(rows: Sequence[Row]) -> str:
         parts.append(tag("line", class_="grid", x1=48, x2=_WIDE - 8, y1=y(value), y2=y(value)))
     best, line = float("inf"), []
     for k, r in enumerate(rows, 1):
-        took, foreseen = r.measured_s, r.predicted_s
+        took, foreseen = r.settled_s, r.predicted_s
         best = min(best, took)
         line.append(f"{x(k):.1f} {y(best):.1f}")
-        told = f"{r.phase}, {r.name}: {seconds(foreseen)} predicted, {seconds(took)} measured"
+        told = f"{r.phase}, {r.name}: {seconds(foreseen)} predicted, {seconds(r.measured_s)} measured"
+        told += f", computing {r.slower:.2f} times as long" if abs(r.slower - 1) > 0.005 else ""
         parts.append(tag("line", class_="axis", stroke="currentColor", x1=x(k) - 3, x2=x(k) + 3, y1=y(foreseen), y2=y(foreseen)))  # fmt: skip
         parts.append(tag("circle", tag("title", words(told)), cx=x(k), cy=y(took), r=3, fill="currentColor"))
     parts.append(tag("path", class_="loss line0", d="M" + "L".join(line)))

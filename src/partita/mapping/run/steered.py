@@ -27,7 +27,7 @@ from partita.errors import PlanError
 from partita.files import dump_json, write_whole
 from partita.mapping.plan.adaptive import adapting
 from partita.mapping.plan.jobs import step_bound
-from partita.mapping.plan.live import Outcome, Search, Trial, live, sampled
+from partita.mapping.plan.live import Measured, Outcome, Search, Trial, live, sampled
 from partita.mapping.plan.planner import compile_kernels
 from partita.mapping.report.history import End, Row
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -35,7 +35,7 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.nouns.program import Op
 from partita.simulate.adapting import Adapting, Said, Seen
-from partita.simulate.predicted import predicted
+from partita.simulate.predicted import computing_s, predicted
 from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.session import Session
 
@@ -119,6 +119,7 @@ class _Desk:
     deployed: PipelinePlan | None = None
     cold: bool = True  #: the next step is the first by its plan
     samples: list[float] = field(default_factory=list)
+    computed_s: float = 0.0  #: by all devices, in those steps
     tried: int = 0
     spent: _Spent = field(default_factory=_Spent)
     began_s: float = 0.0
@@ -146,6 +147,7 @@ class _Desk:
             self.spent.switching_s += max(0.0, now - self.left_s - step_s)
         else:
             self.samples.append(step_s)
+            self.computed_s += sum(seen.compute_s.values())
         self.cold = False
         enough = len(self.samples) >= FEWEST_STEPS and (
             sum(self.samples) >= ENOUGH_S or len(self.samples) >= MOST_STEPS
@@ -172,15 +174,18 @@ class _Desk:
     def _next(self, step: int) -> dict[str, Any]:
         """The trial is measured: on to the next one, or to the end."""
         assert self.search is not None
-        taken_s = statistics.median(self.samples)
-        self._note(step, taken_s)
+        assert self.trial is not None
+        foreseen_s = sum(computing_s(self.problem, self.trial.plan).values()) * len(self.samples)
+        slower = self.computed_s / foreseen_s if self.computed_s and foreseen_s else 1.0
+        measured = Measured(statistics.median(self.samples), slower)
+        self._note(step, self.trial, measured)
         try:
-            return self._go_to(self.search.send(taken_s))
+            return self._go_to(self.search.send(measured))
         except StopIteration as end:
             return self._settle(step, end.value)
 
     def _go_to(self, trial: Trial) -> dict[str, Any]:
-        self.trial, self.samples = trial, []
+        self.trial, self.samples, self.computed_s = trial, [], 0.0
         return {"plan": self._switched(trial.plan), "over": False}
 
     def _switched(self, plan: PipelinePlan) -> dict[str, Any] | None:
@@ -228,15 +233,15 @@ class _Desk:
         PlanFile(plan, verdict, self.problem).write(self.out / "plan.json")
         foreseen.write(self.out / "predicted.json")
 
-    def _note(self, step: int, taken_s: float) -> None:
-        assert self.trial is not None
+    def _note(self, step: int, t: Trial, measured: Measured) -> None:
         assert self.history is not None
         self.tried += 1
-        t = self.trial
         on = {d: sum(len(s.tasks) for s in t.plan.stages if d in s.devices) for d in t.plan.devices}
         expected = t.expected_s if math.isfinite(t.expected_s) else None
         at_s = round(time.perf_counter() - self.began_s, 3)
-        row = Row(self.tried, t.phase, t.name, t.predicted_s, taken_s, expected, step, at_s, len(t.plan.stages), on)
+        row = Row(
+            self.tried, t.phase, t.name, t.predicted_s, measured.step_s, expected, step, at_s, len(t.plan.stages), on, measured.slower
+        )  # fmt: skip
         self.history.write(json.dumps(asdict(row)) + "\n")
 
     def _write(self, step: int, plan: PipelinePlan, method: str, *, settled: bool, **found: Any) -> None:

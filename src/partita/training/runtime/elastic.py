@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Literal
 
 from partita.errors import PartitaError, WorkerFailed
+from partita.interrupts import interrupts_wait, terminate_like_interrupt
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.training.runtime.copy_files import CopyFiles
 from partita.training.runtime.join import world
-from partita.training.runtime.launch import Broken, Ended, Hurried, Minds, Watch, attempt, terminate_like_interrupt
+from partita.training.runtime.launch import Broken, Ended, Hurried, Minds, Watch, attempt
 from partita.training.runtime.prepare import prepared
 from partita.training.runtime.saved import latest, step_of, written_since
 from partita.training.runtime.spec import Spec
@@ -104,9 +105,9 @@ class _Base:
         return False
 
     def close(self) -> None:
-        if self.files:
-            self.files.close()
-            self.files = None
+        files, self.files = self.files, None  # never twice: their numbers may be others' by then
+        if files:
+            files.close()
 
 
 @dataclass
@@ -193,8 +194,9 @@ def _generation(
     mind: Minds | None,
     began_s: float,
 ) -> Ended | Broken:
-    """One generation of workers; `base` then holds what the next one may go on from."""
-    with contextlib.ExitStack() as stack:
+    """One generation of workers; `base` then holds what the next one may go on from, however this one ends: interrupts wait
+    until it does."""
+    with interrupts_wait() as waiting, contextlib.ExitStack() as stack:
         files = CopyFiles.create(ranks) if redundancy == "memory" else None
         if files:
             stack.callback(files.close)
@@ -205,8 +207,9 @@ def _generation(
         handles = [h for f in (files, base.files) if f for h in f.all]
         found: Ended | Broken | None = None
         try:
-            found = attempt(told, file, watch, ranks=ranks, handles=handles, mind=_Releases(base, mind))
-        finally:  # also where Ctrl-C came while it was looked at what the workers died of
+            with waiting.lifted():
+                found = attempt(told, file, watch, ranks=ranks, handles=handles, mind=_Releases(base, mind))
+        finally:
             if not isinstance(found, Ended) and base.advanced(files, told, began_s):
                 stack.pop_all()
         return found

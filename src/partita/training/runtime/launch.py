@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from partita.errors import BadInput
+from partita.interrupts import terminate_like_interrupt
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
@@ -246,16 +246,3 @@ def _frozen(workers: Sequence[Process]) -> Iterator[None]:
     finally:
         for w in alive:
             w.send_signal(signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def terminate_like_interrupt() -> Iterator[None]:
-    """SIGTERM is handled like Ctrl-C, so that a batch system's polite end is a graceful one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
