@@ -198,15 +198,20 @@ def test_a_dead_process_is_not_the_one_that_was(monkeypatch: pytest.MonkeyPatch)
 # ------------------------------------------------------------------------------------------------ shaping
 
 
+def as_told(spent_s: float, wanted_s: float) -> bool:
+    """Never faster than the rate allows; slower by what a neighbour of this machine takes for itself."""
+    return 0.93 * wanted_s <= spent_s <= 1.25 * wanted_s
+
+
 @needs_hosts
 @pytest.mark.parametrize("rate", ["5mbit", "20mbit", "100mbit"])
 def test_a_transfer_takes_what_its_rate_says(rate: str) -> None:
     bytes_per_s = parse_rate(rate) / 8
     with Testbed.up(2, [rate], name="test-rate") as bed:
         size = round(bytes_per_s * 0.5)
-        assert nearest(0.525, 0.025, lambda: transfer(bed, size)[0]) == pytest.approx(0.5, rel=0.07)
+        assert as_told(nearest(0.525, 0.025, lambda: transfer(bed, size)[0]), 0.5)
         message_s = 150_000 / bytes_per_s
-        assert nearest(message_s, 0.06, lambda: transfer(bed, 150_000)[0]) == pytest.approx(message_s, rel=0.07)
+        assert as_told(nearest(message_s, 0.06, lambda: transfer(bed, 150_000)[0]), message_s)
     assert left_behind("test-rate") == []
 
 
@@ -214,7 +219,7 @@ def test_a_transfer_takes_what_its_rate_says(rate: str) -> None:
 def test_the_receiver_can_be_the_slow_one() -> None:
     with Testbed.up(2, ["100mbit", "10mbit"], name="test-receiver") as bed:
         spent = nearest(0.5, 0.06, lambda: transfer(bed, 625_000)[0])
-    assert spent == pytest.approx(0.5, rel=0.07)
+    assert as_told(spent, 0.5)
 
 
 @needs_hosts
@@ -233,8 +238,8 @@ def test_a_rate_changes_in_the_middle_of_a_transfer() -> None:
         part = [(t, n) for t, n in seen if begin_s <= t <= end_s]
         return (part[-1][1] - part[0][1]) / (part[-1][0] - part[0][0])
 
-    assert speed(0.05, 0.4) == pytest.approx(40e6 / 8, rel=0.1)
-    assert speed(1.0, seen[-1][0]) == pytest.approx(8e6 / 8, rel=0.1)
+    assert 0.75 * 40e6 / 8 <= speed(0.05, 0.4) <= 1.1 * 40e6 / 8
+    assert 0.75 * 8e6 / 8 <= speed(1.0, seen[-1][0]) <= 1.1 * 8e6 / 8
 
 
 # ------------------------------------------------------------------------------------------------- hosts
@@ -248,9 +253,9 @@ def test_a_busy_loop_gets_its_share_of_a_core(bed: Testbed, host: str, percent: 
 
     share = nearest(percent, 0.08, measure)
     load = os.getloadavg()[0]
-    if share < percent - 2 and load > len(os.sched_getaffinity(0)):
+    if share < 0.8 * percent and load > len(os.sched_getaffinity(0)):
         pytest.skip(f"load {load:.1f}: other work leaves less than {percent} % of a core")
-    assert share == pytest.approx(percent, abs=2)
+    assert 0.8 * percent <= share <= percent + 2
 
 
 @needs_hosts

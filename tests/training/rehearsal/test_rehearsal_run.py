@@ -60,7 +60,9 @@ def test_a_rehearsal_sends_what_the_plan_sends_and_counts_what_it_holds(tmp_path
 @pytest.mark.machine
 def test_a_rehearsal_takes_as_long_as_the_simulation(tmp_path: Path) -> None:
     found = rehearse(file_of(), tmp_path, steps=3, pace=0.02)
-    assert min(found.steps_s) == pytest.approx(found.simulated.duration_s, rel=0.05)
+    assert (
+        0.95 <= min(found.steps_s) / found.simulated.duration_s <= 1.15
+    )  # waits are kept; a neighbour may add to them
 
 
 def test_a_device_that_does_not_hold_its_stage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
