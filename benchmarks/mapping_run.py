@@ -1,7 +1,7 @@
 """Mappings run for real: searched for while training, then in turn with one process, and with copies of the whole job.
 
     python benchmarks/mapping_run.py [--only MODEL,MODEL] [--search-budget-s 60] [--rounds 18] [--blocks 2] [--json]
-    python benchmarks/mapping_run.py --by-lot 100 [--only inception]
+    python benchmarks/mapping_run.py --by-lot 100 [--lot-rounds 4] [--only inception]
 
 Models of tests/jobs/branchy.py with random weights and data, the whole batch at once. The limit is what copies of the whole job
 side by side reach, one a core, in the same run. With --by-lot so many mappings drawn by lot are tried on training steps
@@ -11,6 +11,7 @@ instead, and what was predicted is compared with what was measured; surrogates a
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from partita.errors import BadInput
 from partita.mapping.plan.jobs import plan_job
 from partita.mapping.plan.surrogates import rank_correlation
 from partita.mapping.report.history import History, ending, surrogate_table
+from partita.mapping.run import steered
 from partita.mapping.run.search import train_searching
 from partita.nouns.graph import FloatArray
 from partita.nouns.pipeline_problem import PipelineProblem
@@ -48,7 +50,12 @@ NEVER_SLOWER = Claim("the mapping found is at least 0.97x one process", low=0.97
 NEAR_THE_LIMIT = Claim(
     "the mapping found reaches at least 0.8 of the machine's own limit", low=0.8, most_drift=WITHIN_ROUNDS
 )
-MOST_STEPS = 1_000_000
+MOST_EPOCHS = 10_000
+KINDS = {
+    "raw": "as measured",
+    "at_run_speed": "at the speed of each minute",
+    "computing_as_measured": "with computing as it was",
+}
 
 
 def measured(model: str, options: argparse.Namespace, talk: Talk) -> PlanFile:
@@ -89,25 +96,44 @@ def row(model: str, out: Path, options: argparse.Namespace, machine: Machine, ta
 
 
 def by_lot(model: str, out: Path, options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
-    """A model's mappings drawn by lot: predicted against measured."""
+    """A model's mappings drawn by lot, all of them in several rounds: predicted against the median that was measured."""
     machine.look_again(5.0)
     first = measured(model, options, talk)
     talk.progress(f"{model}: {options.by_lot} mappings", 0, 1)
+    each = 2 + min(steered.MOST_STEPS, math.ceil(1.5 * steered.ENOUGH_S / first.verdict.value_s))
     train_searching(
-        first, f"{JOBS}:{model}", MODELS[model], out, budget_s=1.0, seed=options.seed, by_lot=options.by_lot, epochs=1
-    )
+        first, f"{JOBS}:{model}", MODELS[model], out, budget_s=1.0, seed=options.seed,
+        by_lot=(options.by_lot, options.lot_rounds), epochs=MOST_EPOCHS, steps=each * options.by_lot * options.lot_rounds + 200,
+    )  # fmt: skip
     machine.look("after")
     history = History.read(out).to_json()
     rows = [r for r in history["history"] if r["phase"] != "finals"]
-    foreseen, took = (np.array([r[k] for r in rows]) for k in ("predicted_s", "measured_s"))
-    slower = slower_in(first, Readings.read(out / "readings.json"), [r["step"] for r in rows])
+    mappings = len(rows) // options.lot_rounds
+    foreseen, took, settled = (
+        np.array([f(r) for r in rows]).reshape(options.lot_rounds, mappings)
+        for f in (lambda r: r["predicted_s"], lambda r: r["measured_s"], lambda r: r["measured_s"] / r["slower"])
+    )
+    slower = slower_in(first, Readings.read(out / "readings.json"), [r["step"] for r in rows]).reshape(took.shape)
+    kinds = {"raw": took, "at_run_speed": took / slower, "computing_as_measured": settled}
     return {
-        "model": model, "mappings": len(rows), "rank_correlation": rank_correlation(foreseen, took),
-        "rank_correlation_at_run_speed": rank_correlation(foreseen * slower, took),
-        "median_error": float(np.median(np.abs(foreseen / took - 1))),
-        "median_error_at_run_speed": float(np.median(np.abs(foreseen * slower / took - 1))), "slower": slower.tolist(),
-        "range_s": [float(took.min()), float(took.max())], "search": history, "settled": history["settled"],
+        "model": model, "mappings": mappings, "rounds": options.lot_rounds,
+        **{name: _agreement(foreseen[0], values) for name, values in kinds.items()},
+        "range_s": [float(np.median(took, axis=0).min()), float(np.median(took, axis=0).max())],
+        "search": history, "settled": history["settled"],
     }  # fmt: skip
+
+
+def _agreement(foreseen: FloatArray, took: FloatArray) -> Json:
+    """Of predictions [mappings] with what was measured [rounds, mappings]; and of one half of the rounds with the other, than which
+    no prediction can agree better."""
+    middle = np.median(took, axis=0)
+    odd, even = np.median(took[::2], axis=0), np.median(took[1::2], axis=0)
+    return {
+        "rank_correlation": rank_correlation(foreseen, middle),
+        "median_error": float(np.median(np.abs(foreseen / middle - 1))),
+        "halves_rank_correlation": rank_correlation(odd, even),
+        "halves_median_error": float(np.median(np.abs(odd / even - 1))),
+    }
 
 
 def slower_in(file: PlanFile, readings: Readings, steps: Sequence[int]) -> FloatArray:
@@ -139,10 +165,14 @@ def text(document: Json) -> str:
     if document["by_lot"]:
         for r in rows:
             lines.append(
-                f"{r['model']}: {r['mappings']} mappings, {seconds(r['range_s'][0])} to {seconds(r['range_s'][1])} a step; rank correlation "
-                f"{r['rank_correlation']:.3f}, median error {percent(r['median_error'])}; at the speed of each minute "
-                f"{r['rank_correlation_at_run_speed']:.3f}, {percent(r['median_error_at_run_speed'])}"
-            )  # fmt: skip
+                f"{r['model']}: {r['mappings']} mappings in {r['rounds']} rounds, {seconds(r['range_s'][0])} to {seconds(r['range_s'][1])} a step"
+            )
+            for kind, words in KINDS.items():
+                a = r[kind]
+                lines.append(
+                    f"   {words}: rank correlation {a['rank_correlation']:.3f}, median error {percent(a['median_error'])}; "
+                    f"one half of the rounds with the other {a['halves_rank_correlation']:.3f}, {percent(a['halves_median_error'])}"
+                )
     else:
         body = [
             [r["model"], r["single_step_s"], r["step_s"], r["predicted_step_s"], r["speedup"], r["limit"], r["share_of_limit"], r["segments"], r["devices"]]
@@ -163,6 +193,9 @@ def main() -> int:
     options.add_argument("--devices", type=int, default=2)
     options.add_argument("--search-budget-s", type=float, default=60.0)
     options.add_argument("--by-lot", type=int, default=0, metavar="N", help="try N mappings drawn by lot instead")
+    options.add_argument(
+        "--lot-rounds", type=int, default=4, metavar="N", help="each of them in so many rounds; default: 4"
+    )
     options.add_argument("--rounds", type=int, default=18, help=f"{WARMUP} of them are not counted; default: 18")
     options.add_argument("--blocks", type=int, default=2, help="the rounds are taken in so many blocks; default: 2")
     options.add_argument("--seed", type=int, default=0)

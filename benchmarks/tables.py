@@ -170,7 +170,7 @@ def flow(found: Mapping[str, Any]) -> str:
     body = [[name, seconds(t), times(t / ours) if t != ours else NOTHING] for name, t in medians.items()]
     end = (
         f"{what['configurations']} configurations over {what['rows']} rows of {what['set']} in three nested levels, {what['workers']} workers; all give the same answers. "
-        f"Medians of {min(len(s['wall_s']) for s in found['samples'].values())} rounds in turn, ours before and after each of the others.{_verdicts(found)} {_machine(found['machine_record']['facts'], found['machine_record']['load'][0])}"
+        f"Medians of {min(len(s['wall_s']) for s in found['samples'].values())} rounds in turn, ours before and after each of the others.{_verdicts(found)} {_recorded(found)}"
     )
     return f"{markdown(['alternative', 'time', 'of ours'], body)}\n\n{end}"
 
@@ -186,9 +186,53 @@ def schedules(found: Mapping[str, Any]) -> str:
             value, *ends = job["ratio"][plan]
             near = NOTHING if plan in list(words)[:1] else f"{times(value)} ({_span(ends, times)})"
             body.append([name, said, seconds(job["median_s"][plan]), near])
-    facts, load = found["machine_record"]["facts"], found["machine_record"]["load"][0]
-    end = f"Jobs with so many micro-batches, 2 workers, a step each in turn within seconds; gradients are those of one process.{_verdicts(found)} {_machine(facts, load)}"
+    end = f"Jobs with so many micro-batches, 2 workers, a step each in turn within seconds; gradients are those of one process.{_verdicts(found)} {_recorded(found)}"
     return f"{markdown(['job', 'schedule', 'a step', 'of the chosen one'], body)}\n\n{end}"
+
+
+def spark(found: Mapping[str, Any]) -> str:
+    """benchmarks/spark.py: small problems against what is proven best, layers of stages against the bound."""
+    body = [
+        [f"{r['instances']} random problems of up to 12 stages, {r['objective']}", f"{percent(r['mean_gap'])} above the optimum", percent(r["worst_gap"]), NOTHING]
+        for r in found["against_exact"]
+    ]  # fmt: skip
+    layers: dict[str, list[Mapping[str, Any]]] = {}
+    for r in found["layers"]:
+        jobs = f" of {r['jobs']} jobs" if r["jobs"] > 1 else ""
+        layers.setdefault(
+            f"{r['stages']:,} stages in {'dense ' * r['dense']}layers{jobs}, {r['objective']}", []
+        ).append(r)
+    for name, rows in layers.items():
+        gaps = [r["gap"] for r in rows]
+        body.append([name, f"{percent(statistics.fmean(gaps))} above the bound", percent(max(gaps)), seconds(max(r["wall_s"] for r in rows))])  # fmt: skip
+    return f"{markdown(['problem', 'on average', 'worst', 'longest'], body)}\n\nPlanned with a budget of 1 s.{_verdicts(found)} {_recorded(found)}"
+
+
+def spark_learned(found: Mapping[str, Any]) -> str:
+    """benchmarks/spark_learned.py: mean job times of the best rule, of planning anew and of the learned policy, and how much lower."""
+    body = []
+    for r in found["shop"]:
+        took, rule = r["mean_job_s"], r["best_rule"]
+        lower = [_lower(found, f"shop {r['jobs']} {r['load']:g} {than}") for than in (rule, "replan")]
+        times_s = [statistics.fmean(v) for v in (took[rule], took["replan"], took["learned"], r["bound_s"])]
+        body.append([f"shop, {r['jobs']} jobs, load {r['load']:g}", f"{seconds(times_s[0])} ({rule})", *map(seconds, times_s[1:]), *lower])  # fmt: skip
+    for r in found["executors"]:
+        took = r["mean_job_s"]
+        lower = _lower(found, f"executors {r['traces']} {r['setting']}")
+        best, ours = (seconds(statistics.fmean(took[p])) for p in ("weighted-fair", "learned"))
+        body.append([f"executors, traces {r['traces']}, {r['setting']}", f"{best} (weighted fair)", NOTHING, ours, NOTHING, lower, NOTHING])  # fmt: skip
+    heads = ["jobs", "best rule", "planned anew", "learned", "bound, all known", "lower than the rule", "than planned anew"]  # fmt: skip
+    end = "Mean job times over episodes whose seeds no training has seen; the exponent of weighted fair is the best of 17 in these very episodes."
+    return f"{markdown(heads, body)}\n\n{end} {_recorded(found)}"
+
+
+def _lower(found: Mapping[str, Any], name: str) -> str:
+    v = found["verdicts"][name]
+    return f"{percent(v['value'])} ({percent(v['low'])} to {percent(v['high'])})"
+
+
+def _recorded(found: Mapping[str, Any]) -> str:
+    return _machine(found["machine_record"]["facts"], found["machine_record"]["load"][0])
 
 
 TABLES: Mapping[str, Callable[[Any], str]] = {
@@ -199,6 +243,8 @@ TABLES: Mapping[str, Callable[[Any], str]] = {
     "offload": offload,
     "flow": flow,
     "schedules": schedules,
+    "spark": spark,
+    "spark_learned": spark_learned,
 }
 
 

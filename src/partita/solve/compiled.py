@@ -7,6 +7,7 @@ all of these files.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -33,6 +34,24 @@ def compiled(function: F) -> F:
         numba.config.CACHE_DIR = given
     _files[id(made)] = files
     return cast(F, made)
+
+
+def heard(kernel: Callable[..., None], *arguments: Any) -> None:
+    """Call a compiled function that may take long so that Ctrl-C is heard meanwhile, as it is not by machine code: on a thread of
+    its own, which an interrupt leaves behind and the end of the process ends."""
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            kernel(*arguments)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
 
 
 def _files_of(function: Callable[..., Any]) -> frozenset[str]:

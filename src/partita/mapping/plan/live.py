@@ -19,8 +19,9 @@ Source: "Deep Learning Performance Optimization via Model Parallelization", UC I
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,9 +103,10 @@ def live(problem: PipelineProblem, budget_s: float, seed: int, elapsed: Callable
     return (yield from s.finals())
 
 
-def sampled(problem: PipelineProblem, mappings: int, seed: int) -> Search:
+def sampled(problem: PipelineProblem, mappings: int, rounds: int, seed: int) -> Search:
     """So many mappings drawn by lot, torn to pieces or in stretches, after those that come to mind: to see how well
-    predictions agree with what is measured, and to learn surrogates from all kinds of mappings."""
+    predictions agree with what is measured, and to learn surrogates from all kinds of mappings. All are tried in so many rounds,
+    each time in the same order: one trial is as long as a mood of the machine's."""
     compile_kernels()
     s, chance = _Live(problem, as_placement(problem), seed), np.random.default_rng(seed)
     yield from s.seeds(1.0)
@@ -116,6 +118,11 @@ def sampled(problem: PipelineProblem, mappings: int, seed: int) -> Search:
         mapped = s.question.listed(where, "by lot")
         if math.isfinite(mapped.value_s):
             yield from s.tried(s.trial("by lot", mapped))
+    seen = {key: [taken] for key, taken in s.measured_s.items()}
+    for _ in range(rounds - 1):
+        for key, t in s.trials.items():
+            seen[key].append((yield replace(t, phase="by lot")).settled_s)
+    s.measured_s |= {key: statistics.median(taken) for key, taken in seen.items()}
     return (yield from s.finals())
 
 
@@ -189,7 +196,7 @@ class _Live:
             row = []
             for key in rivals:
                 t = self.trials[key]
-                row.append((yield Trial("finals", t.mapped, t.plan, t.predicted_s, t.expected_s)).step_s)
+                row.append((yield replace(t, phase="finals")).step_s)
             rounds.append(row)
         took = np.array(rounds)
         against = dict(zip(rivals, np.median(took / took.mean(axis=1, keepdims=True), axis=0).tolist(), strict=True))

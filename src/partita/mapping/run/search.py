@@ -46,7 +46,7 @@ def train_searching(
     *,
     budget_s: float,
     seed: int = 0,
-    by_lot: int = 0,
+    by_lot: tuple[int, int] = (0, 0),
     adapt: bool = False,
     steps: int | None = None,
     epochs: int = 1,
@@ -58,7 +58,7 @@ def train_searching(
 ) -> Ended:
     """Train on all devices of the plan's problem, and search for the mapping during `budget_s` of the run.
 
-    plan.json is then the one found. With `by_lot`, so many mappings drawn by lot are tried instead, however long it takes;
+    plan.json is then the one found. With `by_lot`, (so many mappings, so many rounds) drawn by lot are tried instead, however long it takes;
     with `adapt`, devices are watched once the search has settled. Raises BadInput for a plan that is no mapping, and what a
     worker failed with.
     """

@@ -161,9 +161,9 @@ class _Desk:
         assert isinstance(self.file.plan, PipelinePlan)
         self.began_s, self.deployed = now, self.file.plan
         self.history = open(self.out / HISTORY, "w", buffering=1)  # noqa: SIM115 (open for the search)
-        seed, lots = int(self.told["seed"]), int(self.told["by_lot"])
+        seed, (lots, rounds) = int(self.told["seed"]), self.told["by_lot"]
         if lots:
-            self.search = sampled(self.problem, lots, seed)
+            self.search = sampled(self.problem, lots, rounds, seed)
         else:
             self.search = live(self.problem, float(self.told["budget_s"]), seed, lambda: time.perf_counter() - now)
         said = self._go_to(next(self.search))

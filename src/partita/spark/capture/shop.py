@@ -174,16 +174,11 @@ def _range(seconds: Sequence[float]) -> Range:
 def _from_tasks(log: EventLog, rate_bytes_per_s: float | None) -> Captured:
     """The problem from what the tasks of any application tell."""
     owner: dict[int, int] = {}
-    notes: list[str] = []
     jobs: list[ShopJob] = []
     kept: list[LoggedStage] = []
     skipped, open_ = 0, 0
-    busy, rounds = _busy(log), {n: [j for j in log.jobs if j.properties.get(ROUND) == n] for n in rounds_of(log)}
-    whole_rounds = [jobs for jobs in rounds.values() if all(j.whole for j in jobs)]
-    chosen = (whole_rounds or list(rounds.values()) or [list(log.jobs)])[-1]
-    began = min((j.submitted_s for j in chosen), default=0.0) if rounds else 0.0
-    if len(rounds) > 1:
-        notes.append(f"of {len(rounds)} rounds the last {'whole one ' * bool(whole_rounds)}is here: Java was warm")
+    busy = _busy(log)
+    chosen, began, notes = _chosen(log)
     for job in chosen:
         ran = [log.stages[s] for s in job.stages if s in log.stages and owner.setdefault(s, job.number) == job.number]
         skipped += len(job.stages) - len(ran)
@@ -214,6 +209,17 @@ def _from_tasks(log: EventLog, rate_bytes_per_s: float | None) -> Captured:
     return Captured(
         ShopProblem(tuple(jobs)), "tasks", (*notes, *_adaptive(log), *_network(log, kept, rate_bytes_per_s))
     )
+
+
+def _chosen(log: EventLog) -> tuple[Sequence[LoggedJob], float, list[str]]:
+    """(jobs that count, when the first of them was released, what to say of it): of several rounds of ours one."""
+    rounds = [[j for j in log.jobs if j.properties.get(ROUND) == n] for n in rounds_of(log)]
+    if not rounds:
+        return log.jobs, 0.0, []
+    whole = [jobs for jobs in rounds if all(j.whole for j in jobs)]
+    chosen = (whole or rounds)[-1]
+    said = f"of {len(rounds)} rounds the last {'whole one ' * bool(whole)}is here: Java was warm"
+    return chosen, min(j.submitted_s for j in chosen), [said] * (len(rounds) > 1)
 
 
 def _adaptive(log: EventLog) -> list[str]:

@@ -267,6 +267,7 @@ def answer_to(cluster: Cluster, told: Told, spark: SparkSession, ask: Ask) -> An
     from pyspark import RDD
 
     try:
+        cluster.mark(**dict.fromkeys((ROUND, POLICY)))  # what the program starts by itself belongs to no round
         works = work_of(load_jobs(told.app), spark, lambda x: isinstance(x, RDD))
         began = time.monotonic()
         results = play(cluster, works, ask)

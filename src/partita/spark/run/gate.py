@@ -69,7 +69,8 @@ class Gate:
         self._left = {m: [p for p in order if p not in free] for m, order in orders.items()}
         self._free = [p for order in orders.values() for p in order if p in free]
         self._needs = needs
-        self._running: dict[MachineName, Phase | None] = dict.fromkeys(orders)
+        self._holds: dict[MachineName, Phase | None] = dict.fromkeys(orders)
+        self._begun: set[Phase] = set()
         self._done: set[Phase] = set()
         self._count = sum(len(order) for order in orders.values())
 
@@ -82,17 +83,18 @@ class Gate:
         found = [p for p in self._free if self._may(p)]
         self._free = [p for p in self._free if p not in found]
         for machine, left in self._left.items():
-            if self._running[machine] is None and left and self._may(left[0]):
-                self._running[machine] = left[0]
+            if self._holds[machine] is None and left and self._may(left[0]):
+                self._holds[machine] = left[0]
                 found.append(left.pop(0))
-        if not found and not self.over and not any(self._running.values()):
+        self._begun.update(found)
+        if not self.over and self._begun == self._done:
             raise InternalError("the order waits for itself", hint="make the plan again")
         return found
 
     def done(self, phase: Phase) -> None:
         self._done.add(phase)
-        if self._running[phase.machine] == phase:
-            self._running[phase.machine] = None
+        if self._holds[phase.machine] == phase:
+            self._holds[phase.machine] = None
 
     def _may(self, phase: Phase) -> bool:
         return all(n in self._done for n in self._needs[phase])

@@ -14,6 +14,7 @@ import numpy as np
 
 from partita.errors import BadInput
 from partita.nouns.graph import FloatArray, IntArray, csr
+from partita.solve.compiled import heard
 from partita.solve.random import seeded
 from partita.spark.capture.traces import POINTS, Query
 from partita.spark.plan.executors.learned import facts, learned_episode
@@ -154,7 +155,7 @@ def run(work: Work, executors: int, policy: str, seed: int, exponent: float | No
     rule = {"fifo": FIFO, "sjf-cp": SJF}.get(policy, SHARES)
     weight = weights(work, 1.0 if rule == SJF else exponent or 0.0)
     began = time.perf_counter()
-    episode(work, state, rule, weight)
+    heard(episode, work, state, rule, weight)
     return _outcome(work, state, time.perf_counter() - began, exponent)
 
 
@@ -162,7 +163,7 @@ def run_learned(work: Work, executors: int, learned: FloatArray, seed: int) -> O
     """These jobs under the learned policy with these weights."""
     state, known = fresh_state(work, executors, seeded(seed)), facts(work, executors)
     began = time.perf_counter()
-    learned_episode(work, state, known, learned)
+    heard(learned_episode, work, state, known, learned)
     return _outcome(work, state, time.perf_counter() - began, None)
 
 

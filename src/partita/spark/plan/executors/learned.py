@@ -80,14 +80,14 @@ def learned_episode(work: Work, state: State, known: Facts, weights: FloatArray)
     rest = np.zeros((jobs, EMBEDDED))
     while advance(work, state):
         n, count, total = size[2], 0, 1e-9
+        before = np.sort(left_s[active[:n]])
+        until = np.cumsum(before)
         for k in range(n):
             j = active[k]
             total += left_s[j]
-            shorter[j], log_shorter[j] = 0.0, left_s[j]
-            for q in range(n):
-                if left_s[active[q]] < left_s[j]:
-                    shorter[j] += 1.0
-                    log_shorter[j] += left_s[active[q]]
+            less = np.searchsorted(before, left_s[j])
+            shorter[j] = less
+            log_shorter[j] = left_s[j] + (until[less - 1] if less > 0 else 0.0)
             log_left[j] = np.log(max(left_s[j], 0.0) / SCALE_S + 1e-3)
             log_shorter[j] = np.log(max(log_shorter[j], 0.0) / SCALE_S + 1e-2)
             rest[j] = 0.0

@@ -12,6 +12,7 @@ import numpy as np
 from partita.errors import BadInput
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.plan import Verdict, checked_bound
+from partita.solve.compiled import heard
 from partita.solve.random import seeded
 from partita.spark.plan.bounds import bound_of
 from partita.spark.plan.learned.policy import Policy, shipped
@@ -65,12 +66,12 @@ def run_shop(arrivals: Arrivals, policy: str, *, seed: int = 0, weights: Policy 
     """The shop after the last job has ended. Raises BadInput for an unknown policy."""
     shop, line = arrivals.work.shop, fresh_line(arrivals.work.shop)
     if policy in RULES:
-        ruled(shop, arrivals.first, arrivals.tail, line, RULES.index(policy))
+        heard(ruled, shop, arrivals.first, arrivals.tail, line, RULES.index(policy))
     elif policy == "replan":
-        replanned(shop, arrivals.first, arrivals.tail, line, seeded(seed), TRIES)
+        heard(replanned, shop, arrivals.first, arrivals.tail, line, seeded(seed), TRIES)
     elif policy in ("learned", "learned-scores"):
         numbers = (weights or shipped()).weights("shop")
-        learned_shop(shop, arrivals.first, arrivals.tail, line, numbers, LOOKS if policy == "learned" else 1)
+        heard(learned_shop, shop, arrivals.first, arrivals.tail, line, numbers, LOOKS if policy == "learned" else 1)
     else:
         raise BadInput(f"unknown policy {policy!r}", hint=f"known for the shop: {', '.join(SHOP_POLICIES)}")
     return line

@@ -6,7 +6,8 @@ network scores them (with weights for each machine) and the best one has the mac
 Lengths are measured by the mean work of the jobs that have come so far, so that units do not count.
 
 The policy can look ahead: of the LOOKS candidates with the best scores it then takes the one with which the jobs that are there
-end soonest if it goes on by its scores and no more jobs come (what does come, it does not know), TRUST given to the scores.
+end soonest if it goes on by its scores and no more jobs come (what does come, it does not know), TRUST given to the scores. While
+more than MOST_AHEAD stages are there it does not: a look takes the square of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ STATIC = 5  #: features of a stage that the graph network sees
 GRAPH = weights_of_graph(STATIC)
 WEIGHTS = GRAPH + 2 * FEATURES  #: of the graph network, of the score for the network, for the CPU
 LOOKS = 4
+MOST_AHEAD = 600
 TRUST = 0.5  #: in the scores: so much mean work of a job is a difference of 1 worth
 LEAST = 0.01  #: a length is at least this, in units of the mean work of a job
 
@@ -69,7 +71,7 @@ def learned_shop(shop: Shop, first: IntArray, tail: FloatArray, line: Line, weig
             if line.at_work[machine] >= 0:
                 continue
             count = _scored(shop, first, tail, line, mind, machine)
-            if looks == 1 or count < 2:
+            if looks == 1 or count < 2 or _stages_there(line) > MOST_AHEAD:
                 _take(shop, line, mind, machine, count)
                 continue
             tried = min(looks, count)
@@ -88,6 +90,15 @@ def learned_shop(shop: Shop, first: IntArray, tail: FloatArray, line: Line, weig
                     chosen, least = k, value
             if waits[chosen] == 0:
                 begin(shop, line, machine, top[chosen])
+
+
+@compiled
+def _stages_there(line: Line) -> int:
+    """Stages that are not done, of the jobs that are there."""
+    stages = 0
+    for k in range(line.counts[2]):
+        stages += line.stages_left[line.active[k]]
+    return stages
 
 
 @compiled
@@ -144,7 +155,7 @@ def _see(shop: Shop, first: IntArray, tail: FloatArray, line: Line, mind: Mind) 
 def _scored(shop: Shop, first: IntArray, tail: FloatArray, line: Line, mind: Mind, machine: int) -> int:
     """Write the candidates for the machine, which is free, into the mind, with their scores; returns how many.
 
-    None where no stage is ready: then there is nothing to decide. O(active jobs^2 + their stages x features).
+    None where no stage is ready: then there is nothing to decide. O(active jobs log active jobs + their stages x features).
     """
     net, cpu, status, missing, left, active = shop.net, shop.cpu, line.status, line.missing, line.left, line.active
     inner, x, unit, expected = mind.inner, mind.x, mind.seen[2], mind.expected
@@ -174,6 +185,10 @@ def _scored(shop: Shop, first: IntArray, tail: FloatArray, line: Line, mind: Min
     starving, log_queue, log_count = np.exp(-4.0 * queue / unit), np.log(queue / unit + LEAST), np.log(count)
     log_wait = np.log(wait / unit + LEAST)
     balance = np.log((waiting + LEAST * unit) / (waiting_other + LEAST * unit))
+    sizes = np.empty(count)
+    for k in range(count):
+        sizes[k] = left[0, active[k]] + left[1, active[k]]
+    sizes.sort()
     found = 0
     for k in range(count):
         j = active[k]
@@ -184,9 +199,8 @@ def _scored(shop: Shop, first: IntArray, tail: FloatArray, line: Line, mind: Min
                 continue
             if not looked_at:
                 looked_at = True
-                mine, shorter = left[0, j] + left[1, j], 0
-                for q in range(count):
-                    shorter += left[0, active[q]] + left[1, active[q]] < mine
+                mine = left[0, j] + left[1, j]
+                shorter = np.searchsorted(sizes, mine)
                 way = way_of(net, tail, status, first[j], first[j + 1])
                 log_left, log_way = np.log(mine / unit + LEAST), np.log(way / unit + LEAST)
                 x[PLAIN + EMBEDDED :] = 0.0

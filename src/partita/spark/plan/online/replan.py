@@ -16,7 +16,8 @@ from partita.spark.plan.online.policies import way_of
 from partita.spark.plan.online.world import FETCHABLE, FETCHED, Line, advance, begin, copied
 from partita.spark.plan.shop import Shop
 
-TRIES = 200  #: at each arrival
+TRIES = 200  #: at each arrival, where few stages are there:
+MOST_STEPS = 1 << 32  #: each try takes the square of the stages, all at one arrival so many
 
 
 @compiled
@@ -86,7 +87,10 @@ def _plan(
         if value < best:
             best = value
             key[:] = trial
-    for _ in range(tries if count > 1 else 0):
+    stages = 0.0
+    for k in range(count):
+        stages += line.stages_left[active[k]]
+    for _ in range(min(tries, int(MOST_STEPS / (stages * stages + 1.0))) if count > 1 else 0):
         one, two = active[between(random, 0, count)], active[between(random, 0, count)]
         low, high = between(random, 0, 2), 2
         if uniform(random) < 0.5:
