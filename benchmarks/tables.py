@@ -205,7 +205,7 @@ def spark(found: Mapping[str, Any]) -> str:
     for name, rows in layers.items():
         gaps = [r["gap"] for r in rows]
         body.append([name, f"{percent(statistics.fmean(gaps))} above the bound", percent(max(gaps)), seconds(max(r["wall_s"] for r in rows))])  # fmt: skip
-    return f"{markdown(['problem', 'on average', 'worst', 'longest'], body)}\n\nPlanned with a budget of 1 s.{_verdicts(found)} {_recorded(found)}"
+    return f"{markdown(['problem', 'on average', 'worst', 'longest'], body)}\n\nThe search of a small problem had {seconds(found['budget_s'])}, that of layers {seconds(found['layers_budget_s'])}.{_verdicts(found)} {_recorded(found)}"
 
 
 def spark_learned(found: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ def completed(info: Event, why: str | None = None) -> Event:
 
 def task(
     stage: int, index: int, start_s: float, end_s: float, *, wait_s: float = 0.0, requests_s: float = 0.0, remote: int = 0,
-    executor: str = "0", reason: str = "Success", old: bool = False,
+    executor: str = "0", reason: str = "Success", old: bool = False, partition: int | None = None,
 ) -> Event:  # fmt: skip
     """A task that runs from its launch to its end; `old`: as Spark before 3.5 tells it."""
     reads: dict[str, Any] = {
@@ -89,6 +89,7 @@ def task(
         "Task End Reason": {"Reason": reason},
         "Task Info": {
             "Index": index,
+            **({} if partition is None else {"Partition ID": partition}),
             "Launch Time": ZERO_MS + round(1000 * start_s),
             "Finish Time": ZERO_MS + round(1000 * end_s),
             "Executor ID": executor,

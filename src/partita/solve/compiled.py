@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 _HERE = Path(__file__).parents[1] / "__pycache__" / "kernels"
 _files: dict[int, frozenset[str]] = {}  #: id of a compiled function -> the files whose code is in it
 
@@ -36,14 +37,15 @@ def compiled(function: F) -> F:
     return cast(F, made)
 
 
-def heard(kernel: Callable[..., None], *arguments: Any) -> None:
-    """Call a compiled function that may take long so that Ctrl-C is heard meanwhile, as it is not by machine code: on a thread of
-    its own, which an interrupt leaves behind and the end of the process ends."""
+def heard(kernel: Callable[..., T], *arguments: Any) -> T:
+    """Call machine code that may take long, and lets go of the interpreter's lock, so that Ctrl-C is heard meanwhile: on a thread
+    of its own, which an interrupt leaves behind and the end of the process ends."""
+    returned: list[T] = []
     raised: list[BaseException] = []
 
     def call() -> None:
         try:
-            kernel(*arguments)
+            returned.append(kernel(*arguments))
         except BaseException as error:
             raised.append(error)
 
@@ -52,6 +54,7 @@ def heard(kernel: Callable[..., None], *arguments: Any) -> None:
     thread.join()
     if raised:
         raise raised[0]
+    return returned[0]
 
 
 def _files_of(function: Callable[..., Any]) -> frozenset[str]:

@@ -43,6 +43,7 @@ from partita.placement.plan.min_cut import anchors, apart_s, merge, network
 from partita.placement.plan.whole import listed, value_of
 from partita.simulate.makespan import facts_of
 from partita.simulate.segments import segments
+from partita.solve import constraint_solver
 
 
 class TestPortfolio(PlacementContract):
@@ -327,7 +328,7 @@ def test_more_devices_never_worsen_the_bound_or_the_proven_optimum() -> None:
 
 
 def test_without_ortools_it_still_plans_with_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "available", lambda: False)
+    monkeypatch.setattr(constraint_solver, "available", lambda: False)
     problem = layered(40, 4, seed=1)
     verdict = plan_free(problem, budget_s=0.3).verdict
     assert 0 < verdict.lower_bound_s <= verdict.value_s < 1.2 * verdict.lower_bound_s
@@ -421,7 +422,7 @@ def packed(held: list[float], room: float, devices: int) -> PlacementProblem:
     return PlacementProblem(graph, cluster, costs, np.array(held), "sum", frozenset({"acc"}))
 
 
-@pytest.mark.skipif(not exact.available(), reason="needs OR-tools")
+@pytest.mark.skipif(not constraint_solver.available(), reason="needs OR-tools")
 def test_what_fits_in_one_way_only_is_found() -> None:
     file = plan_free(packed([9.0, 3.0, 9.0, 32.0, 7.0, 1.0, 24.0, 15.0, 9.0, 8.0, 2.0, 31.0], 50.0, 3), budget_s=0.1)
     assert file.verdict.lower_bound_s > 0
@@ -429,7 +430,7 @@ def test_what_fits_in_one_way_only_is_found() -> None:
         plan_free(packed([5.0, 5.0, 4.0], 7.0, 2), budget_s=0.1)
 
 
-@pytest.mark.skipif(not exact.available(), reason="needs OR-tools")
+@pytest.mark.skipif(not constraint_solver.available(), reason="needs OR-tools")
 def test_the_program_counts_fractions_of_a_byte() -> None:
     """Rounded down to whole bytes, 2.5 beside 2.5 fits into 4: the program found that, and then nothing else."""
     problem = packed([0.5, 2.5, 2.5, 0.5, 1.5], 4.0, 2)

@@ -97,6 +97,26 @@ def test_stages_are_numbered_as_the_program_made_them(tmp_path: Path) -> None:
     assert job.stages[2].parents == (0, 1)
 
 
+def test_a_stage_tried_again_for_one_lost_partition_keeps_the_others(tmp_path: Path) -> None:
+    """The second attempt counts its tasks from 0; partition 1 is what it computes."""
+    first, again = stage_info(0), stage_info(0, attempt=1)
+    events = [
+        *head(),
+        job_start(0, 0, [first]),
+        submitted(first),
+        task(0, 0, 0, 5, partition=0),
+        task(0, 1, 0, 2, executor="1", partition=1),
+        completed(first, "it was lost"),
+        submitted(again),
+        task(0, 0, 5, 8, executor="1", partition=1),
+        completed(again),
+        job_end(0, 8),
+        *end(),
+    ]
+    (job,) = captured(tmp_path, events).problem.jobs
+    assert job.stages[0].cpu_s == 5.0  # of the slower executor: partition 0's, not lost, beside 3 s of the new one
+
+
 def test_skipped_retried_failed_and_unfinished_stages_are_said(tmp_path: Path) -> None:
     first, again = stage_info(0), stage_info(0, attempt=1)
     shared, second = stage_info(0), stage_info(1, [0])

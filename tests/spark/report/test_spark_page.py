@@ -118,6 +118,20 @@ def test_a_plan_is_explained(run: Path, words: list[str], capsys: pytest.Capture
     assert "CPU twice as fast" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("release_s", "binding"), [(0.0, "both machines"), (100.0, "the jobs' releases")])
+def test_what_binds_where_no_machine_does(tmp_path: Path, release_s: float, binding: str, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    problem = ShopProblem((ShopJob((ShopStage(10.0, 0.0),)), ShopJob((ShopStage(0.0, 10.0),), release_s)))
+    plan_spark(problem, budget_s=0.05).write(tmp_path / "plan.json")
+    assert main(["explain", str(tmp_path / "plan.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["binding"] == binding
+
+
+@pytest.mark.parametrize("budget", ["0", "nan", "-1"])
+def test_a_budget_that_is_none(run: Path, budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spark", "explain", str(run / "plan.json"), "--budget-s", budget]) == 2
+    assert "a budget of" in capsys.readouterr().err
+
+
 def test_compare_takes_the_folder_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["measured_step_s"] == pytest.approx(5.0)

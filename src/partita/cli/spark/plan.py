@@ -12,12 +12,11 @@ from partita.errors import BadInput
 from partita.page.text import Kind, draw, facts, percent, seconds, table
 from partita.spark.plan.planner import METHODS, OBJECTIVES, plan_spark
 from partita.spark.problem import ShopProblem
-from partita.spark.report.gantt import timeline
+from partita.spark.report.gantt import BASELINE_NAMES, OPTIMAL, timeline
 from partita.spark.schedule import ShopFile
 
 MOST_BUDGET_S = 86_400.0
 MOST_SEED = 1 << 31
-WORDS = {"fifo": "FIFO, taking turns", "sjf": "shortest job first, taking turns", "fair": "FAIR, sharing", "delaystage": "DelayStage, sharing"}  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read, plan, write. Raises CostError for a problem that cannot be used, BadInput for an unknown method."""
-    if not 0 < options.budget_s <= MOST_BUDGET_S:
-        raise BadInput(
-            f"a budget of {options.budget_s:g} seconds", hint=f"give --budget-s a number up to {MOST_BUDGET_S:g}"
-        )
+    check_budget(options.budget_s)
     if not 0 <= options.seed < MOST_SEED:
         raise BadInput(f"a seed of {options.seed}", hint=f"give --seed a whole number from 0 to {MOST_SEED - 1}")
     problem = ShopProblem.read(options.problem)
@@ -46,6 +42,12 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         file.write(options.out)
         talk.say(f"   plan written to {options.out}")
     return document(file, options.out)
+
+
+def check_budget(seconds: float) -> None:
+    """Raises BadInput for a budget that is none."""
+    if not 0 < seconds <= MOST_BUDGET_S:
+        raise BadInput(f"a budget of {seconds:g} seconds", hint=f"give --budget-s a number up to {MOST_BUDGET_S:g}")
 
 
 def document(file: ShopFile, out: str | None = None) -> dict[str, Any]:
@@ -60,10 +62,10 @@ def text(document: dict[str, Any]) -> str:
     head = [
         (what.replace("-", " "), f"{seconds(value)}, predicted"),
         ("bound", f"{seconds(document['lower_bound_s'])} ({document['bound']})"),
-        ("gap", "none, it is optimal" if gap < 5e-9 else f"at most {percent(gap)}"),
+        ("gap", "none, it is optimal" if gap < OPTIMAL else f"at most {percent(gap)}"),
         ("method", f"{document['method']}, {seconds(document['seconds_spent'])}"),
         ("numbers below", "jobs" if jobs > 1 else "stages"),
     ]
     columns: list[tuple[str, Kind]] = [("without a plan", "text"), (what.replace("-", " "), "s"), ("against the plan", "ratio")]  # fmt: skip
-    rows = [[WORDS[n], v, v / value if value > 0 else math.nan] for n, v in document["compared_s"].items()]
+    rows = [[BASELINE_NAMES[n], v, v / value if value > 0 else math.nan] for n, v in document["compared_s"].items()]
     return "\n\n".join([facts(head), document["drawing"], table(columns, rows)])

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.talk import Talk
-from partita.errors import BadInput, Interrupted
+from partita.errors import BadInput, Interrupted, JobError
 from partita.files import dump_json, write_whole
 from partita.nouns.timeline import Timeline
 from partita.page.agreement import relative_error
@@ -52,6 +52,12 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
     _check(options)
     file = ShopFile.read(options.order) if options.order else None
+    if file and any(j.release_s for j in file.problem.jobs):
+        last = max(j.release_s for j in file.problem.jobs)
+        raise BadInput(
+            f"{options.order} plans jobs that come later, the last at {seconds(last)}: here all are there at once",
+            hint="capture with --together, and plan again",
+        )
     if file and (file.problem.writes or file.problem.executors > 1):
         what = "writes" if file.problem.writes else f"{file.problem.executors} executors"
         raise BadInput(
@@ -140,6 +146,10 @@ def _cluster(options: argparse.Namespace, talk: Talk) -> contextlib.AbstractCont
 def _document(options: argparse.Namespace, policy: str, file: ShopFile | None, log: EventLog, answer: Answer) -> dict[str, Any]:  # fmt: skip
     rounds = [completions(log, str(k)) for k in range(options.rounds)]
     ends = rounds[-1]
+    if idle := [n for n in answer.jobs if n not in ends]:
+        raise JobError(
+            f"job {idle[0]!r} started nothing on Spark", hint="its action has to read the RDD, e.g. rdd.count()"
+        )
     predicted = _predicted(file) if file else None
     last = {"makespan_s": max(ends.values()), "mean_completion_s": statistics.fmean(ends.values())}
     return {

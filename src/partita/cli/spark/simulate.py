@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.errors import BadInput
+from partita.errors import BadInput, refuse
 from partita.page.text import count, facts, percent, seconds
 from partita.spark.capture.traces import read_traces
 from partita.spark.plan.executors.episodes import CLUSTER_POLICIES, Catalogue, Setting, simulate
@@ -64,6 +64,7 @@ def _shop(options: argparse.Namespace, weights: Policy | None, talk: Talk) -> di
         one_cpu(problem)
     if options.load is not None:
         problem = stream(problem.jobs if problem else None, options.jobs or 200, options.load, options.seed)
+        refuse(BadInput, problem.check(), "the jobs drawn", hint="give a smaller number of --jobs")
     if problem is None:
         raise BadInput(
             "nothing to simulate", hint="give a PROBLEM, --traces DIR, or --load X for random jobs in the shop"
@@ -98,9 +99,11 @@ def _check(options: argparse.Namespace) -> None:
     if options.traces and options.problem:
         raise BadInput("both PROBLEM and --traces", hint="a PROBLEM is for the shop, traces are for executors")
     foreign = ("out",) if options.traces else ("executors", "interarrival_s", "exponent")
-    for name, policy in (("exponent", "weighted-fair"), ("weights", "learned")):
-        if getattr(options, name) is not None and options.policy != policy:
-            raise BadInput(f"--{name} is for the policy {policy} only", hint=f"leave it out, or give --policy {policy}")
+    for name, policies in (("exponent", ("weighted-fair",)), ("weights", ("learned", "learned-scores"))):
+        if getattr(options, name) is not None and options.policy not in policies:
+            raise BadInput(
+                f"--{name} is for the policy {policies[0]} only", hint=f"leave it out, or give --policy {policies[0]}"
+            )
     for name in [n for n in foreign if getattr(options, n) is not None]:
         where = "the shop" if options.traces else "executors (--traces)"
         raise BadInput(f"--{name.replace('_', '-')} is for {where} only", hint="leave it out")

@@ -15,6 +15,7 @@ from partita.spark.plan.executors.episodes import Catalogue
 from partita.spark.plan.learned.lessons import Lesson, cluster_lesson, shop_lesson
 from partita.spark.plan.learned.policy import VERSION, Policy
 from partita.spark.plan.learned.train import Training, trained
+from partita.spark.plan.online.episodes import one_cpu
 from partita.spark.problem import ShopProblem
 
 MOST_BUDGET_S = 1e6
@@ -60,7 +61,10 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 def _lesson(options: argparse.Namespace) -> Lesson:
     if options.traces:
         return cluster_lesson(Catalogue.of(read_traces(options.traces)), options.executors or EXECUTORS, options.seed)
-    return shop_lesson(ShopProblem.read(options.problem).jobs if options.problem else None, options.seed)
+    problem = ShopProblem.read(options.problem) if options.problem else None
+    if problem:
+        one_cpu(problem)
+    return shop_lesson(problem.jobs if problem else None, options.seed)
 
 
 def _trained_on(options: argparse.Namespace) -> str:

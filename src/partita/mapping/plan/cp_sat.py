@@ -16,7 +16,6 @@ its own deterministic time, so that the answer does not depend on the machine.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ import numpy as np
 from partita.errors import MissingDependency
 from partita.mapping.plan.question import Finding, Mapped, Question, best_of
 from partita.nouns.graph import IntArray
+from partita.solve import constraint_solver
 
 GRAIN = 1 << 30  #: whole numbers to the value that is known
 UNITS_PER_S = 0.2  #: deterministic time of CP-SAT in a second, cautiously
@@ -38,11 +38,6 @@ LARGEST = 60_000  #: literals; a larger program has not got going within a minut
 PRECEDENCE = 64  #: atoms by which equal devices are told apart
 
 
-def available() -> bool:
-    """Whether OR-tools is installed."""
-    return importlib.util.find_spec("ortools") is not None
-
-
 def size(question: Question) -> int:
     """Roughly how many literals the program has."""
     n = question.devices
@@ -51,7 +46,7 @@ def size(question: Question) -> int:
 
 def cp_sat(question: Question, known: Sequence[Mapped], budget_s: float, seed: int) -> Finding:
     """The best mapping met and a bound on all. Raises MissingDependency without OR-tools."""
-    if not available():
+    if not constraint_solver.available():
         raise MissingDependency("method 'cp-sat' needs OR-tools", hint="pip install 'partita[planner]'")
     from ortools.sat.python import cp_model
 
@@ -60,12 +55,9 @@ def cp_sat(question: Question, known: Sequence[Mapped], budget_s: float, seed: i
         return Finding(best)
     program = _Program.of(cp_model.CpModel(), question, GRAIN / best.value_s)
     program.hint(best)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed & 0x7FFFFFFF
-    solver.parameters.max_deterministic_time = budget_s * UNITS_PER_S
-    solver.parameters.max_time_in_seconds = HARD * budget_s + FIXED_S
-    status = solver.solve(program.model)
+    solver, status = constraint_solver.solved(
+        program.model, seed=seed, limit_s=HARD * budget_s + FIXED_S, limit_units=budget_s * UNITS_PER_S
+    )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         bound = (
             best.value_s * (1 - 1e-6) if status == cp_model.INFEASIBLE else solver.best_objective_bound / program.scale

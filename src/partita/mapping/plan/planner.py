@@ -40,6 +40,7 @@ from partita.placement.plan.candidates import candidates, nothing_fits, plan_fil
 from partita.placement.plan.device_limit import useful
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound
+from partita.solve import constraint_solver
 
 CLOSED = 1e-9  #: a gap, as a share, at which there is nothing left to find
 MOST_TO_PROVE = 40  #: tasks of a piece up to which `auto` tries the constraint program first
@@ -55,7 +56,7 @@ def judge(question: Question, known: Sequence[Mapped], budget_s: float, seed: in
 
 def auto(question: Question, known: Sequence[Mapped], budget_s: float, seed: int) -> Finding:
     """The constraint program where it may come to its end, then hybrid unless it did."""
-    if not cp_sat.available() or question.tasks > MOST_TO_PROVE:
+    if not constraint_solver.available() or question.tasks > MOST_TO_PROVE:
         return hybrid(question, known, budget_s, seed)
     proven = judge(question, known, budget_s / 2, seed)
     if proven.best.value_s <= proven.bound_s * (1 + cp_sat.PROVEN):

@@ -13,7 +13,6 @@ Seconds become whole numbers, rounded down; a bound proven for the rounded progr
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from partita.nouns.graph import FloatArray, IntArray
 from partita.placement.plan.load import LoadModel, summed
+from partita.solve import constraint_solver
 
 GRAIN = float(1 << 30)  # whole numbers to the value that has to be beaten
 MEMORY_GRAIN = float(1 << 40)
@@ -34,11 +34,6 @@ class Outcome:
     where: IntArray | None  #: [atoms] a placement better than asked for, or None where none was found
     bound_s: float  #: no placement that differs on these devices only is better
     units: float  #: deterministic time spent
-
-
-def available() -> bool:
-    """Whether OR-tools is installed."""
-    return importlib.util.find_spec("ortools") is not None
 
 
 def size(model: LoadModel) -> int:
@@ -73,13 +68,7 @@ def improve(
     if ceiling < 0 or limit_s <= 0:
         return Outcome(None, 0.0, 0.0)
     program, x = _program(cp_model, part, scale, ceiling)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed & 0x7FFFFFFF
-    solver.parameters.max_deterministic_time = limit_units
-    if np.isfinite(limit_s):
-        solver.parameters.max_time_in_seconds = limit_s
-    status = solver.solve(program)
+    solver, status = constraint_solver.solved(program, seed=seed, limit_s=limit_s, limit_units=limit_units)
     spent = float(solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:
         return Outcome(None, (ceiling + 1) / scale, spent)

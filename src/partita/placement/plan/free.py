@@ -54,6 +54,7 @@ from partita.placement.plan.portfolio import (
     provable,
     proven,
 )
+from partita.solve import constraint_solver
 
 MOST_TO_PROVE = 200  #: atoms of a narrow graph up to which the constraint program is tried before the prices
 
@@ -113,7 +114,7 @@ def _throughput_plan(
 def portfolio(search: Search) -> None:
     """The rounds above."""
     search.round([annealed(search, search.base, 0.05)], [anchored(search, 0.025)])
-    if search.best is None and exact.available() and exact.size(search.model) <= LARGEST_PROGRAM:
+    if search.best is None and constraint_solver.available() and exact.size(search.model) <= LARGEST_PROGRAM:
         search.round([fitted(search, 0.2)])
     for next_round in (_proof, _search, _finish):
         if not search.closed:
@@ -131,7 +132,7 @@ def annealing(search: Search) -> None:
 
 def program(search: Search) -> None:
     """The constraint program alone."""
-    if not exact.available():
+    if not constraint_solver.available():
         raise MissingDependency("method 'program' needs OR-tools", hint="pip install 'partita[planner]'")
     search.round([anchored(search, 0.05)])
     if not search.closed and search.best is not None and search.model.devices > 1:
@@ -180,7 +181,7 @@ def _finish(search: Search) -> None:
 
 
 def _has_parts(search: Search) -> bool:
-    return exact.available() and search.best is not None and search.model.devices > 1
+    return constraint_solver.available() and search.best is not None and search.model.devices > 1
 
 
 METHODS: Mapping[str, Callable[[Search], None]] = MappingProxyType(

@@ -23,6 +23,7 @@ from partita.placement.plan.bounds import pigeonhole_bound_s
 from partita.placement.plan.load import LoadModel
 from partita.placement.plan.min_cut import Network, anchors, merge, network
 from partita.placement.plan.set_prices import CELLS_PER_S, SetPrices
+from partita.solve import constraint_solver
 
 CLOSED = 1e-9  # a gap, as a share, at which there is nothing left to find
 PROVEN = 1e-5  # the same where the constraint program says so, which counts in whole numbers
@@ -183,7 +184,7 @@ def fitted(search: Search, share: float) -> Job:
 def provable(search: Search) -> bool:
     """Whether the whole can be written as a constraint program that has a chance."""
     known = search.best is not None and search.value_s > 0 and search.model.devices > 1
-    return known and exact.available() and exact.size(search.model) <= LARGEST_PROGRAM
+    return known and constraint_solver.available() and exact.size(search.model) <= LARGEST_PROGRAM
 
 
 def proven(search: Search, share: float) -> Job:

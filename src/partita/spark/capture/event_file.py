@@ -18,8 +18,8 @@ from partita.errors import CaptureError, MissingDependency
 from partita.files import parse_json
 
 CODECS = ("zstd", "zst", "lz4", "snappy")
-MOST_LINE_BYTES = 1 << 26  #: 64 MB: a job of 100,000 stages has less
-MOST_LOG_BYTES = 1 << 34  #: of text: 16 GB
+MOST_LINE_BYTES = 1 << 26  #: 64 MiB: a job of 100,000 stages has less
+MOST_LOG_BYTES = 1 << 34  #: of text: 16 GiB
 MOST_BLOCK_BYTES = 1 << 26  #: of a compressed block: Spark's have 32 kB
 STEP_BYTES = 512  #: what the end of a zstd stream that was cut off may lose
 MOST_FILES = 10_000  #: of a rolling log
@@ -83,7 +83,7 @@ class EventFile:
                 return
             self._read += len(line)
             if len(line) == MOST_LINE_BYTES or self._read > MOST_LOG_BYTES:
-                raise CaptureError(f"{file} has a line of {MOST_LINE_BYTES >> 20} MB or more, or {MOST_LOG_BYTES >> 30} GB of text", hint=HINT)  # fmt: skip
+                raise CaptureError(f"{file} has a line of {MOST_LINE_BYTES >> 20} MiB or more, or {MOST_LOG_BYTES >> 30} GiB of text", hint=HINT)  # fmt: skip
             if not line:
                 return
             if line.strip():

@@ -24,7 +24,7 @@ ADAPTIVE = "spark.sql.adaptive.enabled"
 EXECUTION = "spark.sql.execution.id"
 
 #: Columns of a task: seconds, bytes.
-LAUNCH, FINISH, RUN, CPU, WAIT, REQUESTS, REMOTE, LOCAL = range(8)
+LAUNCH, FINISH, RUN, WAIT, REQUESTS, REMOTE = range(6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class LoggedStage:
     name: str
     last_rdd: int  #: number of its last RDD: the order in which the program made the stages
     parents: tuple[int, ...]  #: numbers of stages; some may be in no job here
-    tasks: FloatArray  #: [tasks, 8] the columns above
+    tasks: FloatArray  #: [tasks, 6] the columns above
     executors: tuple[str, ...]  #: [tasks]
     attempts: int
     done: bool
@@ -163,14 +163,15 @@ class _Reader:
             _ms(info["Launch Time"]),
             _ms(info["Finish Time"]),
             _ms(metrics.get("Executor Run Time", 0)),
-            _number(metrics.get("Executor CPU Time", 0)) / 1e9,
             _ms(reads.get("Fetch Wait Time", 0)),
             _ms(reads.get("Remote Requests Duration", reads.get("Fetch Wait Time", 0))),
             _number(reads.get("Remote Bytes Read", 0)),
-            _number(reads.get("Local Bytes Read", 0)),
         )
         # of copies and later attempts of a task, the last that succeeded counts
-        self.tasks[int(event["Stage ID"])][int(info["Index"])] = (row, str(info["Executor ID"]))
+        partition = int(
+            info.get("Partition ID", info["Index"])
+        )  # an attempt for a few lost ones counts its tasks from 0
+        self.tasks[int(event["Stage ID"])][partition] = (row, str(info["Executor ID"]))
 
     def log(self, file: EventFile) -> EventLog:
         zero = min(h["at"] for h in self.heads.values())
@@ -187,7 +188,7 @@ class _Reader:
     def _stage(self, number: int, zero: float) -> LoggedStage:
         head, found = self.stages[number], self.tasks.get(number, {})
         rows = [found[i] for i in sorted(found)]
-        table = np.array([r for r, _ in rows], np.float64).reshape(len(rows), 8)
+        table = np.array([r for r, _ in rows], np.float64).reshape(len(rows), 6)
         table[:, :2] -= zero
         return LoggedStage(
             number, head.name, head.last_rdd, head.parents, table, tuple(e for _, e in rows),

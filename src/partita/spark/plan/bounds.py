@@ -97,7 +97,7 @@ def _mean(shop: Shop, around: Ends) -> Bound:
         value = weighted(alone, *machines[0], *machines[1], STEPS)
         candidates.append(Bound(value / jobs, "weighted loads of both machines"))
     best = max(candidates, key=lambda b: b.value_s)
-    return Bound(best.value_s * SAFE - float(shop.release.mean()), best.name)
+    return Bound(max(0.0, best.value_s * SAFE - float(shop.release.mean())), best.name)
 
 
 @compiled

@@ -6,7 +6,6 @@ of the program's, no later. The value is that of the order with the times as the
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +14,12 @@ import numpy as np
 
 from partita.errors import MissingDependency
 from partita.nouns.graph import IntArray
+from partita.solve import constraint_solver
 from partita.spark.plan.search import Found, found
 from partita.spark.plan.shop import Numbered, Shop, completions, order_of, timed
 
 GRAIN = float(1 << 48)  #: units that the horizon is divided into, by the jobs
 MOST_PAIRED = 120  #: with more stages, pairs get no literals: they would be too many
-
-
-def available() -> bool:
-    """OR-tools is installed."""
-    return importlib.util.find_spec("ortools") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ def solve(work: Numbered, start: Found, mean: bool, *, limit_s: float, seed: int
 
     bound_s: a bound that is known. Raises MissingDependency without OR-tools.
     """
-    if not available():
+    if not constraint_solver.available():
         raise MissingDependency("the exact method needs OR-tools", hint="pip install 'partita[planner]'")
     from ortools.sat.python import cp_model
 
@@ -71,11 +66,7 @@ def solve(work: Numbered, start: Found, mean: bool, *, limit_s: float, seed: int
         least = (bound_s - base) * scale * (1 - 1e-9) - slack
     program.add(total >= max(0, math.floor(least)))
     program.minimize(total)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed & 0x7FFFFFFF
-    solver.parameters.max_time_in_seconds = limit_s
-    status = solver.solve(program)
+    solver, status = constraint_solver.solved(program, seed=seed, limit_s=limit_s)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Outcome(start, bound_s, False)
     order = order_of(shop, np.array([solver.value(v) for v in begin], np.float64))

@@ -1,6 +1,7 @@
 """What Spark does without a plan: phases share. All stages that may fetch share the network equally, all that may compute
 the CPU, at every moment (processor sharing). `fair` begins every stage as soon as it may; DelayStage (Shao et al., ICPP 2019)
-delays stages off the longest way, one after the other, by what helps most.
+delays stages beside the longest way, one after the other, by what helps most; here all but the stage with the longest way, which
+is no worse.
 
 These are values to compare with, no schedules: two stages at once on a machine are just what a schedule here has not.
 """

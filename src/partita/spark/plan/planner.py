@@ -15,8 +15,9 @@ from functools import cache
 
 from partita.errors import BadInput
 from partita.nouns.plan import Verdict, checked_bound
+from partita.solve import constraint_solver
 from partita.spark.plan.bounds import Bound, bound_of
-from partita.spark.plan.exact import available, solve
+from partita.spark.plan.exact import solve
 from partita.spark.plan.fluid import delay_stage, fair
 from partita.spark.plan.rules import RULES
 from partita.spark.plan.search import Found, found, improved, starts
@@ -107,7 +108,9 @@ def _searched(
     """The best order, and the better bound of both."""
     deadline = began + budget_s
     plans = starts(work, mean)
-    proves = method == "exact" or (method == "auto" and len(work.shop.net) <= FEW_STAGES and available())
+    proves = method == "exact" or (
+        method == "auto" and len(work.shop.net) <= FEW_STAGES and constraint_solver.available()
+    )
 
     def better(share: float, lot: int) -> Found:
         until = min(deadline, time.monotonic() + share * budget_s)

@@ -58,20 +58,20 @@ def more_orders(shop: Shop) -> list[IntArray]:
     """Orders that the search may begin with: Johnson's rule and critical paths mixed in other ways, and short jobs first by
     other measures. O((n + edges) log n)."""
     tail, rule = tails(shop), np.where(shop.net < shop.cpu, shop.net, -shop.cpu)
-    early = shop.net >= shop.cpu
+    late = shop.net >= shop.cpu  # Johnson's second class
     after = tail - shop.net  # from the end of the fetch
     rows: list[tuple[FloatArray | IntArray | Bools, ...]] = [
-        (early, rule),
-        (-tail, early),
+        (late, rule),
+        (-tail, late),
         (-after,),
-        (early, -after),
-        (-(tail - shop.net - shop.cpu), early, rule),
+        (late, -after),
+        (-(tail - shop.net - shop.cpu), late, rule),
     ]
     network, processor = job_work(shop)
     longest = np.zeros(len(shop.release))
     np.maximum.at(longest, shop.job, tail)
     for size in (network, processor, np.maximum(network, processor), longest, longest + network + processor):
-        rows += [(size[shop.job], shop.job, -tail), (size[shop.job], shop.job, early, -tail)]
+        rows += [(size[shop.job], shop.job, -tail), (size[shop.job], shop.job, late, -tail)]
     if len(shop.release) == 1:
         rows = rows[:5]
     found = []

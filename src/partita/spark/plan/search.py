@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.nouns.graph import IntArray
+from partita.solve.compiled import heard
 from partita.solve.random import seeded
 from partita.spark.plan.anneal import Walk, anneal
 from partita.spark.plan.dispatch import dispatched, ranks
@@ -116,7 +117,9 @@ def improved(
             for k in range(1, CHUNKS + 1):
                 if time.monotonic() > deadline or min(walk.values[1], best.value_s) <= target:
                     break
-                done = anneal(shop, tail, walk, mean, random, heat_s, reach, done, quota * k // CHUNKS, quota, target)
+                done = heard(
+                    anneal, shop, tail, walk, mean, random, heat_s, reach, done, quota * k // CHUNKS, quota, target
+                )
             if walk.values[1] < here.value_s:
                 here = found(work, walk.best, mean, "search")
         best = min(best, here, key=lambda p: p.value_s)

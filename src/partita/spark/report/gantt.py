@@ -19,6 +19,8 @@ from partita.spark.schedule import ShopFile
 
 MACHINES = ("network", "cpu")  #: with one executor
 PHASES = (*MACHINES, "write")
+BASELINE_NAMES = {"fifo": "FIFO, taking turns", "sjf": "shortest job first, taking turns", "fair": "FAIR, sharing", "delaystage": "DelayStage, sharing"}  # fmt: skip
+OPTIMAL = 5e-9  #: a gap below is none
 NETWORK, CPU, WRITE = range(3)  #: of PHASES
 Row = tuple[int, int, int, int, float, float]  #: job, stage, phase, machine, start and end in seconds
 

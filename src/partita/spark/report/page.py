@@ -17,11 +17,10 @@ from partita.page.sheet import asset, cells, columns, document, footer, framed, 
 from partita.page.text import percent, seconds
 from partita.page.timelines import GAP, TITLE, ZOOM, Lane, Mark, Panel, frame, rectangles
 from partita.spark.problem import ShopProblem
-from partita.spark.report.gantt import MACHINES, PHASES, names_of, phase_of, timeline
+from partita.spark.report.gantt import BASELINE_NAMES, MACHINES, OPTIMAL, PHASES, names_of, phase_of, timeline
 from partita.spark.schedule import ShopFile
 
 MOST_STAGES = 300  #: rows of the table of stages
-NAMES: Mapping[str, str] = {"fifo": "FIFO, taking turns", "sjf": "shortest job first, taking turns", "fair": "FAIR, sharing", "delaystage": "DelayStage, sharing"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def _against(story: SparkStory) -> str:
 def bound_sentence(story: SparkStory) -> str:
     """How good the plan is at worst; "" where no bound is known."""
     plan = story.file.verdict
-    return how_good(plan.value_s, plan.lower_bound_s, plan.bound, f"No order has a {_what(story)} below", 5e-9)
+    return how_good(plan.value_s, plan.lower_bound_s, plan.bound, f"No order has a {_what(story)} below", OPTIMAL)
 
 
 def _what(story: SparkStory) -> str:
@@ -172,7 +171,9 @@ def _values(story: SparkStory) -> str:
     values = [(tag("b", "this plan"), verdict.value_s, True)]
     if story.measured is not None and verdict.objective == "makespan":
         values.append((tag("b", "this plan, measured"), story.measured.duration_s, True))
-    values += [(words(NAMES.get(n, n)), v, False) for n, v in sorted(verdict.compared_s.items(), key=lambda kv: kv[1])]
+    values += [
+        (words(BASELINE_NAMES.get(n, n)), v, False) for n, v in sorted(verdict.compared_s.items(), key=lambda kv: kv[1])
+    ]
     longest = max(v for _, v, _ in values) or 1.0
     bound = verdict.lower_bound_s / longest if verdict.lower_bound_s > 0 else None
     classes = ["", "wide", "n", "n"]

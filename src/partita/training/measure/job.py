@@ -82,7 +82,7 @@ def measure_job(
         company(source, settings or {}, others, measuring.probed, measuring.pieces, measuring.splits) as busy,
         pinned(local[0]),
     ):
-        cost, ready = call_costs(device), time.monotonic()
+        cost, ready = call_costs(device, measuring.handed_on_bytes), time.monotonic()
         for i, size in enumerate(wanted):
             progress("measuring tasks", i, steps)
             left = budget_s - (time.monotonic() - ready)
@@ -154,6 +154,11 @@ class _Measuring:
         sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
         self.samples.append(replace(sample, probe=probe))
         self.optimizer_bytes_per_parameter_byte = times.optimizer_bytes_per_parameter_byte
+
+    @property
+    def handed_on_bytes(self) -> float:
+        """Of all tensors that tasks hand on for a micro-batch of the size that is probed."""
+        return float(self._known.graph.size_bytes.sum())
 
     def with_company(self) -> list[Sample]:
         """The samples with what company costs, told by the passes of all sizes."""

@@ -18,8 +18,6 @@ from partita.spark.plan.online.streams import stream
 from partita.spark.problem import ShopJob, ShopProblem, ShopStage
 from partita.spark.schedule import faults, value
 
-SOME = ("srpt", "srpt-machine", "fifo", "sjf", "critical-path", "srpt-path", "johnson")
-
 
 def plain(problem: Json, rule: str) -> float:
     """The mean job time of a rule: time goes from event to event, and all is looked up anew at each."""
@@ -27,7 +25,6 @@ def plain(problem: Json, rule: str) -> float:
     jobs = sorted(jobs, key=lambda j: j["release_s"])
     fetched: dict[tuple[int, int], float] = {}
     done: dict[tuple[int, int], float] = {}
-    begun: dict[tuple[int, int, int], float] = {}
     free = [0.0, 0.0]
     now = min(j["release_s"] for j in jobs)
     tails = [_tails(j["stages"]) for j in jobs]
@@ -54,12 +51,11 @@ def plain(problem: Json, rule: str) -> float:
                 else:
                     fits = fetched.get((j, s), np.inf) <= now and (j, s) not in done
                 if fits:
-                    ready.append((_key(rule, machine, jobs, j, s, now, begun, fetched, done, tails), -tails[j][s], j, s))  # fmt: skip
+                    ready.append((_key(rule, machine, jobs, j, s, now, fetched, done, tails), -tails[j][s], j, s))  # fmt: skip
             if ready:
                 *_, j, s = min(ready)
                 length = jobs[j]["stages"][s]["cpu_s" if machine else "network_s"]
                 free[machine] = now + length
-                begun[j, s, machine] = now
                 (done if machine else fetched)[j, s] = now + length
         later = [t for t in [*fetched.values(), *done.values(), *(j["release_s"] for j in jobs)] if t > now]
         if not later:
@@ -77,7 +73,7 @@ def _tails(stages: Json) -> list[float]:
     return [tail(s) for s in range(len(stages))]
 
 
-def _key(rule: str, machine: int, jobs: Any, j: int, s: int, now: float, begun: Any, fetched: Any, done: Any, tails: Any) -> Any:  # fmt: skip
+def _key(rule: str, machine: int, jobs: Any, j: int, s: int, now: float, fetched: Any, done: Any, tails: Any) -> Any:  # fmt: skip
     stages = jobs[j]["stages"]
     left = [
         sum(x["network_s"] for i, x in enumerate(stages) if fetched.get((j, i), np.inf) > now),

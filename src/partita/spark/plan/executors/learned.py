@@ -28,8 +28,9 @@ SOON_S = MOVE_S + 1.2  #: what a move costs, with the slower first task
 class Facts(NamedTuple):
     """What a policy may know of stages beforehand."""
 
-    gain: FloatArray  #: [stages, executors + 2] what the e-th executor adds to the stage's rate, in executors
-    slower: FloatArray  #: [stages, executors + 2] log of how much longer a task takes with e executors
+    gain: FloatArray  #: [stages, executors + 2] what the e-th executor adds to the stage's rate, in executors; and
+    slower: FloatArray  #: [stages, executors + 2] log of how much longer a task takes with e: between measured numbers of them
+    #: interpolated, while the simulator draws, as Decima's, from the nearer one with the smaller chance
     log_task: FloatArray  #: [stages] log of a task's rough duration
     log_way: FloatArray  #: [stages]
     static: FloatArray  #: [stages, STATIC]

@@ -1,8 +1,8 @@
 """Planned anew whenever a job comes: a search for the order in which the jobs that are there end soonest on average.
 
 A plan is a key for every stage on either machine; a free machine takes the ready stage of least key. It is tried by running the
-shop on a copy, as if no more jobs came. The search begins with the plan that stands and with rules, exchanges the keys of two jobs or
-moves one job or one stage, and keeps what is not worse.
+shop on a copy, as if no more jobs came. The search begins with the plan that stands and with rules, moves one job beside another one, on
+one machine or both, or one stage, and keeps what is not worse.
 """
 
 from __future__ import annotations
