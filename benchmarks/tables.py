@@ -1,6 +1,6 @@
-"""Write the tables in README.md from the raw results in benchmarks/results.
+"""Write the tables in README.md and docs/concepts/spark.md from the raw results in benchmarks/results.
 
-    python benchmarks/tables.py [--results DIR] [--readme FILE] [--check]
+    python benchmarks/tables.py [--results DIR] [--check] [FILE ..]
 
 A table stands between `<!-- NAME table: benchmarks/SCRIPT.py -->` and `<!-- end -->`. Its figures come from
 results/SCRIPT.json, which that script printed with --json; where there is no such file the table stays as it is.
@@ -21,6 +21,7 @@ from typing import Any
 from partita.page.text import NOTHING, percent, seconds, times
 
 HERE = Path(__file__).parent
+DOCUMENTS = [HERE.parent / name for name in ("README.md", "docs/concepts/spark.md")]
 MARK = re.compile(r"(<!-- \w+ table: benchmarks/(\w+)\.py -->\n).*?(<!-- end -->)", re.DOTALL)
 ENGINES = {"single": "one process", "pipeline": "Partita, 2 workers", "torch": "torch's own pipeline, same plan"}
 LOADED = 0.5  #: a load before the run from which a table says so
@@ -228,7 +229,7 @@ def spark_learned(found: Mapping[str, Any]) -> str:
 
 def _lower(found: Mapping[str, Any], name: str) -> str:
     v = found["verdicts"][name]
-    return f"{percent(v['value'])} ({percent(v['low'])} to {percent(v['high'])})"
+    return f"{percent(v['value'])} ({_span(v['interval'], percent)})"
 
 
 def _recorded(found: Mapping[str, Any]) -> str:
@@ -263,15 +264,17 @@ def filled(text: str, results: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="DIR")
-    parser.add_argument("--readme", type=Path, default=HERE.parent / "README.md", metavar="FILE")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("files", nargs="*", type=Path, default=DOCUMENTS, metavar="FILE")
     options = parser.parse_args()
-    before = options.readme.read_text()
-    after = filled(before, options.results)
-    if options.check:
-        return int(after != before)
-    options.readme.write_text(after)
-    return 0
+    stale = 0
+    for file in options.files:
+        before = file.read_text()
+        after = filled(before, options.results)
+        stale += after != before
+        if not options.check:
+            file.write_text(after)
+    return int(options.check and stale > 0)
 
 
 if __name__ == "__main__":
