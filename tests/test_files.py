@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,16 @@ def test_toml_says_where_it_breaks(tmp_path: Path) -> None:
 
 def test_expect_format_accepts_what_it_should() -> None:
     expect_format({"format": "f", "version": 1}, "f", BadInput, "it")
+
+
+def test_what_is_no_file_is_written_into(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), "rb", buffering=0) as reader:
+        assert write_whole(pipe, "whole") == pipe
+        assert reader.read(5) == b"whole"
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    if Path("/dev/full").exists():
+        with pytest.raises(BadInput, match="No space left"):
+            write_whole("/dev/full", "too much")
+        assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)

@@ -32,7 +32,8 @@ _LONG_INTEGER = re.compile(r"\d{19}")
 
 
 def write_whole(path: str | Path, data: str | bytes) -> Path:
-    """Write `data` to `path` so that a reader sees the old file or the new one, never a part.
+    """Write `data` to `path` so that a reader sees the old file or the new one, never a part. What is no file (a pipe, a
+    terminal, /dev/null) is written into.
 
     Raises BadInput where the folder does not exist or cannot be written.
     """
@@ -40,6 +41,9 @@ def write_whole(path: str | Path, data: str | bytes) -> Path:
     raw = data.encode(errors="backslashreplace") if isinstance(data, str) else data
     temporary = ""
     try:
+        if _is_special(path):
+            path.write_bytes(raw)
+            return path
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(raw)
@@ -52,6 +56,13 @@ def write_whole(path: str | Path, data: str | bytes) -> Path:
             Path(temporary).unlink(missing_ok=True)
         raise BadInput(f"{path} cannot be written: {error.strerror}", hint="name a folder that exists") from error
     return path
+
+
+def _is_special(path: Path) -> bool:
+    """Something that is there and no file: a device, a pipe, or a name for what is open, such as /dev/stdout."""
+    if path.is_symlink() and path.absolute().is_relative_to("/dev"):
+        return True
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _umask() -> int:

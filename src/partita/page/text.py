@@ -261,7 +261,7 @@ def nice_step(span: float, most: int) -> float:
     >>> nice_step(0.42, 10), nice_step(7.0, 4)
     (0.05, 2.0)
     """
-    if not span > 0:
+    if not span / most > 1e-300:
         return 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if span / (m * power) <= most * (1 + 1e-9))

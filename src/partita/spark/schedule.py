@@ -138,4 +138,12 @@ class ShopFile:
                 str(path),
                 hint=hint,
             )
+        really = value(problem, schedule, "makespan" if verdict.objective == "makespan" else "mean-completion")
+        if abs(really - verdict.value_s) > 1e-6 * abs(really) + 1e-9 * max(ends(problem, schedule)):
+            refuse(
+                PlanError,
+                [f"its value is {verdict.value_s:g} s, and the schedule's {really:g} s"],
+                str(path),
+                hint=hint,
+            )
         return ShopFile(schedule, verdict, problem)

@@ -126,6 +126,16 @@ def test_what_binds_where_no_machine_does(tmp_path: Path, release_s: float, bind
     assert json.loads(capsys.readouterr().out)["binding"] == binding
 
 
+def test_a_value_that_is_not_the_schedules_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**told, "value_s": 9.0}))
+    assert main(["explain", str(run / "plan.json")]) == 2
+    assert "its value is 9 s, and the schedule's 4.5 s" in capsys.readouterr().err
+    (run / "plan.json").write_text(json.dumps({**told, "compared_s": {"somebody": 1.0}}))
+    assert main(["explain", str(run / "plan.json"), "--budget-s", "0.1"]) == 0
+    assert "somebody" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("budget", ["0", "nan", "-1"])
 def test_a_budget_that_is_none(run: Path, budget: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["spark", "explain", str(run / "plan.json"), "--budget-s", budget]) == 2

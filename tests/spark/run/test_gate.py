@@ -23,7 +23,7 @@ TWO = ShopProblem(
 
 def played(problem: ShopProblem, schedule: tuple[Start, ...]) -> dict[Phase, tuple[float, float]]:
     """When each phase begins and ends, with the problem's lengths, under the gate: time is counted, not waited for."""
-    gate = Gate(orders_of(schedule), needs_of(problem))
+    gate = Gate(orders_of(schedule, problem), needs_of(problem))
     now, running, found = 0.0, dict[Phase, float](), dict[Phase, tuple[float, float]]()
     while not gate.over:
         for phase in gate.begin():
@@ -50,7 +50,7 @@ def test_the_gate_takes_as_long_as_the_plan_says(objective: str) -> None:
 
 def test_what_the_plan_lets_wait_waits() -> None:
     schedule = (Start(0, 0, 0.0, 4.5), Start(0, 1, 5.5, 7.5), Start(1, 0, 0.5, 1.5), Start(1, 1, 9.0, 10.0))
-    gate = Gate(orders_of(schedule), needs_of(TWO))
+    gate = Gate(orders_of(schedule, TWO), needs_of(TWO))
     assert gate.begin() == [Phase(0, 0, "network")]
     gate.done(Phase(0, 0, "network"))
     # the CPU could compute a.0 now; the plan has b.0 first
@@ -62,7 +62,7 @@ def test_what_the_plan_lets_wait_waits() -> None:
 def test_one_by_one_lets_nothing_run_beside() -> None:
     rows = [range(2), range(2)]
     schedule = tuple(Start(j, s, float(2 * j + s), float(2 * j + s)) for j in range(2) for s in range(2))
-    gate = Gate(orders_of(schedule), one_by_one(TWO, rows))
+    gate = Gate(orders_of(schedule, TWO), one_by_one(TWO, rows))
     order = []
     while not gate.over:
         (phase,) = gate.begin()
@@ -73,12 +73,19 @@ def test_one_by_one_lets_nothing_run_beside() -> None:
 
 def test_free_phases_need_no_machine() -> None:
     schedule = (Start(0, 0, 0.0, 0.0), Start(0, 1, 1.0, 3.0), Start(1, 0, 0.0, 1.0), Start(1, 1, 4.0, 5.0))
-    gate = Gate(orders_of(schedule), needs_of(TWO), frozenset({Phase(0, 0, "network")}))
+    gate = Gate(orders_of(schedule, TWO), needs_of(TWO), frozenset({Phase(0, 0, "network")}))
     assert set(gate.begin()) == {Phase(0, 0, "network"), Phase(1, 0, "network")}  # the second one has the machine
     gate.done(Phase(1, 0, "network"))
     assert gate.begin() == []  # a phase without a machine is under way: nothing waits for itself
     gate.done(Phase(0, 0, "network"))
     assert gate.begin() == [Phase(0, 0, "cpu")]
+
+
+def test_phases_of_no_length_begin_parents_first_however_they_are_numbered() -> None:
+    problem = ShopProblem((ShopJob((ShopStage(0.0, 0.0, (1,)), ShopStage(0.0, 0.0, (2,)), ShopStage(0.0, 2.0))),))
+    file = plan_spark(problem, "fifo")
+    found = played(problem, file.schedule)
+    assert found[Phase(0, 0, "cpu")] == (2.0, 2.0)
 
 
 def test_an_order_that_waits_for_itself_is_an_error() -> None:
@@ -98,8 +105,8 @@ def test_every_phase_has_a_thread_of_its_own_and_comes_in_order() -> None:
             threads.add(threading.get_ident())
             done.append(phase)
 
-    pass_through(Gate(orders_of(file.schedule), needs_of(TWO)), work, threading.Thread)
-    for machine, order in orders_of(file.schedule).items():
+    pass_through(Gate(orders_of(file.schedule, TWO), needs_of(TWO)), work, threading.Thread)
+    for machine, order in orders_of(file.schedule, TWO).items():
         assert [p for p in done if p.machine == machine] == order
     assert threading.get_ident() not in threads
 
@@ -114,5 +121,5 @@ def test_a_phase_that_fails_lets_no_other_begin() -> None:
 
     schedule = tuple(Start(j, s, float(2 * (1 - j) + s), float(2 * (1 - j) + s)) for j in range(2) for s in range(2))
     with pytest.raises(ValueError, match="it broke"):
-        pass_through(Gate(orders_of(schedule), needs_of(TWO)), work, threading.Thread)
+        pass_through(Gate(orders_of(schedule, TWO), needs_of(TWO)), work, threading.Thread)
     assert Phase(1, 1, "network") not in begun

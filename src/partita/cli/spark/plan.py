@@ -67,5 +67,8 @@ def text(document: dict[str, Any]) -> str:
         ("numbers below", "jobs" if jobs > 1 else "stages"),
     ]
     columns: list[tuple[str, Kind]] = [("without a plan", "text"), (what.replace("-", " "), "s"), ("against the plan", "ratio")]  # fmt: skip
-    rows = [[BASELINE_NAMES[n], v, v / value if value > 0 else math.nan] for n, v in document["compared_s"].items()]
+    rows = [
+        [BASELINE_NAMES.get(n, n), v, v / value if value > 0 else math.nan]
+        for n, v in document.get("compared_s", {}).items()
+    ]
     return "\n\n".join([facts(head), document["drawing"], table(columns, rows)])

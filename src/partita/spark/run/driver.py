@@ -215,11 +215,11 @@ def gate_of(ask: Ask, names: Sequence[str], stages: Sequence[Sequence[LineageSta
             Start(j, s, float(k), float(k))
             for k, (j, s) in enumerate((j, s) for j, row in enumerate(rows) for s in row)
         ]
-        orders, needs = orders_of(each), one_by_one(seen, rows)
+        orders, needs = orders_of(each, seen), one_by_one(seen, rows)
     else:
         file = ShopFile.read(ask.plan)
         at = matched(file.problem, seen, ask.plan)
-        orders = orders_of([Start(at[r.job], r.stage, r.network_start_s, r.cpu_start_s) for r in file.schedule])
+        orders = orders_of([Start(at[r.job], r.stage, r.network_start_s, r.cpu_start_s) for r in file.schedule], seen)
         needs = needs_of(seen)
     free = frozenset(p for p in needs if p.machine == "network" and not seen.jobs[p.job].stages[p.stage].parents)
     return Gate(orders, needs, free)

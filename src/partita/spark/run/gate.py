@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from partita.errors import InternalError
-from partita.spark.problem import ShopProblem
+from partita.spark.problem import ShopProblem, in_order
 from partita.spark.schedule import Start
 
 MachineName = Literal["network", "cpu"]
@@ -30,10 +30,11 @@ class Phase(NamedTuple):
     machine: MachineName
 
 
-def orders_of(schedule: Sequence[Start]) -> dict[MachineName, list[Phase]]:
-    """The phases of each machine as the plan serves them. O(n log n)."""
-    net = sorted(schedule, key=lambda r: (r.network_start_s, r.cpu_start_s, r.job, r.stage))
-    cpu = sorted(schedule, key=lambda r: (r.cpu_start_s, r.network_start_s, r.job, r.stage))
+def orders_of(schedule: Sequence[Start], problem: ShopProblem) -> dict[MachineName, list[Phase]]:
+    """The phases of each machine as the plan serves them; of those that begin at one moment, parents first. O(n log n)."""
+    places = [{s: k for k, s in enumerate(in_order(job.stages)[0])} for job in problem.jobs]
+    net = sorted(schedule, key=lambda r: (r.network_start_s, r.cpu_start_s, r.job, places[r.job][r.stage]))
+    cpu = sorted(schedule, key=lambda r: (r.cpu_start_s, r.network_start_s, r.job, places[r.job][r.stage]))
     return {
         "network": [Phase(r.job, r.stage, "network") for r in net],
         "cpu": [Phase(r.job, r.stage, "cpu") for r in cpu],

@@ -161,3 +161,24 @@ def test_a_stream_has_its_load() -> None:
 def test_an_unknown_policy_is_told() -> None:
     with pytest.raises(BadInput, match="known for the shop"):
         run_shop(Arrivals.of(stream(None, 2, 0.5, 1)), "best")
+
+
+@pytest.mark.parametrize("policy", SHOP_POLICIES)
+def test_lengths_that_rounding_swallows_are_served(policy: str) -> None:
+    stages = (ShopStage(1e9, 0.0), ShopStage(1e-9, 0.0), ShopStage(0.0, 1e-9, (0,)))
+    outcome, file = simulate_shop(ShopProblem((ShopJob(stages), ShopJob(stages[:2]))), policy)
+    assert outcome.mean_job_s >= outcome.bound_s
+    assert faults(file.problem, file.schedule) == []
+
+
+@pytest.mark.parametrize("policy", ["replan", "learned"])
+def test_a_crowd_does_not_take_for_ever(policy: str) -> None:
+    """300 jobs in a queue that only grows."""
+    dice = random.Random(0)
+    jobs = [
+        ShopJob(tuple(ShopStage(dice.random(), dice.random(), (k - 1,) if k else ()) for k in range(4)), 0.1 * j)
+        for j in range(300)
+    ]
+    simulate_shop(ShopProblem(tuple(jobs[:2])), policy)  # compiled
+    outcome, _ = simulate_shop(ShopProblem(tuple(jobs)), policy)
+    assert outcome.seconds_spent < 60

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partita.errors import BadInput
 from partita.nouns.graph import FloatArray
 from partita.spark.plan.executors import learned as cluster
 from partita.spark.plan.executors.episodes import EXPONENTS, Catalogue, Setting, run, run_learned
@@ -74,6 +75,8 @@ def shop_lesson(kinds: Sequence[ShopJob] | None, seed: int) -> Lesson:
     tests = [drawn(200, 0.9, seed * 1000 + k) for k in range(EXAM)]
     rivals = [Arrivals.of(without_writes(stream(kinds, 200, 0.9, seed * 1000 + k))) for k in range(EXAM)]
     best = min(sum(mean_job_s(a.work.shop, run_shop(a, rule)) for a in rivals) for rule in RULES)
+    if best <= 0:
+        raise BadInput("the jobs take no time: there is nothing to learn", hint="give jobs whose phases take seconds")
     return Lesson("shop", *_shop_start(seed), episodes, lambda w: sum(t(w) for t in tests) / best)
 
 

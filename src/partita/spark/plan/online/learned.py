@@ -214,7 +214,7 @@ def _scored(shop: Shop, first: IntArray, tail: FloatArray, line: Line, mind: Min
                 x[3] = np.log(left[1, j] / unit + LEAST)
                 x[4] = log_way
                 x[13] = shorter / count
-                x[14] = np.log(mine / total + LEAST)
+                x[14] = np.log(mine / max(total, 1e-300) + LEAST)
                 x[15] = np.log((line.now[0] - shop.release[j]) / unit + LEAST)
                 x[16] = np.log(line.stages_left[j])
                 x[17] = log_left * log_left

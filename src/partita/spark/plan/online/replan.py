@@ -17,7 +17,8 @@ from partita.spark.plan.online.world import FETCHABLE, FETCHED, Line, advance, b
 from partita.spark.plan.shop import Shop
 
 TRIES = 200  #: at each arrival, where few stages are there:
-MOST_STEPS = 1 << 32  #: each try takes the square of the stages, all at one arrival so many
+MOST_STEPS = 8e9  #: a try takes the square of the stages that are there, all of them so much: ten or twenty seconds
+RULES_TRIED = 4
 
 
 @compiled
@@ -27,9 +28,19 @@ def replanned(shop: Shop, first: IntArray, tail: FloatArray, line: Line, random:
     released = 0
     while advance(shop, first, line, False):
         if line.counts[0] > released:
-            _plan(shop, first, tail, line, key, released, random, tries)
+            share = (line.counts[0] - released) / len(shop.release)
+            _plan(shop, first, tail, line, key, released, random, min(tries, _affordable(line, share * MOST_STEPS)))
             released = line.counts[0]
         _serve(shop, first, line, key)
+
+
+@compiled
+def _affordable(line: Line, steps: float) -> int:
+    """So many tries take so many steps; -1: not even those of the rules."""
+    stages = 0.0
+    for k in range(line.counts[2]):
+        stages += line.stages_left[line.active[k]]
+    return int(min(steps / (stages * stages + 1.0), 1e9)) - RULES_TRIED
 
 
 @compiled
@@ -69,7 +80,7 @@ def _plan(
     """Write better keys. Jobs from number `old` on are new."""
     active, count = line.active, line.counts[2]
     best, trial = np.inf, key.copy()
-    for start in range(4):  # the old plan with the new jobs by their work, then rules
+    for start in range(RULES_TRIED if tries >= 0 else 1):  # the old plan with the new jobs by their work, then rules
         for k in range(count):
             j = active[k]
             a, b = first[j], first[j + 1]
@@ -83,14 +94,11 @@ def _plan(
                     size = way_of(shop.net, tail, line.status, a, b)
                 for s in range(a, b):
                     trial[machine, s] = size - 1e-6 * tail[s]
-        value = _value(shop, first, line, trial)
+        value = _value(shop, first, line, trial) if tries >= 0 else 0.0
         if value < best:
             best = value
             key[:] = trial
-    stages = 0.0
-    for k in range(count):
-        stages += line.stages_left[active[k]]
-    for _ in range(min(tries, int(MOST_STEPS / (stages * stages + 1.0))) if count > 1 else 0):
+    for _ in range(tries if count > 1 else 0):
         one, two = active[between(random, 0, count)], active[between(random, 0, count)]
         low, high = between(random, 0, 2), 2
         if uniform(random) < 0.5:

@@ -78,13 +78,13 @@ def advance(shop: Shop, first: IntArray, line: Line, blind: bool) -> bool:
     if until[0] <= now:
         s = line.at_work[0]
         line.at_work[0], until[0] = -1, NEVER
-        line.left[0, shop.job[s]] -= shop.net[s]
+        line.left[0, shop.job[s]] = max(0.0, line.left[0, shop.job[s]] - shop.net[s])  # what rounding leaves is no work
         line.status[s], line.fetched_s[s] = FETCHED, now
         _next_phase(shop, line, s)
     if until[1] <= now:
         s = line.at_work[1]
         line.at_work[1], until[1] = -1, NEVER
-        line.left[1, shop.job[s]] -= shop.cpu[s]
+        line.left[1, shop.job[s]] = max(0.0, line.left[1, shop.job[s]] - shop.cpu[s])
         line.status[s] = DONE
         _next_phase(shop, line, s)
     while counts[0] < jobs and release[counts[0]] <= now:
