@@ -44,10 +44,10 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     return document(file, options.out)
 
 
-def check_budget(seconds: float) -> None:
+def check_budget(seconds: float, most_s: float = MOST_BUDGET_S) -> None:
     """Raises BadInput for a budget that is none."""
-    if not 0 < seconds <= MOST_BUDGET_S:
-        raise BadInput(f"a budget of {seconds:g} seconds", hint=f"give --budget-s a number up to {MOST_BUDGET_S:g}")
+    if not 0 < seconds <= most_s:
+        raise BadInput(f"a budget of {seconds:g} seconds", hint=f"give --budget-s a number up to {most_s:g}")
 
 
 def document(file: ShopFile, out: str | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from partita.cli.spark.plan import check_budget
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.page.text import count, facts, percent, seconds
@@ -77,8 +78,7 @@ def _trained_on(options: argparse.Namespace) -> str:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if not 0 < options.budget_s <= MOST_BUDGET_S:
-        raise BadInput(f"a budget of {options.budget_s:g} seconds", hint=f"give --budget-s a number up to {MOST_BUDGET_S:g}")  # fmt: skip
+    check_budget(options.budget_s, MOST_BUDGET_S)
     if not 1 <= options.threads <= MOST_THREADS:
         raise BadInput(f"{options.threads} threads", hint=f"give --threads a whole number from 1 to {MOST_THREADS}")
     if not 0 <= options.seed < MOST_SEED:

@@ -20,7 +20,18 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.solve.compiled import compiled
 from partita.spark.plan.learned.network import EMBEDDED, embed, score, weights_of_graph
 from partita.spark.plan.online.policies import way_of
-from partita.spark.plan.online.world import DONE, FETCHABLE, FETCHED, FETCHING, HIDDEN, Line, advance, begin, copied
+from partita.spark.plan.online.world import (
+    DONE,
+    FETCHABLE,
+    FETCHED,
+    FETCHING,
+    HIDDEN,
+    Line,
+    advance,
+    begin,
+    copied,
+    stages_there,
+)
 from partita.spark.plan.shop import Shop
 
 PLAIN = 26
@@ -71,7 +82,7 @@ def learned_shop(shop: Shop, first: IntArray, tail: FloatArray, line: Line, weig
             if line.at_work[machine] >= 0:
                 continue
             count = _scored(shop, first, tail, line, mind, machine)
-            if looks == 1 or count < 2 or _stages_there(line) > MOST_AHEAD:
+            if looks == 1 or count < 2 or stages_there(line) > MOST_AHEAD:
                 _take(shop, line, mind, machine, count)
                 continue
             tried = min(looks, count)
@@ -90,15 +101,6 @@ def learned_shop(shop: Shop, first: IntArray, tail: FloatArray, line: Line, weig
                     chosen, least = k, value
             if waits[chosen] == 0:
                 begin(shop, line, machine, top[chosen])
-
-
-@compiled
-def _stages_there(line: Line) -> int:
-    """Stages that are not done, of the jobs that are there."""
-    stages = 0
-    for k in range(line.counts[2]):
-        stages += line.stages_left[line.active[k]]
-    return stages
 
 
 @compiled

@@ -13,7 +13,7 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.solve.compiled import compiled
 from partita.solve.random import Words, between, uniform
 from partita.spark.plan.online.policies import way_of
-from partita.spark.plan.online.world import FETCHABLE, FETCHED, Line, advance, begin, copied
+from partita.spark.plan.online.world import FETCHABLE, FETCHED, Line, advance, begin, copied, stages_there
 from partita.spark.plan.shop import Shop
 
 TRIES = 200  #: at each arrival, where few stages are there:
@@ -37,10 +37,7 @@ def replanned(shop: Shop, first: IntArray, tail: FloatArray, line: Line, random:
 @compiled
 def _affordable(line: Line, steps: float) -> int:
     """So many tries take so many steps; -1: not even those of the rules."""
-    stages = 0.0
-    for k in range(line.counts[2]):
-        stages += line.stages_left[line.active[k]]
-    return int(min(steps / (stages * stages + 1.0), 1e9)) - RULES_TRIED
+    return int(min(steps / (stages_there(line) ** 2 + 1.0), 1e9)) - RULES_TRIED
 
 
 @compiled

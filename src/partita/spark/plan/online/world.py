@@ -60,6 +60,15 @@ def copied(line: Line) -> Line:
 
 
 @compiled
+def stages_there(line: Line) -> int:
+    """Stages that are not done, of the jobs that are there."""
+    stages = 0
+    for k in range(line.counts[2]):
+        stages += line.stages_left[line.active[k]]
+    return stages
+
+
+@compiled
 def advance(shop: Shop, first: IntArray, line: Line, blind: bool) -> bool:
     """Run to the next event, all that happens at the same time included; False when all jobs are done.
 
