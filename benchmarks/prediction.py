@@ -1,25 +1,29 @@
 """Predicted against measured step time: four transformers models, two plans each.
 
-    python benchmarks/prediction.py [--devices 2] [--rounds 14] [--blocks 2] [--only MODEL,MODEL] [--json]
+    python benchmarks/prediction.py [--devices 2] [--rounds 14] [--blocks 2] [--only MODEL,MODEL] [--competitor SHARE] [--json]
 
 Models are built from configs with random weights (nothing is downloaded) and trained on random data: only time matters
 here. Each is measured once; the prediction is made before the run, from that measurement alone. The plans of a model take
-turns, and in each turn the engines.
+turns, and in each turn the engines. With `--competitor` all plans run once more, beside a process that takes that share of the last
+core and was not there when the job was measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, with_models
 from harness import Json, Machine, machine_line, parser, run_script
 from intervals import over_median, sentences
+from slowed import competitor
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -52,23 +56,32 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
             n: plan_pipeline(profile, stages=options.devices, allow_replicas=False, allow_recompute=False, **wish)
             for n, wish in PLANS.items()
         }
-        compared = plans_in_turn(
-            machine,
-            files,
-            source,
-            dict.fromkeys(files, ENGINES),
-            rounds=options.rounds,
-            blocks=options.blocks,
-            talk=talk,
-        )
-        machine.look("after")
-        found += [row(machine, since, model, name, file, compared[name]) for name, file in files.items()]
-        for r in found[-len(files) :]:
+        for beside, context in competitions(options.competitor):
+            with context:
+                compared = plans_in_turn(
+                    machine,
+                    files,
+                    source,
+                    dict.fromkeys(files, ENGINES),
+                    rounds=options.rounds,
+                    blocks=options.blocks,
+                    talk=talk,
+                )
+            machine.look("after")
+            found += [row(machine, since, model, name + beside, file, compared[name]) for name, file in files.items()]
+        for r in found[-len(files) * (1 + bool(options.competitor)) :]:
             talk.say(
                 f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
                 f"{100 * r['error']:+.1f} %, {100 * (r['error_at_run_speed'] or math.nan):+.1f} % at the run's speed"
             )
     return found
+
+
+def competitions(share: float) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
+    """(what is added to a plan's name, what lasts meanwhile): the machine as it is, and beside a competitor where one is wanted."""
+    yield "", contextlib.nullcontext()
+    if share:
+        yield f", {share:.0%} of a core taken", competitor(sorted(os.sched_getaffinity(0))[-1], share)
 
 
 def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run: Compared) -> Json:
@@ -103,7 +116,12 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--devices", type=int, default=2)
     add_turns(options, 14, 2)
+    options.add_argument(
+        "--competitor", type=float, default=0.0, metavar="SHARE", help="of the last core; default: none"
+    )
     given = with_models(options, MODELS)
+    if not 0 <= given.competitor <= 1:
+        options.error(f"--competitor {given.competitor}: give a number between 0 and 1")
     return run_script(given, lambda m, t: rows(given, m, t), text)
 
 

@@ -16,6 +16,7 @@ from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.plan import PlanFile
+from partita.nouns.probe import Probe, ProbePiece
 from partita.nouns.profile import Profile, Sample
 from partita.simulate.schedules import device_orders
 
@@ -123,6 +124,22 @@ def test_a_profile_is_planned_for_the_step(tmp_path, capsys):
     e = json.loads(text)
     assert e["what_if"][0]["value_s"] == pytest.approx(d["value_s"])
     assert e["what_if"][1]["value_s"] < d["value_s"]
+
+
+def test_one_device_is_explained_where_two_would_hardly_be_faster(tmp_path, capsys):
+    probe = Probe((ProbePiece(("t0",), 1e-3),), 1)
+    base = Profile.read(profile(tmp_path))
+    link = Link("", "", 1e6, message_s=0.0446)  # messages take all but 2 % of what a second device saves
+    probed = dataclasses.replace(base.samples[0], probe=probe)
+    cluster = dataclasses.replace(base.cluster, default_link=link)
+    dataclasses.replace(base, samples=(probed,), cluster=cluster).write(tmp_path / "slow.json")
+    words = ["--no-replicas", "--schedule", "1f1b", "-o", tmp_path / "plan.json"]
+    code, text, _ = said(capsys, "plan", tmp_path / "slow.json", *words)
+    assert code == 0
+    assert "one: more would save" in text
+    code, text, _ = said(capsys, "explain", tmp_path / "plan.json")
+    assert code == 0
+    assert "less than a prediction is sure of" in text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.cli.plan import bound_facts, document, load_table, split_facts, step_table
+from partita.cli.plan import bound_facts, choice_facts, document, load_table, split_facts, step_table
 from partita.cli.spark import explain as spark
 from partita.cli.talk import Talk
 from partita.cli.what_if import Answer, answers
@@ -20,7 +20,6 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
-from partita.page.schedule_words import why_this_schedule
 from partita.page.text import draw, facts, percent, seconds, table
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import durations_of
@@ -152,11 +151,7 @@ def text(document: dict[str, Any]) -> str:
             *bound_facts(d),
             *split_facts(d),
             ("bottleneck", f"{d['bottleneck']}: {d['bottleneck_is']}"),
-            *(
-                [("schedule", why)]
-                if (why := why_this_schedule(d.get("schedule", ""), d["value_s"], d.get("compared_s", {})))
-                else []
-            ),
+            *choice_facts(d),
             *([("critical path", _shares(d["critical_path"]))] if d["critical_path"] else []),
             ("binding", d["binding"]),
         ]

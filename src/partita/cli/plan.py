@@ -296,11 +296,21 @@ def _step_facts(d: dict[str, Any]) -> str:
             ("mapping", f"{len(d['placement'])} operators in {len(d['stages'])} segments, the whole batch at once")
             if "placement" in d else
             ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {schedule_words(d['schedule'])}"),
-            *([("schedule", why)] if (why := why_this_schedule(d["schedule"], d["value_s"], d.get("compared_s", {}))) else []),
+            *choice_facts(d),
             *split_facts(d),
             ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
         ]
     )  # fmt: skip
+
+
+def choice_facts(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """Why this schedule; or one device, where more would be faster by less than predictions can be trusted to."""
+    value, compared = d["value_s"], d.get("compared_s", {})
+    saved = 1 - min(compared.values(), default=math.inf) / value if value > 0 else 0.0
+    if d["method"] == "single" and saved > 0.0005:
+        return [("devices", f"one: more would save {percent(saved)} at most, less than a prediction is sure of")]
+    why = why_this_schedule(d.get("schedule", ""), value, compared)
+    return [("schedule", why)] if why else []
 
 
 def split_facts(d: dict[str, Any]) -> list[tuple[str, str]]:
