@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from partita.training import probing
 from partita.training.capture.model import capture
 from partita.training.measure.tasks import quick_task_s
 from partita.training.probing import PARTS, Prober, drawn
@@ -124,3 +125,18 @@ def test_a_reading_counts_work_and_not_the_time_that_others_take() -> None:
     read = sum(prober.read()[0] for _ in range(5))
     assert 0 < read <= time.thread_time() - began
     assert read < 5 * 0.1
+
+
+def test_a_short_piece_runs_once_before_it_is_timed_and_a_long_one_does_not(monkeypatch) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    part = part_of(4, 64)
+    found = capture(model, loss, part)
+    for seconds, calls in ((1e-4, 2), (0.1, 1)):
+        ran: list[int] = []
+        monkeypatch.setattr(probing, "_work", lambda *_, ran=ran: lambda: ran.append(0))
+        monkeypatch.setattr(Prober, "_now", lambda _, ran=ran, seconds=seconds: len(ran) * seconds)
+        prober = Prober((tuple(found.task_nodes),), found, part, CPU)
+        assert prober.calls == calls
+        ran.clear()
+        assert prober.read().tolist() == [pytest.approx(seconds)]
+        assert len(ran) == calls

@@ -18,9 +18,9 @@ class Recorder:
 
     def __init__(self, probe: Probe, prober: Prober) -> None:
         self._prober, self._pieces = prober, len(probe.pieces)
-        self._each_s = probe.seconds / self._pieces
+        self._each_s = prober.calls * probe.seconds / self._pieces
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of each piece
-        self._saved_s = probe.seconds  # a short run takes some before it has earned them
+        self._saved_s = self._each_s * self._pieces  # a short run takes some before it has earned them
 
     def after(self, step_s: float, core_share: float) -> None:
         """Note a step: what it had of its core, and a reading where time has been saved up for it. The ranks' steps are
