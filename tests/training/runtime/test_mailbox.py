@@ -2,6 +2,8 @@
 
 import os
 import random
+import socket
+import threading
 import time
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from ranks import on_ranks
 
 from partita.training.capture.captured import TensorMeta
+from partita.training.runtime import mailbox
 from partita.training.runtime.gradients import sum_in_memory
 from partita.training.runtime.mailbox import Mailboxes, PeerGone, open_mailboxes
 
@@ -138,3 +141,28 @@ def test_a_killed_peer_is_noticed_at_once() -> None:
         boxes.send(1, 0, [torch.zeros(3)], [_meta(torch.zeros(3))])
     assert time.monotonic() - began < 1.0
     here.close()
+
+
+def _looked_s(boxes: Mailboxes, other: socket.socket) -> float:
+    """CPU time of a wait of a tenth of a second."""
+    threading.Timer(0.1, other.send, (mailbox._HEAD.pack(7, 0, 0),)).start()
+    began = time.process_time()
+    boxes._wait(1, boxes._arrived[1, 7])
+    boxes._arrived[1, 7].clear()
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_receiver_looks_for_its_message_unless_others_want_the_core(monkeypatch, others: bool) -> None:
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with own, other:
+        boxes = Mailboxes({1: own}, spin_s=0.08)
+        boxes._theirs[1][0] = mailbox._Box(torch.zeros(1), np.zeros(1, np.int64))
+        monkeypatch.setattr(mailbox.time, "thread_time", (lambda: 0.0) if others else time.monotonic)
+        assert _looked_s(boxes, other) > 0.01
+        for _ in range(3):
+            assert (_looked_s(boxes, other) < 0.01) == others
+        monkeypatch.setattr(mailbox.time, "thread_time", time.monotonic)
+        boxes._reserved = min(boxes._reserved, 1)
+        _looked_s(boxes, other)
+        assert _looked_s(boxes, other) > 0.01  # they have gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -95,7 +96,7 @@ def measure_job(
     probe = probe_of(samples)  # CPU seconds, as the tasks': at the share of the core that there was
     call_s, step_s = cost.instruction_s / probe.core_share, cost.step_s / probe.core_share
     local = tuple(replace(d, instruction_s=call_s, step_s=step_s) for d in local)
-    cluster = _linked(with_speeds(local, probe, np.array(measuring.readings), read), link)
+    cluster = _linked(with_speeds(local, probe, np.array(measuring.readings), read), link, measuring.handed_on_bytes)
     progress("measuring tasks", steps, steps)
     facts = {
         **machine_facts(),
@@ -268,13 +269,13 @@ def _chosen(
     return worthwhile_splits(captured, task_s, link, devices, exact=words[0] == AUTO[0])
 
 
-def _link(devices: tuple[Device, ...]) -> Link | None:
-    return link_between(devices[0], devices[1]) if len(devices) > 1 else None
+def _link(devices: tuple[Device, ...], job_bytes: float = math.inf) -> Link | None:
+    return link_between(devices[0], devices[1], job_bytes=job_bytes) if len(devices) > 1 else None
 
 
-def _linked(devices: tuple[Device, ...], known: Link | None) -> Cluster:
+def _linked(devices: tuple[Device, ...], known: Link | None, job_bytes: float) -> Cluster:
     """The devices with the link between the first two measured, taken for all pairs."""
-    link = known or _link(devices)
+    link = known or _link(devices, job_bytes)
     if link is None:
         return Cluster(devices, source="measured")
     return Cluster(devices, (), replace(link, source="", target=""), "measured")
