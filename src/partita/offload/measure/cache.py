@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnxruntime
 
+from partita.cpu_quota import cpu_quota
 from partita.errors import BadInput, CostError
 from partita.files import dump_json, read_json, write_whole
 from partita.offload.capture.onnx_model import OnnxModel
@@ -44,7 +45,7 @@ def default_folder() -> Path:
 
 def hardware() -> str:
     """Processor, quota and ONNX Runtime, in words."""
-    return f"{_processor()}; {_quota()}; onnxruntime {onnxruntime.__version__}"
+    return f"{_processor()}; {cpu_quota()}; onnxruntime {onnxruntime.__version__}"
 
 
 def _digest(text: str) -> str:
@@ -57,22 +58,3 @@ def _processor() -> str:
     except OSError:
         lines = []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _quota() -> str:
-    """The quota of this process's control group, v2 or v1; its group's name where its files cannot be seen."""
-    try:
-        rows = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return "no quota known"
-    group = next((r[2] for r in rows if "cpu" in r[1].split(",")), next((r[2] for r in rows if r[1] == ""), "/"))
-    files = (
-        (f"/sys/fs/cgroup{group}/cpu.max",),
-        (f"/sys/fs/cgroup/cpu{group}/cpu.cfs_quota_us", f"/sys/fs/cgroup/cpu{group}/cpu.cfs_period_us"),
-    )
-    for names in files:
-        try:
-            return "quota " + " ".join(Path(name).read_text().strip() for name in names)
-        except OSError:
-            continue
-    return f"group {group}"

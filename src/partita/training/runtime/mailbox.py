@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from partita.cpu_quota import cpu_quota, quota_cores
 from partita.training.capture.captured import TensorMeta
 from partita.training.runtime.worker_status import this_boot
 
@@ -264,7 +265,7 @@ def open_mailboxes(rank: int, ranks: int, *, wanted: bool = True, patience_s: fl
             s, _ = listener.accept()
             found[int.from_bytes(s.recv(_WORD), "little")] = s
         on_this = int((told[:, 0] == told[rank, 0]).sum())
-    crowded = on_this > (os.cpu_count() or 1)
+    crowded = on_this > min(os.cpu_count() or 1, quota_cores(cpu_quota()))  # a look takes of the quota, too
     pairs = [(a, b) for a, b in reached.nonzero().tolist()]
     return Mailboxes(found, rank, pairs, spin_s=0.0 if crowded else SPIN_S, patience_s=patience_s)
 
