@@ -136,7 +136,7 @@ def test_one_device_is_explained_where_two_would_hardly_be_faster(tmp_path, caps
     words = ["--no-replicas", "--schedule", "1f1b", "-o", tmp_path / "plan.json"]
     code, text, _ = said(capsys, "plan", tmp_path / "slow.json", *words)
     assert code == 0
-    assert "one: more would save" in text
+    assert "one: the best plan for more would save" in text
     code, text, _ = said(capsys, "explain", tmp_path / "plan.json")
     assert code == 0
     assert "less than a prediction is sure of" in text

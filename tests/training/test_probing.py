@@ -60,7 +60,7 @@ def test_every_task_of_a_job_can_be_a_piece(name: str) -> None:
     part = part_of(*shape)
     found = capture(model.train(), loss, part)
     pieces = [(t,) for t in found.task_nodes]
-    read = Prober(pieces, found, part, CPU).read(len(pieces))
+    read = Prober(pieces, found, part, CPU, seconds=[1e-3] * len(pieces)).read(len(pieces))
     assert (read > 0).all()
 
 
@@ -72,7 +72,7 @@ def test_a_whole_job_is_drawn_and_read(name: str) -> None:
     pieces = drawn(found, quick_task_s(found, model, lambda ps: torch.optim.SGD([p for _, p in ps]), part, CPU))
     assert 1 <= len(pieces) <= PARTS
     assert {t for p in pieces for t in p} <= set(found.task_nodes)
-    assert (Prober(pieces, found, part, CPU).read(PARTS) > 0).all()
+    assert (Prober(pieces, found, part, CPU, seconds=[1e-3] * len(pieces)).read(PARTS) > 0).all()
 
 
 def test_pieces_are_drawn_as_the_time_is() -> None:
@@ -92,7 +92,7 @@ def test_pieces_are_drawn_as_the_time_is() -> None:
 def test_pieces_take_turns() -> None:
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
     pieces = [(t,) for t in found.task_nodes]
-    prober = Prober(pieces, found, part_of(4, 3, 16, 16), CPU)
+    prober = Prober(pieces, found, part_of(4, 3, 16, 16), CPU, seconds=[1e-3] * len(pieces))
     read = np.array([prober.read() for _ in range(2 * len(pieces))])
     assert (np.isfinite(read).sum(axis=0) == 2).all()
     assert (np.isfinite(read).sum(axis=1) == 1).all()
@@ -105,7 +105,7 @@ def test_the_job_is_left_alone() -> None:
     found = capture(model.train(), loss, part)
     before = {n: t.clone() for n, t in model.state_dict().items()}
     drawn_before = torch.random.get_rng_state()
-    Prober([(t,) for t in found.task_nodes], found, part, CPU).read(9)
+    Prober([(t,) for t in found.task_nodes], found, part, CPU, seconds=[1e-3] * len(found.task_nodes)).read(9)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), drawn_before)
@@ -113,7 +113,7 @@ def test_the_job_is_left_alone() -> None:
 
 def test_a_reading_counts_work_and_not_the_time_that_others_take() -> None:
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
-    prober = Prober([tuple(found.task_nodes)], found, part_of(4, 3, 16, 16), CPU)
+    prober = Prober([tuple(found.task_nodes)], found, part_of(4, 3, 16, 16), CPU, seconds=[1e-3])
     (run,) = prober._runs
 
     def kept_waiting() -> None:
@@ -127,16 +127,15 @@ def test_a_reading_counts_work_and_not_the_time_that_others_take() -> None:
     assert read < 5 * 0.1
 
 
-def test_a_short_piece_runs_once_before_it_is_timed_and_a_long_one_does_not(monkeypatch) -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+@pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 2), (0.1, 1)])
+def test_a_short_piece_runs_once_before_it_is_timed_and_a_long_one_does_not(monkeypatch, seconds, calls) -> None:
     part = part_of(4, 64)
-    found = capture(model, loss, part)
-    for seconds, calls in ((1e-4, 2), (0.1, 1)):
-        ran: list[int] = []
-        monkeypatch.setattr(probing, "_work", lambda *_, ran=ran: lambda: ran.append(0))
-        monkeypatch.setattr(Prober, "_now", lambda _, ran=ran, seconds=seconds: len(ran) * seconds)
-        prober = Prober((tuple(found.task_nodes),), found, part, CPU)
-        assert prober.calls == calls
-        ran.clear()
-        assert prober.read().tolist() == [pytest.approx(seconds)]
-        assert len(ran) == calls
+    found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), loss, part)
+    ran: list[int] = []
+    monkeypatch.setattr(probing, "_work", lambda *_: lambda: ran.append(0))
+    monkeypatch.setattr(Prober, "_now", lambda _: len(ran) * seconds)
+    prober = Prober((tuple(found.task_nodes),), found, part, CPU, seconds=[seconds])
+    assert prober.reading_s == pytest.approx(calls * seconds)
+    ran.clear()
+    assert prober.read().tolist() == [pytest.approx(seconds)]
+    assert len(ran) == calls

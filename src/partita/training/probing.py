@@ -36,20 +36,26 @@ class Prober:
         part: Batch,
         device: torch.device,
         precision: Precision = contextlib.nullcontext,
+        *,
+        seconds: Sequence[float],
     ) -> None:
-        """`part` is a micro-batch of the size that `captured` has. Raises what torch raises where a piece cannot run so."""
+        """`part` is a micro-batch of the size that `captured` has; `seconds`: what each piece takes, about, the same wherever
+        readings are compared. Raises what torch raises where a piece cannot run so."""
         self._device = device
         leaves = batch_leaves(part, device)
         known = {tasks: _work(tasks, captured, leaves, device, precision) for tasks in dict.fromkeys(pieces)}
         self._runs = [known[tasks] for tasks in pieces]
-        self._order = _rotation(len(pieces))
-        took = {tasks: self._settled(run) for tasks, run in known.items()}
-        self._cold = [took[tasks] < _SHORT_S for tasks in pieces]
+        self._order, self._seconds = _rotation(len(pieces)), seconds
+        for run in known.values():
+            run()
+            run()  # the first calls find their way and their memory
+        # A job empties the caches of a short piece between the rare readings of a run, and does so less in measuring.
+        self._calls = [2 if s < _SHORT_S else 1 for s in seconds]
 
     @property
-    def calls(self) -> float:
-        """Calls of pieces that a reading takes on average."""
-        return 1 + sum(self._cold) / len(self._cold)
+    def reading_s(self) -> float:
+        """What a reading takes on average."""
+        return float(np.dot(self._calls, self._seconds)) / len(self._calls)
 
     def read(self, times: int = 1) -> FloatArray:
         """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others: CPU time of this thread; on a
@@ -57,22 +63,11 @@ class Prober:
         found = np.full(len(self._runs), np.nan)
         for _ in range(min(times, len(self._runs))):
             i = next(self._order)
-            if self._cold[
-                i
-            ]:  # the job empties the caches of it, between the rare readings of a run more than in measuring
+            for _ in range(self._calls[i]):
+                began = self._now()
                 self._runs[i]()
-            found[i] = self._timed(self._runs[i])
+                found[i] = self._now() - began
         return found
-
-    def _settled(self, run: Callable[[], None]) -> float:
-        """Seconds of a piece; the first calls find their way and their memory."""
-        run()
-        return min(self._timed(run), self._timed(run))
-
-    def _timed(self, run: Callable[[], None]) -> float:
-        began = self._now()
-        run()
-        return self._now() - began
 
     def _now(self) -> float:
         if self._device.type == "cuda":

@@ -22,7 +22,7 @@ from partita.page.plan_rows import stage_rows
 from partita.pipeline.plan.bench import Candidate
 from partita.pipeline.plan.chain_dp import Segment
 from partita.pipeline.plan.pipeline_task import PipelineTask
-from partita.pipeline.plan.planner import PAYS, plan_pipeline
+from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.plan.proof import lower_bound
 from partita.simulate.predicted import predicted
 
@@ -208,15 +208,23 @@ def test_a_program_kept_from_next_to_nothing_serves_cuts_that_send_much():
         assert bench.step_s(candidate) == pytest.approx(exact, rel=1e-12)
 
 
-@pytest.mark.parametrize(("message_s", "measured", "used"), [(0.6, True, 1), (0.6, False, 2), (0.0, True, 2)])
-def test_measured_jobs_take_further_devices_only_where_they_save_what_predictions_miss(message_s, measured, used):
+@pytest.mark.parametrize(
+    ("schedule", "message_s", "measured", "used"),
+    [(None, 0.6, True, 1), (None, 0.6, False, 2), (None, 0.0, True, 2), ("auto", 0.95, True, 1), ("auto", 0.95, False, 2), ("auto", 0.8, True, 2)],
+)  # fmt: skip
+def test_measured_jobs_take_further_devices_only_where_they_save_what_predictions_miss(
+    schedule, message_s, measured, used
+):
     """Deep perceptrons were planned on two devices for 0.2 % and then ran 12 % slower."""
     profile = job(Cluster(devices(math.inf, math.inf), (), Link("", "", message_s=message_s)), n=2, batch=2)
     if measured:
         probed = replace(profile.samples[0], probe=Probe((ProbePiece(("t0",), 1e-3),), 1))
         profile = replace(profile, samples=(probed,))
-    file = plan_pipeline(profile, allow_replicas=False)
+    file = plan_pipeline(profile, allow_replicas=False, schedule=schedule)
     values = file.verdict.compared_s
     assert len(file.plan.devices) == used
-    assert min(values.values()) < values["single"]
-    assert (min(values.values()) > values["single"] * (1 - PAYS)) == (message_s > 0)
+    assert (file.verdict.method == "single") == (used == 1)
+    assert values["single"] == pytest.approx(8.0)
+    assert values[file.verdict.method] == pytest.approx(file.verdict.value_s)
+    assert min(values.values()) < 8.0
+    assert len(plan_pipeline(profile, allow_replicas=False, schedule=schedule, pays=0.0).plan.devices) == 2

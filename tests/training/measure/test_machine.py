@@ -93,7 +93,7 @@ def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
     before = children()
     began = time.monotonic()
     pieces = [(t,) for t in tasks_of("two_inputs", 2)[:2]]
-    with company(f"{MODELS}:two_inputs", {}, local_devices(2)[1:], 2, pieces) as others:
+    with company(f"{MODELS}:two_inputs", {}, local_devices(2)[1:], 2, pieces, [1e-3] * len(pieces)) as others:
         started = children() - before
         assert len(started) == 1
         pid = started.pop()
@@ -120,5 +120,5 @@ def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
 
 def test_one_device_has_no_company() -> None:
     before = children()
-    with company(f"{MODELS}:two_inputs", {}, (), 2, ()):
+    with company(f"{MODELS}:two_inputs", {}, (), 2, (), ()):
         assert children() == before

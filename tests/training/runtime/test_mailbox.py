@@ -152,13 +152,15 @@ def _looked_s(boxes: Mailboxes, other: socket.socket) -> float:
     return time.process_time() - began
 
 
-@pytest.mark.parametrize("others", [False, True])
-def test_a_receiver_looks_for_its_message_unless_others_want_the_core(monkeypatch, others: bool) -> None:
+@pytest.mark.parametrize(("others", "lost"), [(False, False), (False, True), (True, True)])
+def test_a_receiver_looks_for_its_message_unless_others_want_the_core(monkeypatch, others: bool, lost: bool) -> None:
+    """What a virtual core loses to other machines is no reason to sleep."""
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with own, other:
         boxes = Mailboxes({1: own}, spin_s=0.08)
         boxes._theirs[1][0] = mailbox._Box(torch.zeros(1), np.zeros(1, np.int64))
-        monkeypatch.setattr(mailbox.time, "thread_time", (lambda: 0.0) if others else time.monotonic)
+        monkeypatch.setattr(mailbox.time, "thread_time", (lambda: 0.0) if lost else time.monotonic)
+        monkeypatch.setattr(mailbox, "_displaced", lambda: time.monotonic() if others else 0)
         assert _looked_s(boxes, other) > 0.01
         for _ in range(3):
             assert (_looked_s(boxes, other) < 0.01) == others
@@ -166,3 +168,14 @@ def test_a_receiver_looks_for_its_message_unless_others_want_the_core(monkeypatc
         boxes._reserved = min(boxes._reserved, 1)
         _looked_s(boxes, other)
         assert _looked_s(boxes, other) > 0.01  # they have gone
+
+
+def test_a_peer_that_died_while_another_was_waited_for_is_noticed_without_a_look() -> None:
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    boxes = Mailboxes({1: pairs[0][0], 2: pairs[1][0]}, spin_s=0.0, patience_s=5.0)
+    pairs[1][1].close()
+    boxes._let_in(0.1, time.monotonic() + 5, 1)
+    with pytest.raises(PeerGone, match="closed by rank 2"):
+        boxes._wait(2, boxes._arrived[2, 0])
+    for s in (pairs[0][0], pairs[0][1], pairs[1][0]):
+        s.close()

@@ -19,7 +19,7 @@ class Counting:
     """Stands in for a prober: as long as measured, one piece after the other."""
 
     def __init__(self, calls: float = 1.0) -> None:
-        self.calls = calls
+        self.reading_s = calls * PROBE.seconds / 2
         self.taken: list[int] = []
 
     def read(self, times: int) -> np.ndarray:

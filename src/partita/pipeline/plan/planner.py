@@ -46,25 +46,33 @@ def plan_pipeline(
     stages: int | None = None,
     allow_replicas: bool = True,
     allow_recompute: bool = True,
+    pays: float = PAYS,
 ) -> PlanFile:
     """The pipeline plan with the fastest predicted step, and a lower bound of every such plan's step.
 
     `method` "auto" asks all methods and names the one that won. The same inputs give the same plan: the search is
     limited by `budget_s` worth of instructions simulated, not by a clock, and draws its lots from `seed`. Raises BadInput for
     wishes that name nothing there is, Infeasible where no plan fits: it names the stage that does not and what would do.
-    `schedule`: None is 1F1B, "auto" the fastest of all, see `orders`.
+    `schedule`: None is 1F1B, "auto" the fastest of all, see `orders`. `pays`: share of a measured job's step that further
+    devices must save where "auto" may take one.
     """
     began = time.perf_counter()
     wish = Wish(micro_batches, in_flight, schedule, stages, allow_replicas, allow_recompute, budget_s, seed)
     task = PipelineTask(profile, cluster or profile.cluster, wish)
     _check(task, method)
     found = {name: fastest(task, propose) for name, propose in methods.named(method).items()}
-    winner = _winner(task, {name: seconds for name, (seconds, _) in found.items()})
+    winner = min(found, key=lambda name: found[name][0])
     best = found[winner][1]
     if best is None:
         winner, best = _leanest(task, method)
     compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
     plan, problem, value, schedules = _scheduled(task, best)
+    one_s, one = found.get("single", (math.inf, None))
+    if one and len(plan.devices) > 1 and one_s * (1 - pays) <= value and _is_measured(task):
+        winner, best = "single", one
+        plan, problem, value = _as_it_is(task, one)
+    elif winner == "single" and len(plan.devices) > 1:  # its schedule makes several devices faster than one
+        winner = plan.schedule if plan.schedule in schedules else "searched"
     bound, how = any_plan(task) if best.written else lower_bound(task)
     compared |= {winner: value, **schedules}
     spent = time.perf_counter() - began
@@ -75,16 +83,19 @@ def plan_pipeline(
 Answer = tuple[PipelinePlan, PipelineProblem, float, dict[str, float]]
 
 
+def _as_it_is(task: PipelineTask, candidate: Candidate) -> tuple[PipelinePlan, PipelineProblem, float]:
+    plan, problem = task.bench(candidate).plan(candidate), problem_of(task, candidate)
+    return plan, problem, predicted(problem, plan).duration_s
+
+
 def _scheduled(task: PipelineTask, best: Candidate) -> Answer:
     """The fastest of the best candidate under its own schedule and of what other schedules make of it, each as simulated, and
-    what each takes. A plan of another schedule must be better by SIMPLER, one of more devices than one by what they must save."""
-    plan, wish = task.bench(best).plan(best), task.wish
-    problem = problem_of(task, best)
-    value = predicted(problem, plan).duration_s
+    what each takes. A plan of another schedule must be better by SIMPLER."""
+    wish = task.wish
+    plan, problem, value = _as_it_is(task, best)
     if wish.schedule in (None, "1f1b", "gpipe"):
         return plan, problem, value, {}
-    margin = SIMPLER if len(plan.devices) > 1 else max(SIMPLER, _must_save(task))
-    answer, least = (plan, problem, value), value * (1 - margin) if wish.schedule == "auto" else math.inf
+    answer, least = (plan, problem, value), value * (1 - SIMPLER) if wish.schedule == "auto" else math.inf
     compared: dict[str, float] = {plan.schedule: value}
     for other in arranged(task):
         bench = task.bench(other.candidate)
@@ -101,15 +112,9 @@ def _scheduled(task: PipelineTask, best: Candidate) -> Answer:
     return *answer, compared
 
 
-def _winner(task: PipelineTask, step_s: dict[str, float]) -> str:
-    """The method of the fastest step; one device where the others do not save what they must."""
-    winner = min(step_s, key=lambda name: step_s[name])
-    return "single" if step_s.get("single", math.inf) * (1 - _must_save(task)) <= step_s[winner] < math.inf else winner
-
-
-def _must_save(task: PipelineTask) -> float:
-    """Share of one device's step that further devices must save; what is not measured is taken at its word."""
-    return PAYS if any(s.probe for s in task.profile.samples) else 0.0
+def _is_measured(task: PipelineTask) -> bool:
+    """Whether costs are measured, and no schedule is asked for that needs several devices; what is given is taken at its word."""
+    return any(s.probe for s in task.profile.samples) and task.wish.schedule in (None, "auto", "1f1b", "gpipe")
 
 
 def problem_of(task: PipelineTask, candidate: Candidate) -> PipelineProblem:

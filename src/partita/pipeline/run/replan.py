@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 
 from partita.errors import Infeasible
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.simulate.predicted import predicted
@@ -29,14 +30,19 @@ class Replan:
 
 def replanned(file: PlanFile, devices: tuple[DeviceSpeed, ...]) -> Replan:
     """Plan again, with the same wishes, for devices of these speeds; the old plan stays where the new one is no better."""
-    from partita.pipeline.plan.planner import plan_pipeline  # its kernels take a second to load: not for every run
+    from partita.pipeline.plan.planner import (
+        PAYS,
+        plan_pipeline,
+    )  # its kernels take a second to load: not for every run
 
     problem = file.problem
     assert isinstance(problem, PipelineProblem)
+    assert isinstance(file.plan, PipelinePlan)
     cluster = as_they_ran(problem, devices)
     old = replace(file, problem=problem.on(cluster))
     old_s = predicted(old.problem, old.plan).duration_s
-    new = plan_pipeline(problem.profile, cluster, **asdict(problem.wish))
+    pays = PAYS if len(file.plan.devices) == 1 else 0.0  # further devices are there already
+    new = plan_pipeline(problem.profile, cluster, pays=pays, **asdict(problem.wish))
     found = Replan(new, old_s, new.verdict.value_s)
     return found if found.worth_it else Replan(old, old_s, new.verdict.value_s)
 

@@ -85,6 +85,7 @@ def company(
     devices: Sequence[Device],
     size: int,
     pieces: Sequence[Tasks],
+    pieces_s: Sequence[float],
     splits: Sequence[Split] = (),
 ) -> Iterator[Company]:
     """While the context lasts, each of these devices, as far as they have cores of their own, trains the job's model on
@@ -101,6 +102,7 @@ def company(
             "settings": dict(settings),
             "size": size,
             "pieces": pieces,
+            "pieces_s": pieces_s,
             "splits": splits_json(splits),
         }
         workers = [_start(logs[d.name].with_suffix(".json"), {**spec, "cores": d.cores}) for d in others]
@@ -148,7 +150,8 @@ def _keep_busy(spec: Mapping[str, Any]) -> None:
     part = inputs, target = next(micro_batches(job.example(), int(spec["size"])))
     splits = read_splits(spec["splits"], BadInput, "what a companion is told")
     captured = capture(model, job.loss, part, precision=job.precision(device), splits=splits)
-    prober = Prober([tuple(p) for p in spec["pieces"]], captured, part, device, job.precision(device))
+    pieces, precision = [tuple(p) for p in spec["pieces"]], job.precision(device)
+    prober = Prober(pieces, captured, part, device, precision, seconds=spec["pieces_s"])
     with open(spec["log"], "w", buffering=1) as log:
         while not parent_is_gone():
             began, worked = time.monotonic(), time.thread_time()

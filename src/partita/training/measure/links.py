@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
 GRADIENT_BYTES = (1 << 14, 1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
 GRADIENTS = 32
-_BETWEEN_S = 1e-3  #: for which a side works before it sends, at least: a core that has slept wakes up later
-_MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would push nothing further out of the caches
+_BETWEEN_S = 1e-3  #: for which a side works before it sends, at least
+_MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would only take time
 
 
 def link_between(
     a: Device, b: Device, *, job_bytes: float = _MOST_BETWEEN, repeats: int = 40, timeout_s: float = 60.0
 ) -> Link:
-    """The link a -> b of this machine, measured; `job_bytes`: of all that a job goes through between two messages. Raises
-    ClusterError where the two processes cannot talk."""
+    """The link a -> b of this machine, measured; `job_bytes`: of all tensors that the job's tasks hand on for a micro-batch, which
+    fill the caches between two messages. Raises ClusterError where the two processes cannot talk."""
     with tempfile.TemporaryDirectory(prefix="partita-links-") as folder:
         out = Path(folder) / "out.json"
         spec = {"rendezvous": f"file://{folder}/rendezvous", "out": str(out), "repeats": repeats}
@@ -213,20 +213,19 @@ def _device_times(size: int, rank: int, transport: Transport, count: int = 50) -
     meta, tensor = [TensorMeta((size,), (1,), torch.uint8, False)], [torch.zeros(size, dtype=torch.uint8)]
     spent = torch.zeros(2, dtype=torch.float64)
     for _ in range(2):  # once to touch the memory
+        coming = [transport.receive(meta, 0, 1, i) for i in range(count)] if rank else []
+        dist.barrier()
         began = time.process_time()
-        if rank:
-            coming = [transport.receive(meta, 0, 1, i) for i in range(count)]
-            dist.barrier()
-            for c in coming:
-                c.wait()
-        else:
-            dist.barrier()
-            began = time.process_time()
-            for works in [transport.send(tensor, meta, 0, 1, i) for i in range(count)]:
-                for work, _ in works:
-                    work.wait()
+        for works in [transport.send(tensor, meta, 0, 1, i) for i in range(0 if rank else count)]:
+            for work, _ in works:
+                work.wait()
+        spent_s = time.process_time() - began
+        dist.barrier()  # all messages are there: nobody looks for one, which would count as work
+        began = time.process_time()
+        for c in coming:
+            c.wait()
         spent.zero_()
-        spent[rank] = (time.process_time() - began) / count
+        spent[rank] = (time.process_time() - began if rank else spent_s) / count
     dist.all_reduce(spent)
     return {"send_s": float(spent[0]), "receive_s": float(spent[1])}
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import resource
 import select
 import socket
 import struct
@@ -182,12 +183,14 @@ class Mailboxes:
 
     def _look(self, rank: int, waiting: deque[_Box]) -> None:
         """Until something waits there, for a while; shorter where somebody else had the core during a look not long ago."""
-        began, worked = time.monotonic(), time.thread_time()
+        began, worked, displaced = time.monotonic(), time.thread_time(), _displaced()
         end = began + (min(self._spin_s, CROWDED_SPIN_S) if self._reserved else self._spin_s)
+        self._take(rank)  # once at least: a peer that died while another was waited for is told of here only
         while not waiting and time.monotonic() < end:
             self._take(rank)
         took = time.monotonic() - began
-        shared = took > _TELLING_S and time.thread_time() - worked < _ALONE * took
+        lost = took > _TELLING_S and time.thread_time() - worked < _ALONE * took
+        shared = lost and _displaced() > displaced  # and not to other machines, as a virtual core may be
         self._reserved = _RESERVED if shared else max(0, self._reserved - 1)
 
     def _let_in(self, seconds: float, deadline: float, rank: int) -> None:
@@ -220,6 +223,11 @@ class Mailboxes:
             boxes[number] = _Box.mapped(handle, size)
             os.close(handle)
         self._arrived[rank, tag].append(boxes[number])
+
+
+def _displaced() -> int:
+    """How often this thread had to leave its core to another one."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 _CARRIED = socket.CMSG_SPACE(array.array("i").itemsize)

@@ -18,7 +18,7 @@ class Recorder:
 
     def __init__(self, probe: Probe, prober: Prober) -> None:
         self._prober, self._pieces = prober, len(probe.pieces)
-        self._each_s = prober.calls * probe.seconds / self._pieces
+        self._each_s = prober.reading_s
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of each piece
         self._saved_s = self._each_s * self._pieces  # a short run takes some before it has earned them
 

@@ -106,7 +106,8 @@ class Session:
                 hint="measure and plan this job again",
             )
         device = torch_device(self.assignment.cluster, self.assignment.device)
-        return Prober([p.tasks for p in probe.pieces], captured, part, device, self.job.precision(device))
+        precision, seconds = self.job.precision(device), [p.seconds for p in probe.pieces]
+        return Prober([p.tasks for p in probe.pieces], captured, part, device, precision, seconds=seconds)
 
     @cached_property
     def _probed(self) -> tuple[Batch, Captured]:
