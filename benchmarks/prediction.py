@@ -68,12 +68,12 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
                     talk=talk,
                 )
             machine.look("after")
-            found += [row(machine, since, model, name + beside, file, compared[name]) for name, file in files.items()]
-        for r in found[-len(files) * (1 + bool(options.competitor)) :]:
-            talk.say(
-                f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
-                f"{100 * r['error']:+.1f} %, {100 * (r['error_at_run_speed'] or math.nan):+.1f} % at the run's speed"
-            )
+            for name, file in files.items():
+                found.append(r := row(machine, since, model, name + beside, file, compared[name]))
+                talk.say(
+                    f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
+                    f"{100 * r['error']:+.1f} %, {100 * (r['error_at_run_speed'] or math.nan):+.1f} % at the run's speed"
+                )
     return found
 
 

@@ -68,7 +68,7 @@ def plan_pipeline(
     compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
     plan, problem, value, schedules = _scheduled(task, best)
     one_s, one = found.get("single", (math.inf, None))
-    if one and len(plan.devices) > 1 and one_s * (1 - pays) <= value and _is_measured(task):
+    if one and len(plan.devices) > 1 and one_s * (1 - pays) <= value and _may_fall_back(task):
         winner, best = "single", one
         plan, problem, value = _as_it_is(task, one)
     elif winner == "single" and len(plan.devices) > 1:  # its schedule makes several devices faster than one
@@ -112,8 +112,14 @@ def _scheduled(task: PipelineTask, best: Candidate) -> Answer:
     return *answer, compared
 
 
-def _is_measured(task: PipelineTask) -> bool:
-    """Whether costs are measured, and no schedule is asked for that needs several devices; what is given is taken at its word."""
+def pays_beside(running: PipelinePlan) -> float:
+    """What `pays` is beside a plan that runs: nothing where further devices are there already."""
+    return PAYS if len(running.devices) == 1 else 0.0
+
+
+def _may_fall_back(task: PipelineTask) -> bool:
+    """Whether one device may do for several: costs are measured (what is given is taken at its word), and no schedule is asked
+    for that needs several."""
     return any(s.probe for s in task.profile.samples) and task.wish.schedule in (None, "auto", "1f1b", "gpipe")
 
 

@@ -149,14 +149,14 @@ class Adapts:
 
     def _best(self, problem: PipelineProblem) -> tuple[PipelinePlan, float]:
         """The best plan for the devices as they are; the one deployed where another would not pay until the end."""
-        from partita.pipeline.plan.planner import PAYS, plan_pipeline
+        from partita.pipeline.plan.planner import pays_beside, plan_pipeline
 
         assert isinstance(self.file.plan, PipelinePlan)
         old = replace(self.file, problem=problem)
         old_s = predicted(problem, self.file.plan).duration_s
         self._known[repr(old.plan)] = old
         with contextlib.suppress(PartitaError):
-            pays = PAYS if len(self.file.plan.devices) == 1 else 0.0  # further devices are there already
+            pays = pays_beside(self.file.plan)
             new = plan_pipeline(problem.profile, problem.cluster, pays=pays, **asdict(problem.wish))
             left = float("inf") if self.steps is None else self.steps - self._now
             if left * (old_s - new.verdict.value_s) > SWITCH_S:

@@ -30,10 +30,7 @@ class Replan:
 
 def replanned(file: PlanFile, devices: tuple[DeviceSpeed, ...]) -> Replan:
     """Plan again, with the same wishes, for devices of these speeds; the old plan stays where the new one is no better."""
-    from partita.pipeline.plan.planner import (
-        PAYS,
-        plan_pipeline,
-    )  # its kernels take a second to load: not for every run
+    from partita.pipeline.plan.planner import pays_beside, plan_pipeline  # its kernels take a second to load
 
     problem = file.problem
     assert isinstance(problem, PipelineProblem)
@@ -41,8 +38,7 @@ def replanned(file: PlanFile, devices: tuple[DeviceSpeed, ...]) -> Replan:
     cluster = as_they_ran(problem, devices)
     old = replace(file, problem=problem.on(cluster))
     old_s = predicted(old.problem, old.plan).duration_s
-    pays = PAYS if len(file.plan.devices) == 1 else 0.0  # further devices are there already
-    new = plan_pipeline(problem.profile, cluster, pays=pays, **asdict(problem.wish))
+    new = plan_pipeline(problem.profile, cluster, pays=pays_beside(file.plan), **asdict(problem.wish))
     found = Replan(new, old_s, new.verdict.value_s)
     return found if found.worth_it else Replan(old, old_s, new.verdict.value_s)
 

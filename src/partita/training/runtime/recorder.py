@@ -20,7 +20,7 @@ class Recorder:
         self._prober, self._pieces = prober, len(probe.pieces)
         self._each_s = prober.reading_s
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of each piece
-        self._saved_s = self._each_s * self._pieces  # a short run takes some before it has earned them
+        self.forget()
 
     def after(self, step_s: float, core_share: float) -> None:
         """Note a step: what it had of its core, and a reading where time has been saved up for it. The ranks' steps are
@@ -33,7 +33,7 @@ class Recorder:
     def forget(self) -> None:
         """What was noted so far belongs to another plan; it begins again, with the same pieces."""
         self._rows.clear()
-        self._saved_s = self._each_s * self._pieces
+        self._saved_s = self._each_s * self._pieces  # a short run takes some before it has earned them
 
     def rows(self) -> torch.Tensor:
         """[steps, 1 + pieces]"""
