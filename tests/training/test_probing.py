@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from partita.nouns.probe import ProbePiece
 from partita.training import probing
 from partita.training.capture.model import capture
 from partita.training.measure.tasks import quick_task_s
@@ -59,8 +60,8 @@ def test_every_task_of_a_job_can_be_a_piece(name: str) -> None:
     model, shape = MODELS[name]
     part = part_of(*shape)
     found = capture(model.train(), loss, part)
-    pieces = [(t,) for t in found.task_nodes]
-    read = Prober(pieces, found, part, CPU, seconds=[1e-3] * len(pieces)).read(len(pieces))
+    pieces = [ProbePiece((t,), 1e-3) for t in found.task_nodes]
+    read = Prober(pieces, found, part, CPU).read(len(pieces))
     assert (read > 0).all()
 
 
@@ -71,8 +72,8 @@ def test_a_whole_job_is_drawn_and_read(name: str) -> None:
     found = capture(model.train(), loss, part)
     pieces = drawn(found, quick_task_s(found, model, lambda ps: torch.optim.SGD([p for _, p in ps]), part, CPU))
     assert 1 <= len(pieces) <= PARTS
-    assert {t for p in pieces for t in p} <= set(found.task_nodes)
-    assert (Prober(pieces, found, part, CPU, seconds=[1e-3] * len(pieces)).read(PARTS) > 0).all()
+    assert {t for p in pieces for t in p.tasks} <= set(found.task_nodes)
+    assert (Prober(pieces, found, part, CPU).read(PARTS) > 0).all()
 
 
 def test_pieces_are_drawn_as_the_time_is() -> None:
@@ -83,16 +84,18 @@ def test_pieces_are_drawn_as_the_time_is() -> None:
     seconds = [1e-4] * n
     seconds[2] = 1e-4 * (n - 1)
     pieces = drawn(found, seconds)
-    large = [p for p in pieces if p == (names[2],)]
+    large = [p for p in pieces if p.tasks == (names[2],)]
     assert len(large) == pytest.approx(len(pieces) / 2, abs=1)
-    assert all(names[2] not in p for p in pieces if p not in large)
-    assert drawn(found, [1e-6] * n) == (tuple(names),)
+    assert all(names[2] not in p.tasks for p in pieces if p not in large)
+    (whole,) = drawn(found, [1e-6] * n)
+    assert whole.tasks == tuple(names)
+    assert whole.seconds == pytest.approx(1e-6 * n)
 
 
 def test_pieces_take_turns() -> None:
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
-    pieces = [(t,) for t in found.task_nodes]
-    prober = Prober(pieces, found, part_of(4, 3, 16, 16), CPU, seconds=[1e-3] * len(pieces))
+    pieces = [ProbePiece((t,), 1e-3) for t in found.task_nodes]
+    prober = Prober(pieces, found, part_of(4, 3, 16, 16), CPU)
     read = np.array([prober.read() for _ in range(2 * len(pieces))])
     assert (np.isfinite(read).sum(axis=0) == 2).all()
     assert (np.isfinite(read).sum(axis=1) == 1).all()
@@ -105,7 +108,7 @@ def test_the_job_is_left_alone() -> None:
     found = capture(model.train(), loss, part)
     before = {n: t.clone() for n, t in model.state_dict().items()}
     drawn_before = torch.random.get_rng_state()
-    Prober([(t,) for t in found.task_nodes], found, part, CPU, seconds=[1e-3] * len(found.task_nodes)).read(9)
+    Prober([ProbePiece((t,), 1e-3) for t in found.task_nodes], found, part, CPU).read(9)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), drawn_before)
@@ -113,7 +116,7 @@ def test_the_job_is_left_alone() -> None:
 
 def test_a_reading_counts_work_and_not_the_time_that_others_take() -> None:
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
-    prober = Prober([tuple(found.task_nodes)], found, part_of(4, 3, 16, 16), CPU, seconds=[1e-3])
+    prober = Prober([ProbePiece(tuple(found.task_nodes), 1e-3)], found, part_of(4, 3, 16, 16), CPU)
     (run,) = prober._runs
 
     def kept_waiting() -> None:
@@ -134,7 +137,7 @@ def test_a_short_piece_runs_once_before_it_is_timed_and_a_long_one_does_not(monk
     ran: list[int] = []
     monkeypatch.setattr(probing, "_work", lambda *_: lambda: ran.append(0))
     monkeypatch.setattr(Prober, "_now", lambda _: len(ran) * seconds)
-    prober = Prober((tuple(found.task_nodes),), found, part, CPU, seconds=[seconds])
+    prober = Prober([ProbePiece(tuple(found.task_nodes), seconds)], found, part, CPU)
     assert prober.reading_s == pytest.approx(calls * seconds)
     ran.clear()
     assert prober.read().tolist() == [pytest.approx(seconds)]

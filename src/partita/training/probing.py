@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from partita.nouns.graph import FloatArray
+from partita.nouns.probe import ProbePiece
 from partita.training.capture.captured import Captured, TensorMeta
 from partita.training.job import Batch, Precision, drawing
 from partita.training.runtime.stage import Stage, StageCode, batch_leaves, stage_code
@@ -31,31 +32,31 @@ class Prober:
 
     def __init__(
         self,
-        pieces: Sequence[Tasks],
+        pieces: Sequence[ProbePiece],
         captured: Captured,
         part: Batch,
         device: torch.device,
         precision: Precision = contextlib.nullcontext,
-        *,
-        seconds: Sequence[float],
     ) -> None:
-        """`part` is a micro-batch of the size that `captured` has; `seconds`: what each piece takes, about, the same wherever
+        """`part` is a micro-batch of the size that `captured` has; what the pieces take need be known about, but the same wherever
         readings are compared. Raises what torch raises where a piece cannot run so."""
         self._device = device
         leaves = batch_leaves(part, device)
-        known = {tasks: _work(tasks, captured, leaves, device, precision) for tasks in dict.fromkeys(pieces)}
-        self._runs = [known[tasks] for tasks in pieces]
-        self._order, self._seconds = _rotation(len(pieces)), seconds
+        known = {
+            tasks: _work(tasks, captured, leaves, device, precision) for tasks in dict.fromkeys(p.tasks for p in pieces)
+        }
+        self._runs = [known[p.tasks] for p in pieces]
+        self._order, self._pieces = _rotation(len(pieces)), pieces
         for run in known.values():
             run()
             run()  # the first calls find their way and their memory
         # A job empties the caches of a short piece between the rare readings of a run, and does so less in measuring.
-        self._calls = [2 if s < _SHORT_S else 1 for s in seconds]
+        self._calls = [2 if p.seconds < _SHORT_S else 1 for p in pieces]
 
     @property
     def reading_s(self) -> float:
         """What a reading takes on average."""
-        return float(np.dot(self._calls, self._seconds)) / len(self._calls)
+        return sum(n * p.seconds for n, p in zip(self._calls, self._pieces, strict=True)) / len(self._calls)
 
     def read(self, times: int = 1) -> FloatArray:
         """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others: CPU time of this thread; on a
@@ -88,7 +89,7 @@ def _rotation(pieces: int) -> Iterator[int]:
 # ---- drawing the pieces -------------------------------------------------------------------------------------------------
 
 
-def drawn(captured: Captured, task_s: Sequence[float]) -> tuple[Tasks, ...]:
+def drawn(captured: Captured, task_s: Sequence[float]) -> tuple[ProbePiece, ...]:
     """The tasks that run in the middle of each part of a pass, which takes `task_s` [forward tasks, in graph order] seconds with
     their backwards; a small one with its small neighbours. Where all parts fall on the same tasks, they are one. O(tasks)."""
     tasks, held = [*captured.task_nodes], {t.id: t.parameter_bytes for t in captured.graph.tasks}
@@ -101,7 +102,8 @@ def drawn(captured: Captured, task_s: Sequence[float]) -> tuple[Tasks, ...]:
     found = [_with_neighbours(int(i), seconds) for i in np.searchsorted(ends, middles).clip(max=len(tasks) - 1)]
     counts = Counter(found)
     common = math.gcd(*counts.values())
-    return tuple(tuple(tasks[a:b]) for (a, b), n in counts.items() for _ in range(n // common))
+    once = {(a, b): ProbePiece(tuple(tasks[a:b]), float(sum(task_s[a:b]))) for a, b in counts}
+    return tuple(once[where] for where, n in counts.items() for _ in range(n // common))
 
 
 def _with_neighbours(at: int, seconds: FloatArray) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import torch
 
 from partita.errors import ClusterError
 from partita.nouns.cluster import Cluster, Device
+from partita.nouns.probe import ProbePiece
 from partita.page.machine import machine_facts
 from partita.training.capture.model import capture
 from partita.training.job import load_job, micro_batches
@@ -92,8 +93,8 @@ def cpu_s(pid: int) -> float:
 def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
     before = children()
     began = time.monotonic()
-    pieces = [(t,) for t in tasks_of("two_inputs", 2)[:2]]
-    with company(f"{MODELS}:two_inputs", {}, local_devices(2)[1:], 2, pieces, [1e-3] * len(pieces)) as others:
+    pieces = [ProbePiece((t,), 1e-3) for t in tasks_of("two_inputs", 2)[:2]]
+    with company(f"{MODELS}:two_inputs", {}, local_devices(2)[1:], 2, pieces) as others:
         started = children() - before
         assert len(started) == 1
         pid = started.pop()
@@ -120,5 +121,5 @@ def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
 
 def test_one_device_has_no_company() -> None:
     before = children()
-    with company(f"{MODELS}:two_inputs", {}, (), 2, (), ()):
+    with company(f"{MODELS}:two_inputs", {}, (), 2, ()):
         assert children() == before

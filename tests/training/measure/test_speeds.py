@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from partita.nouns.cluster import Device
-from partita.nouns.probe import Readings
+from partita.nouns.probe import ProbePiece, Readings
 from partita.training.measure.speeds import job_probe, relative_speed, with_speeds
 
-PIECES = (("a",), ("b", "c"))
+PIECES = (ProbePiece(("a",), 4e-3), ProbePiece(("b", "c"), 2e-3))
 
 
 def series(seed: int, slower: float = 1.0, share: float = 1.0, n: int = 60, scatter: float = 0.15) -> np.ndarray:
@@ -73,7 +73,7 @@ def test_devices_on_one_core_have_one_speed() -> None:
 
 def test_the_device_that_was_measured_has_its_own_speed_however_its_readings_scatter() -> None:
     """Some readings take much longer than the others; a run's mean must not lie below measuring's for it."""
-    found, pieces = [], [(str(i),) for i in range(12)]
+    found, pieces = [], [ProbePiece((str(i),), 1e-3) for i in range(12)]
     for seed in range(100):
         draw = np.random.default_rng(seed)
         turn = np.arange(400) % 12

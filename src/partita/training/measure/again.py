@@ -20,8 +20,7 @@ def speeds_now(problem: PipelineProblem, job: str, settings: Mapping[str, str]) 
     if probe is None:
         return ()
     devices = problem.cluster.devices
-    pieces, pieces_s = zip(*((p.tasks, p.seconds) for p in probe.pieces), strict=True)
-    with company(job, settings, devices, probe.micro_batch_size, pieces, pieces_s, problem.splits) as others:
+    with company(job, settings, devices, probe.micro_batch_size, probe.pieces, problem.splits) as others:
         began = time.monotonic()
         time.sleep(_SECONDS)
         rows = {name: others.steps(name, began) for name in others.logs}

@@ -13,20 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from partita.errors import BadInput
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
+from partita.nouns.probe import ProbePiece
 from partita.nouns.splits import Split, read_splits, splits_json
 from partita.spawn import Process, end, parent_is_gone, spawn, threads_env
-
-if TYPE_CHECKING:
-    from partita.training.probing import Tasks
 
 _PATIENCE_S = 30.0  #: for a companion to get ready; without it the measurement goes on alone
 
@@ -84,8 +82,7 @@ def company(
     settings: Mapping[str, str],
     devices: Sequence[Device],
     size: int,
-    pieces: Sequence[Tasks],
-    pieces_s: Sequence[float],
+    pieces: Sequence[ProbePiece],
     splits: Sequence[Split] = (),
 ) -> Iterator[Company]:
     """While the context lasts, each of these devices, as far as they have cores of their own, trains the job's model on
@@ -101,8 +98,7 @@ def company(
             "source": source,
             "settings": dict(settings),
             "size": size,
-            "pieces": pieces,
-            "pieces_s": pieces_s,
+            "pieces": [asdict(p) for p in pieces],
             "splits": splits_json(splits),
         }
         workers = [_start(logs[d.name].with_suffix(".json"), {**spec, "cores": d.cores}) for d in others]
@@ -150,8 +146,8 @@ def _keep_busy(spec: Mapping[str, Any]) -> None:
     part = inputs, target = next(micro_batches(job.example(), int(spec["size"])))
     splits = read_splits(spec["splits"], BadInput, "what a companion is told")
     captured = capture(model, job.loss, part, precision=job.precision(device), splits=splits)
-    pieces, precision = [tuple(p) for p in spec["pieces"]], job.precision(device)
-    prober = Prober(pieces, captured, part, device, precision, seconds=spec["pieces_s"])
+    pieces = [ProbePiece(tuple(p["tasks"]), p["seconds"]) for p in spec["pieces"]]
+    prober = Prober(pieces, captured, part, device, job.precision(device))
     with open(spec["log"], "w", buffering=1) as log:
         while not parent_is_gone():
             began, worked = time.monotonic(), time.thread_time()

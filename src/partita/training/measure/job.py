@@ -80,9 +80,7 @@ def measure_job(
         measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[:2][-1], chosen)
     others = [d for d in local[1:] if d.cores != local[0].cores]
     with (
-        company(
-            source, settings or {}, others, measuring.probed, measuring.pieces, measuring.pieces_s, measuring.splits
-        ) as busy,
+        company(source, settings or {}, others, measuring.probed, measuring.pieces, measuring.splits) as busy,
         pinned(local[0]),
     ):
         cost, ready = call_costs(device, measuring.handed_on_bytes), time.monotonic()
@@ -142,9 +140,8 @@ class _Measuring:
         self.splits = self._known.splits
         part, precision = next(micro_batches(batch, probed)), job.precision(device)
         task_s = quick_task_s(self._known, model, job.optimizer, part, device, precision)
-        self.pieces, took = drawn(self._known, task_s), dict(zip(self._known.task_nodes, task_s, strict=True))
-        self.pieces_s = [sum(took[t] for t in piece) for piece in self.pieces]
-        self._prober = Prober(self.pieces, self._known, part, device, precision, seconds=self.pieces_s)
+        self.pieces = drawn(self._known, task_s)
+        self._prober = Prober(self.pieces, self._known, part, device, precision)
 
     def take(self, size: int, budget_s: float, asleep: Asleep, cost: CallCosts) -> None:
         """Measure at a size, in company; inside `asleep()` without."""

@@ -15,20 +15,19 @@ import numpy as np
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import NEAR, Probe, ProbePiece, middle_mean, scatter
-from partita.training.probing import Tasks
 
 ALIKE = 0.03  #: devices whose speeds differ by less are called equal
 _SPANS = 8
 
 
-def job_probe(pieces: Sequence[Tasks], micro_batch_size: int, own: FloatArray, core_share: float) -> Probe:
+def job_probe(pieces: Sequence[ProbePiece], micro_batch_size: int, own: FloatArray, core_share: float) -> Probe:
     """The probe of a job on the device where it was measured; `own` [readings, 1 + pieces]: moment, seconds of each piece, nan
     where it was not read. Each was read at least once."""
     typical = np.nanmedian(own[:, 1:], axis=0)
     told = (own[:, 1:] / typical)[np.isfinite(own[:, 1:])]
     # scatter has a long tail, of which a mean without the extremes takes less or more: as many at once as in a run
     usual = np.mean([middle_mean(some) for some in np.array_split(told, max(1, len(told) // NEAR))])
-    known = tuple(ProbePiece(tasks, float(s * usual)) for tasks, s in zip(pieces, typical, strict=True))
+    known = tuple(ProbePiece(p.tasks, float(s * usual)) for p, s in zip(pieces, typical, strict=True))
     probe = Probe(known, micro_batch_size, core_share)
     rows = probe.slowness(own[:, 1:])
     return replace(probe, spread=scatter(rows[np.isfinite(rows)]))

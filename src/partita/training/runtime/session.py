@@ -106,8 +106,7 @@ class Session:
                 hint="measure and plan this job again",
             )
         device = torch_device(self.assignment.cluster, self.assignment.device)
-        precision, seconds = self.job.precision(device), [p.seconds for p in probe.pieces]
-        return Prober([p.tasks for p in probe.pieces], captured, part, device, precision, seconds=seconds)
+        return Prober(probe.pieces, captured, part, device, self.job.precision(device))
 
     @cached_property
     def _probed(self) -> tuple[Batch, Captured]:
