@@ -161,6 +161,7 @@ class OnDask:
     blamed: set[int] = field(default_factory=set)  #: nodes whose worker died too often: each runs by itself
     alone: _Clump | None = None  #: the latest of those
     deaths: Counter[int] = field(default_factory=Counter)  #: node -> times it may have killed all workers
+    needless: list[Any] = field(default_factory=list)  #: futures to release
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     looked: float = field(default_factory=time.monotonic)
     heard: bool = False  #: since then
@@ -301,7 +302,6 @@ class OnDask:
 
     def release(self, gone: Sequence[tuple[int, int]]) -> None:
         """Results and tasks that nobody needs: the scheduler forgets them, and does not begin what has not begun."""
-        futures = []
         for node, turn in gone:
             if self.turns.get(node) == turn and node in self.clump_of:
                 clump, _ = self.clump_of.pop(node)
@@ -309,13 +309,18 @@ class OnDask:
                     self._lighten(clump)
                 clump.wanted.discard((node, turn))
                 if not clump.wanted and clump.future is not None:
-                    futures.append(clump.future)
+                    self.needless.append(clump.future)
                     clump.future = None
-        if futures:  # by the client's own thread, all at once: one at a time would cost a change of threads each
-            self.client.loop.add_callback(_released, futures)
+
+    def _let_go(self) -> None:
+        """Release what is needless by the client's own thread, all at once: one at a time would cost a change of threads each."""
+        if self.needless:
+            self.client.loop.add_callback(_released, self.needless)
+            self.needless = []
 
     def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
         """The reports that have come; waits for the first."""
+        self._let_go()  # and not before what there is to do was submitted: a change of threads keeps that waiting
         found: list[tuple[Report, str]] = []
         with contextlib.suppress(queue.Empty):
             bundle = self.events.get(timeout=timeout_s)
@@ -438,6 +443,7 @@ class OnDask:
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.release([(n, t) for n, t in self.turns.items()])
+            self._let_go()
             self.client.unregister_worker_plugin(self.name)
             self.client.unsubscribe_topic(self.name)
         with contextlib.suppress(Exception):
