@@ -3,7 +3,8 @@
     python benchmarks/node_splitting.py [--only step,accuracy] [--rounds 18] [--blocks 2] [--seeds 5] [--epochs 15] [--data DIR] [--json]
 
 step       Models that are one long chain (tests/jobs/branchy.py, random weights and data), planned by the same method as they are and
-           in parts: AlexNet with `--split auto`, ResNet-18 with `--split auto:any`; in turn with one process and with copies of the whole job side by side, which are the limit.
+           in parts: AlexNet with `--split auto`, ResNet-18 with that and with `--split auto:ghost`; and an Inception, which has branches,
+           with `--split '*:batch:2'`. In turn with one process and with copies of the whole job side by side, which are the limit.
 accuracy   Networks with BatchNorm trained on real images (scikit-learn's digits; with --data also CIFAR-10's, whose train.parquet and
            test.parquet lie in DIR), whole and with every operator in 2, 4 and 8 parts by the batch: the code that workers run,
            in one process. The same seeds give the same first weights and batches, so differences are taken in pairs.
@@ -44,11 +45,12 @@ from partita.training.runtime.stage import Stage, batch_leaves, stage_code
 ROOT = Path(__file__).parents[1]
 BRANCHY = ROOT / "tests" / "jobs" / "branchy.py"
 CIFAR = ROOT / "examples" / "cifar_resnet.py"
-CHAINS: dict[str, dict[str, str]] = {
+MODELS: dict[str, dict[str, str]] = {
     "alexnet": {"batch": "64", "width": "16"},
     "resnet": {"batch": "16", "width": "32", "each": "2", "size": "32"},
+    "inception": {"batch": "16", "width": "32", "blocks": "4", "size": "32"},
 }
-SPLIT = {"alexnet": "auto", "resnet": "auto:any"}  #: of each: ResNet's BatchNorms are in every operator's way
+SPLITS = {"alexnet": ("auto",), "resnet": ("auto", "auto:ghost"), "inception": ("*:batch:2",)}
 PARTS = (1, 2, 4, 8)
 CPU = torch.device("cpu")
 
@@ -66,12 +68,12 @@ HARMLESS = Claim("BatchNorm over halves costs at most one point of accuracy", lo
 # ---- step ---------------------------------------------------------------------------------------------------------------
 
 
-def planned(model: str, options: argparse.Namespace, talk: Talk) -> dict[str, PlanFile]:
-    """The model's plans by one method, of whole operators and of parts."""
-    source, settings = f"{BRANCHY}:{model}", CHAINS[model]
+def planned(model: str, word: str, options: argparse.Namespace, talk: Talk) -> dict[str, PlanFile]:
+    """The model's plans by one method, of whole operators and of parts, which `--split WORD` asks for."""
+    source, settings = f"{BRANCHY}:{model}", MODELS[model]
     size = batch_size(load_job(source, settings).example())
     found = {}
-    for name, splits in (("whole", ()), ("parts", (SPLIT[model],))):
+    for name, splits in (("whole", ()), ("parts", (word,))):
         profile = measure_job(
             source, settings, devices=options.devices, sizes=(size,), splits=splits, budget_s=options.budget_s,
             progress=talk.progress,
@@ -80,14 +82,14 @@ def planned(model: str, options: argparse.Namespace, talk: Talk) -> dict[str, Pl
     return found
 
 
-def chain(model: str, options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
+def chain(model: str, word: str, options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
     """A model: planned and run both ways."""
     since = len(machine.probed)
     machine.look_again(5.0)
-    files = planned(model, options, talk)
+    files = planned(model, word, options, talk)
     engines = dict.fromkeys(files, ("single", "pipeline"))
     runs = plans_in_turn(
-        machine, files, f"{BRANCHY}:{model}", engines, settings=CHAINS[model], rounds=options.rounds, blocks=options.blocks,
+        machine, files, f"{BRANCHY}:{model}", engines, settings=MODELS[model], rounds=options.rounds, blocks=options.blocks,
         talk=talk, with_copies=True,
     )  # fmt: skip
     machine.look("after")
@@ -98,7 +100,7 @@ def chain(model: str, options: argparse.Namespace, machine: Machine, talk: Talk)
     claims = {"faster": (FASTER, against), **({"near_the_limit": (NEAR_THE_LIMIT, near)} if near else {})}
     plans = {n: {**figures(files[n], runs[n]), **_of_plan(files[n]), "speedup": gains[n].value, "speedup_interval": gains[n].ends} for n in files}  # fmt: skip
     return {
-        "model": model, "plans": plans, "parts_against_whole": against.value, "parts_against_whole_interval": against.ends,
+        "model": model, "asked": word, "plans": plans, "parts_against_whole": against.value, "parts_against_whole_interval": against.ends,
         "limit": runs["parts"].limit.value if copies else None, "share_of_limit": near.value if near else None,
         "largest_loss_error": max(b.largest_loss_error for r in runs.values() for b in r.blocks),
         "verdicts": machine.verdicts(claims, since),
@@ -155,7 +157,7 @@ def accuracy(images: Images, parts: int, epochs: int, seed: int) -> float:
     model = images.job.build()
     x, y = images.train
     first = (x[: images.batch], y[: images.batch])
-    splits = [Split("*", "batch", parts)] if parts > 1 else []
+    splits = [Split("*", "ghost", parts)] if parts > 1 else []
     captured = capture(model, images.job.loss, first, splits=splits)
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     stage = Stage(stage_code(captured, captured.task_nodes, ()), captured.bindings, tensors, device=CPU)
@@ -199,7 +201,11 @@ def trained(name: str, images: Images, options: argparse.Namespace, machine: Mac
 
 
 def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
-    chains = [chain(m, options, machine, talk) for m in options.models] if "step" in options.only else []
+    chains = (
+        [chain(m, w, options, machine, talk) for m in options.models for w in SPLITS[m]]
+        if "step" in options.only
+        else []
+    )
     sets: dict[str, Callable[[], Images]] = {"digits": digits}
     if options.data:
         sets["CIFAR-10"] = lambda: cifar(options.data, options.images)
@@ -207,19 +213,23 @@ def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json
     curves = (
         [trained(n, make(), options, machine, talk) for n, make in sets.items()] if "accuracy" in options.only else []
     )
-    verdicts = {f"{r.get('model', r.get('data'))} {k}": v for r in (*chains, *curves) for k, v in r["verdicts"].items()}
+    verdicts = {
+        f"{r['model']} {r['asked']} {k}" if "model" in r else f"{r['data']} {k}": v
+        for r in (*chains, *curves)
+        for k, v in r["verdicts"].items()
+    }
     return {"step": chains, "accuracy": curves, "verdicts": verdicts, "machine_record": machine.finished()}  # fmt: skip
 
 
 def text(document: Json) -> str:
     blocks = []
     if document["step"]:
-        columns = [("model", "text"), ("plan", "text"), ("one process", "s"), ("predicted", "s"), ("measured", "s"), ("speed-up", "ratio"), ("limit", "ratio")]  # fmt: skip
-        rows = [[r["model"], n, p["single_step_s"], p["predicted_step_s"], p["measured_step_s"], p["speedup"], r["limit"]] for r in document["step"] for n, p in r["plans"].items()]  # fmt: skip
+        columns = [("model", "text"), ("split", "text"), ("plan", "text"), ("one process", "s"), ("predicted", "s"), ("measured", "s"), ("speed-up", "ratio"), ("limit", "ratio")]  # fmt: skip
+        rows = [[r["model"], r["asked"], n, p["single_step_s"], p["predicted_step_s"], p["measured_step_s"], p["speedup"], r["limit"]] for r in document["step"] for n, p in r["plans"].items()]  # fmt: skip
         blocks.append(table(columns, rows))  # type: ignore[arg-type]
         for r in document["step"]:
             parts = r["plans"]["parts"]
-            blocks.append(f"{r['model']}: {'; '.join(parts['splits']) or 'nothing is worth splitting'}; {r['parts_against_whole']:.2f}x the step by whole operators, bound {seconds(parts['bound_s'])}")  # fmt: skip
+            blocks.append(f"{r['model']} {r['asked']}: {'; '.join(parts['splits']) or 'nothing is worth splitting'}; {r['parts_against_whole']:.2f}x the step by whole operators, bound {seconds(parts['bound_s'])}")  # fmt: skip
     for r in document["accuracy"]:
         columns = [
             ("parts", "count"),
@@ -240,7 +250,7 @@ def _points(share: float) -> str:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--only", default="step,accuracy", metavar="PART[,PART]")
-    options.add_argument("--models", default=",".join(CHAINS), metavar="MODEL[,MODEL]")
+    options.add_argument("--models", default=",".join(MODELS), metavar="MODEL[,MODEL]")
     add_turns(options, 18, 2)
     options.add_argument("--devices", type=int, default=2)
     options.add_argument("--method", default="hybrid", help="of both plans; default: hybrid")
@@ -253,7 +263,7 @@ def main() -> int:
     options.add_argument("--threads", type=int, default=1, help="that train for accuracy; default: 1")
     given = options.parse_args()
     given.only, given.models = given.only.split(","), given.models.split(",")
-    if strange := {*given.only} - {"step", "accuracy"} | {*given.models} - CHAINS.keys():
+    if strange := {*given.only} - {"step", "accuracy"} | {*given.models} - MODELS.keys():
         options.error(f"unknown: {', '.join(sorted(strange))}")
     check_rounds(given.rounds, WARMUP)
     if given.seeds < 1 or given.epochs < 1:

@@ -2,6 +2,7 @@
 
     conv2d:batch:2     conv2d_part1 on the first half of the batch, conv2d_part2 on the second
     conv2d:channel:2   the first half of the output channels, and the second
+    norm:ghost:2       along the batch, and BatchNorm sees each half by itself, as if it were the batch
 
 The parts are tasks of the graph like any others. What captures the model applies the same rewrites wherever it does so.
 """
@@ -17,15 +18,16 @@ from typing import Any, Literal, get_args
 from partita.errors import BadInput
 from partita.records import lean, record
 
-Dim = Literal["batch", "channel"]
-Change = Literal["none", "random", "statistics"]
+Dim = Literal["batch", "channel", "ghost"]
+Change = Literal["none", "moments", "random", "statistics"]
 MOST_PARTS = 64
-AUTO = ("auto", "auto:any")  #: operators that are worth it, exactly; also those that are not split exactly
+AUTO = ("auto", "auto:ghost")  #: the operators that are worth it by the batch, exactly; with BatchNorm by ghosts
 
 #: What a split changes -> a sentence about it.
 MEANING: Mapping[Change, str] = MappingProxyType(
     {
         "none": "exact",
+        "moments": "exact: its parts tell each other their moments",
         "random": "draws other random numbers",
         "statistics": "not exact: each part is normalised by itself",
     }
@@ -44,7 +46,7 @@ class Split:
 
     @property
     def exact(self) -> bool:
-        return self.change == "none"
+        return self.change in ("none", "moments")
 
     @property
     def asked(self) -> str:
@@ -53,7 +55,11 @@ class Split:
 
     def check(self) -> list[str]:
         """Every fault at once; empty when the split is possible."""
-        faults = [] if self.dim in get_args(Dim) else [f"its dim is {self.dim!r}, not {' or '.join(get_args(Dim))}"]
+        faults = (
+            []
+            if self.dim in get_args(Dim)
+            else [f"its dim is {self.dim!r}, not {', '.join(get_args(Dim)[:-1])} or {get_args(Dim)[-1]}"]
+        )
         faults += [] if 2 <= self.parts <= MOST_PARTS else [f"it has {self.parts} parts, not 2 to {MOST_PARTS}"]
         return [f"split {self.asked}: {f}" for f in faults]
 
@@ -95,8 +101,8 @@ def _asked(word: str) -> Split:
 def counted(splits: Sequence[Split]) -> list[str]:
     """What stands in one line each about splits, operators that are split alike together.
 
-    >>> counted([Split("a", "batch", 2), Split("b", "batch", 2), Split("c", "batch", 2, "statistics")])
-    ['2 operators by batch into 2 (exact)', '1 operator by batch into 2 (not exact: each part is normalised by itself): c']
+    >>> counted([Split("a", "batch", 2), Split("b", "batch", 2), Split("c", "ghost", 2, "statistics")])
+    ['2 operators by batch into 2 (exact)', '1 operator by ghost into 2 (not exact: each part is normalised by itself): c']
     """
     alike = Counter((s.dim, s.parts, s.change) for s in splits)
     lines = []

@@ -26,7 +26,7 @@ WORLD = ("cpu0", "cpu1", "cpu2")
 
 
 def split_problem(
-    source: str, chance: random.Random, share: float, ranks: int = 2, allowed: tuple[str, ...] = ("none",)
+    source: str, chance: random.Random, share: float, ranks: int = 2, allowed: tuple[str, ...] = ("none", "moments")
 ) -> PipelineProblem:
     """A job some of whose operators are in parts, its whole batch at once."""
     job = load_job(source, {})
@@ -49,7 +49,7 @@ def mappings(problem: PipelineProblem, chance: random.Random, n: int) -> list[Pi
     return [segments(graph, where, order).plan(graph) for where in places]
 
 
-def trained(ranks: int, names: tuple[str, ...], n: int) -> None:
+def trained(ranks: int, names: tuple[str, ...], n: int, limit: float = 1e-5) -> None:
     """A training run of each job, another mapping for every step, against one process."""
     chance, runs, calls = random.Random(7), list[Run](), []
     for name in names:
@@ -60,11 +60,11 @@ def trained(ranks: int, names: tuple[str, ...], n: int) -> None:
         runs.append((problem.job, plans, [1] * n))
         calls.append((deployed, *runs[-1], problem.batch_size, problem.splits))
     for run, call, found in zip(runs, calls, on_ranks(together, ranks, calls), strict=True):
-        check(run, found, call[-2])
+        check(run, found, call[-2], limit)
 
 
 def test_exact_splits_train_what_one_process_trains() -> None:
-    trained(2, ("branchy:alexnet", "branchy:towers"), 3)
+    trained(2, ("branchy:alexnet", "branchy:towers", "normed:whole"), 3)
 
 
 @pytest.mark.slow
@@ -78,21 +78,23 @@ def test_tied_weights_stay_one_weight() -> None:
 @pytest.mark.parametrize(("ranks", "names"), [(2, ("branchy:inception", "vit", "trained:clipped")), (3, ("branchy:alexnet", "bert"))])  # fmt: skip
 def test_of_many_jobs_too(ranks: int, names: tuple[str, ...]) -> None:
     pytest.importorskip("transformers")
-    trained(ranks, names, 5)
+    trained(
+        ranks, names, 5, 1e-3
+    )  # gradients of an attention's key biases are 0 but for rounding, and Adam takes them for large
 
 
-def norms_in_halves(chance: random.Random) -> tuple[PipelineProblem, list[PipelinePlan]]:
+def ghosts(chance: random.Random) -> tuple[PipelineProblem, list[PipelinePlan]]:
     """The small normed job, all of it in two parts."""
     source = source_of("normed:whole")
     job = load_job(source, {})
-    found = capture(job.build(), job.loss, job.example(), splits=[Split("*", "batch", 2)])
+    found = capture(job.build(), job.loss, job.example(), splits=[Split("*", "ghost", 2)])
     problem = mapped_problem(found.graph, WORLD[:2], source, batch_size(job.example()), found.splits)
     return problem, mappings(problem, chance, 3)
 
 
 @pytest.mark.slow
-def test_norms_over_a_split_batch_train_what_half_batches_train() -> None:
-    problem, plans = norms_in_halves(random.Random(3))
+def test_ghosts_train_what_half_batches_train() -> None:
+    problem, plans = ghosts(random.Random(3))
     assert {s.change for s in problem.splits} == {"none", "statistics"}
     run: Any = (source_of("normed:halves"), plans, [2, 2, 2])
     (found,) = on_ranks(together, 2, [(deployed, problem.job, *run[1:], problem.batch_size, problem.splits)])

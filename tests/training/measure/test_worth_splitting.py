@@ -25,8 +25,8 @@ def of_job(name: str) -> Captured:
     return capture(job.build(), job.loss, job.example())
 
 
-def chosen(found: Captured, link: Link = LINK, *, task_s: float = 5e-3, exact: bool = True, parts: int = 2) -> tuple[Split, ...]:  # fmt: skip
-    return worthwhile_splits(found, np.full(len(found.task_nodes), task_s).tolist(), link, parts, exact=exact)
+def chosen(found: Captured, link: Link = LINK, *, task_s: float = 5e-3, ghosts: bool = False, parts: int = 2) -> tuple[Split, ...]:  # fmt: skip
+    return worthwhile_splits(found, np.full(len(found.task_nodes), task_s).tolist(), link, parts, ghosts=ghosts)
 
 
 def test_all_of_a_chain_but_its_loss() -> None:
@@ -48,30 +48,35 @@ def test_nothing_where_a_mapping_alone_will_do() -> None:
     towers = of_job("branchy:towers")
     wide = {f"linear{n}" for n in ("", "_1", "_2", "_3", "_4", "_5")}  # and not the head, where they meet
     task_s = [5e-3 if t in wide else 1e-4 for t in towers.task_nodes]
-    assert worthwhile_splits(towers, task_s, LINK, 2, exact=True) == ()
+    assert worthwhile_splits(towers, task_s, LINK, 2, ghosts=False) == ()
     assert chosen(of_job("branchy:alexnet"), parts=1) == ()
 
 
-def test_norms_end_a_run_unless_they_may_be_split_too() -> None:
+def test_norms_are_split_exactly_or_as_ghosts() -> None:
     found = of_job("normed:whole")
-    exact, whatever = chosen(found), chosen(found, exact=False)
-    assert exact
-    assert all(s.change == "none" for s in exact)
-    assert {s.change for s in whatever} == {"none", "statistics"}
-    assert len(whatever) == len(found.task_nodes) - 1
+    exact, ghosts = chosen(found), chosen(found, ghosts=True)
+    assert {s.change for s in exact} == {"none", "moments"}
+    assert {s.change for s in ghosts} == {"none", "statistics"}
+    assert len(exact) == len(ghosts) == len(found.task_nodes) - 1
+    far = replace(LINK, latency_s=4e-3)  # ghosts wait for each other at the chain's end only
+    assert chosen(found, far) == ()
+    assert chosen(found, far, ghosts=True)
+    first = dict.fromkeys(found.task_nodes, 1e-5) | {"conv2d": 1.0}
+    some = worthwhile_splits(found, [first[t] for t in found.task_nodes], far, 2, ghosts=False)
+    assert [s.task for s in some] == ["conv2d"], "what ends at a norm"
 
 
 def test_what_lies_beside_the_critical_path_goes_along() -> None:
     """ResNet's way round a block: its convolution reads what is in parts, and is read by what is."""
     found = of_job("branchy:resnet")
     long = dict.fromkeys(found.task_nodes, 0.005) | {"conv2d_5": 1e-4, "batch_norm_5": 1e-4}
-    splits = worthwhile_splits(found, [long[t] for t in found.task_nodes], LINK, 2, exact=False)
+    splits = worthwhile_splits(found, [long[t] for t in found.task_nodes], LINK, 2, ghosts=True)
     assert {"conv2d_5", "batch_norm_5"} <= {s.task for s in splits}
 
 
 def test_words() -> None:
     assert is_automatic(["auto"])
-    assert is_automatic(["auto:any"])
+    assert is_automatic(["auto:ghost"])
     assert not is_automatic(["a:batch:2", "b:batch:2"])
     assert not is_automatic([])
     with pytest.raises(BadInput, match="--split auto beside"):

@@ -123,7 +123,9 @@ def _storage(node: fx.Node) -> int:
 def norm_buffers(node: fx.Node) -> tuple[fx.Node, ...]:
     """The running statistics that a batch or instance norm in training mode changes (its schema does not say so)."""
     _, args = called(node)
-    if operator_name(node) not in ("batch_norm", "instance_norm") or len(args) < 6 or not args[5]:
+    name = operator_name(node)
+    training = name in ("batch_norm", "instance_norm") and len(args) > 5 and args[5]
+    if not training and name != "batch_norm_part":
         return ()
     return tuple(a for a in args[3:5] if isinstance(a, fx.Node))
 

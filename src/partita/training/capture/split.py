@@ -26,7 +26,7 @@ from torch import fx
 from partita.errors import CaptureError
 from partita.nouns.splits import Split
 from partita.training.capture.captured import TensorMeta
-from partita.training.capture.operators import VIEWS, called, operator_name, under_autocast
+from partita.training.capture.operators import VIEWS, called, operator_name, operator_of, under_autocast
 from partita.training.capture.split_rules import Call, CannotSplit, Recipe, dim_of, recipe
 
 aten = torch.ops.aten
@@ -52,7 +52,7 @@ class Tasks:
 
 def splittable(code: fx.GraphModule, tasks: Tasks, asked: Split) -> Split | str:
     """The split with what it changes, or the reason why there is none."""
-    call = Call(_node(code, asked.task), tasks.meta)
+    call = Call(_node(code, asked.task), tasks.meta, asked.dim == "ghost")
     try:
         at = dim_of(call, asked.dim)
         found = recipe(call, at)
@@ -138,7 +138,7 @@ class _Rewriting:
         return tuple(done[s.task] for s in chosen)
 
     def _operator(self, node: fx.Node, asked: Split) -> Split:
-        call = Call(node, self.tasks.meta)
+        call = Call(node, self.tasks.meta, asked.dim == "ghost")
         try:
             dim = dim_of(call, asked.dim)
             how = recipe(call, dim)
@@ -180,15 +180,30 @@ class _Rewriting:
         cut = {a: self._cut(call, a, at, [b / n for b in bounds], node) for a, at in how.cut.items()}
         made = []
         with self.code.graph.inserting_before(node):
-            for i in range(len(bounds) - 1):
-                changed = {a: values[i] for a, values in cut.items()} | dict(how.put(bounds[i], bounds[i + 1]))
+            told = self._told(call, how, cut)
+            for i, (a, b) in enumerate(itertools.pairwise(bounds)):
+                changed = (
+                    {name: values[i] for name, values in cut.items()}
+                    | dict(how.put(a, b))
+                    | dict(how.gathered(bounds, told))
+                )
                 made.append(self._called(call, how, changed, f"{node.name}_part{i + 1}"))
         self.parts[node] = Parts(dim, bounds, tuple(made))
+
+    def _told(self, call: Call, how: Recipe, cut: Mapping[str, Sequence[Any]]) -> list[fx.Node]:
+        """[parts] what each part tells the others."""
+        if how.tells is None:
+            return []
+        name = f"{call.node.name}_{operator_of(how.tells)}"
+        return [
+            self._new(call.node, how.tells, own, {}, f"{name}{i}")
+            for i, own in enumerate(zip(*cut.values(), strict=True), 1)
+        ]
 
     def _called(self, call: Call, how: Recipe, changed: Mapping[str, Any], name: str) -> fx.Node:
         node = call.node
         if how.target is not None:
-            new = self._new(node, how.target, tuple(changed.values()), {}, name)
+            new = self._new(node, how.target, tuple(self._read(v) for v in changed.values()), {}, name)
         elif call.name == "getitem":
             new = self._new(node, node.target, (changed["self"], node.args[1]), {}, name)
         else:

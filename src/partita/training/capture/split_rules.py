@@ -7,8 +7,8 @@ A rule starts from the result. The slice [a, b) of the result of `linear(x, w, b
     linear(x, w, bias)[a:b]    = linear(x[a:b], w, bias)
 
 Sums over the dim that is cut (the loss, means) are no such calls, and neither is whatever writes to a buffer. BatchNorm in
-training is split by the batch as if it could be: every part is normalised by its own mean and variance, and the first part
-keeps the running ones.
+training is one after all: its parts tell each other their moments, or are taken for ghosts of the batch, and every part is
+normalised by its own. Either way the first part keeps the running statistics.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -25,11 +26,13 @@ from torch import fx
 
 from partita.nouns.splits import Change, Dim
 from partita.training.capture.captured import TensorMeta
+from partita.training.capture.norm_parts import batch_norm_moments, batch_norm_part
 from partita.training.capture.operators import called, draws_random_numbers, is_in_place, operator_name
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
 Put = Callable[[int, int], Mapping[str, Any]]
+Gathered = Callable[[Sequence[int], Sequence[fx.Node]], Mapping[str, Any]]
 
 
 class CannotSplit(Exception):
@@ -43,7 +46,9 @@ class Recipe:
     cut: Mapping[str, int]  #: argument -> its dim that is cut; of a list of tensors, of each. The others are read whole
     put: Put = lambda a, b: MappingProxyType({})  #: arguments that change with the part
     change: Change = "none"
-    target: Any = None  #: what is called instead, with what is cut and what is put
+    target: Any = None  #: what is called instead, with what is cut, what is put, and what is gathered
+    tells: Any = None  #: what is called on each part's input before, for all parts to know
+    gathered: Gathered = lambda bounds, told: MappingProxyType({})  #: arguments made of what the parts tell
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Call:
 
     node: fx.Node
     meta: Mapping[str, TensorMeta] = field(repr=False)
+    ghosts: bool = False  #: parts by the batch see their own statistics
 
     @property
     def name(self) -> str:
@@ -109,7 +115,7 @@ def dim_of(call: Call, dim: Dim) -> int:
     """The dim of the result that is meant: the first one; the second of images and convolutions, else the last."""
     n = len(call.result)
     images = n > 3 or call.name.startswith("conv") or call.name == "batch_norm"
-    return 0 if dim == "batch" else 1 if images else n - 1
+    return (1 if images else n - 1) if dim == "channel" else 0
 
 
 # ---- rules ------------------------------------------------------------------------------------------------------------
@@ -235,10 +241,22 @@ def _batch_norm(call: Call, dim: int) -> Recipe:
         raise CannotSplit("its running statistics stay in one place" if dim == 1 else "it is normalised over that dim")
     if not training:
         return Recipe({"input": 0})
+    none = MappingProxyType({"running_mean": None, "running_var": None})
+    if call.ghosts:
+        return Recipe({"input": 0}, lambda a, b: {} if a == 0 else none, change="statistics")
+    samples = math.prod(call.result) // call.result[1]
+    given = {n: call.given[n] for n in ("weight", "bias", "running_mean", "running_var", "momentum", "eps")}
     return Recipe(
         {"input": 0},
-        lambda a, b: {} if a == 0 else {"running_mean": None, "running_var": None},
-        change="statistics",
+        lambda a, b: given if a == 0 else {**given, **none},
+        change="moments",
+        target=batch_norm_part,
+        tells=batch_norm_moments,
+        gathered=lambda bounds, told: {
+            "shares": [(b - a) / bounds[-1] for a, b in pairwise(bounds)],
+            "samples": samples,
+            "moments": [*told],
+        },
     )
 
 

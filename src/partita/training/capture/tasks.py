@@ -90,6 +90,9 @@ def _live(nodes: Sequence[fx.Node], bindings: Mapping[str, Binding]) -> set[str]
     return live
 
 
+_FOLDED = VIEWS | {"batch_norm_moments"}  #: are done by whoever makes what they look at
+
+
 def _owners(nodes: Sequence[fx.Node], live: set[str]) -> dict[str, str]:
     """Node name -> name of the node whose task runs it.
 
@@ -102,7 +105,7 @@ def _owners(nodes: Sequence[fx.Node], live: set[str]) -> dict[str, str]:
         if n.name not in live:
             continue
         sources = {owner[a.name] for a in n.all_input_nodes if a.name in owner}
-        folds = operator_name(n) in VIEWS and len(sources) == 1
+        folds = operator_name(n) in _FOLDED and len(sources) == 1
         copy = n.all_input_nodes[0].name if is_in_place(n) and not n.meta.get("partita_writes") else None
         if copy in owner:
             owner[n.name] = owner[copy]

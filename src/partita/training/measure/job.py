@@ -267,7 +267,7 @@ def _chosen(
     if link is None:
         return ()
     task_s = quick_task_s(captured, model, job.optimizer, batch, device, job.precision(device))
-    return worthwhile_splits(captured, task_s, link, devices, exact=words[0] == AUTO[0])
+    return worthwhile_splits(captured, task_s, link, devices, ghosts=words[0] == AUTO[1])
 
 
 def _link(devices: tuple[Device, ...], job_bytes: float = math.inf) -> Link | None:

@@ -3,20 +3,22 @@
     critical path      a  B  C  d  e  F        capital letters: can be split by the batch
     runs               [B C]  [F]              each with what lies beside it and touches nothing else
     gain of a run      (1 - 1 / parts) of its time
-    cost of a run      what goes in and comes out of it, less one part, there and back; the sum of its weights' gradients
+    cost of a run      what goes in and comes out of it, less one part, there and back; the sum of its weights' gradients; a message
+                       each way, there and back, for every norm whose parts tell each other their moments
 
-Where the work of all devices is longer than the critical path, mapping alone can use them, and nothing is split.
+Norms are split with the rest, or left whole, which ends a run, whichever gains more. Where the work of all devices is longer
+than the critical path, mapping alone can use them, and nothing is split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from partita.errors import BadInput
 from partita.nouns.cluster import Link
 from partita.nouns.graph import TaskGraph
-from partita.nouns.splits import AUTO, Split, asked_splits
+from partita.nouns.splits import AUTO, Dim, Split, asked_splits
 from partita.training.capture.captured import Captured
 from partita.training.capture.split import Tasks, matching, splittable
 
@@ -37,33 +39,41 @@ def named_splits(captured: Captured, words: Sequence[str]) -> tuple[Split, ...]:
 
 
 def worthwhile_splits(
-    captured: Captured, task_s: Sequence[float], link: Link, parts: int, *, exact: bool
+    captured: Captured, task_s: Sequence[float], link: Link, parts: int, *, ghosts: bool
 ) -> tuple[Split, ...]:
     """The operators to split by the batch, in the graph's order; `task_s` [forward tasks] seconds with their backwards.
 
-    `exact`: none that see the statistics of a part. O(tasks^2).
+    `ghosts`: parts of BatchNorm see their own statistics. O(tasks^2).
     """
     flow = _Flow.of(captured.graph, task_s)
     path = flow.critical_path()
     total = sum(flow.seconds.values())
     if parts < 2 or sum(flow.seconds[t] for t in path) * parts <= BUSY * total:
         return ()
-    able = _able(captured, parts, exact=exact)
-    chosen = flow.with_what_lies_beside({t for t in path if t in able}, {*able})
-    kept = {t for run in flow.runs(chosen) if flow.gain_s(run, link, parts) > WORTH * flow.time_s(run) for t in run}
-    return tuple(able[t] for t in captured.task_nodes if t in kept)
+    able = _able(captured, parts, "ghost" if ghosts else "batch")
+    telling = {t for t, s in able.items() if s.change == "moments"}
+
+    def gains(among: set[str]) -> dict[frozenset[str], float]:
+        runs = flow.runs(flow.with_what_lies_beside({t for t in path if t in among}, among))
+        found = {frozenset(run): flow.gain_s(run, link, parts, len(run & telling)) for run in runs}
+        return {run: gain_s for run, gain_s in found.items() if gain_s > WORTH * flow.time_s(run)}
+
+    kept = max(
+        (gains({*able} - left_whole) for left_whole in (set[str](), telling)), key=lambda found: sum(found.values())
+    )
+    return tuple(able[t] for t in captured.task_nodes if any(t in run for run in kept))
 
 
 def _tasks(captured: Captured) -> Tasks:
     return Tasks(captured.task_nodes, captured.meta)
 
 
-def _able(captured: Captured, parts: int, *, exact: bool) -> dict[str, Split]:
-    """Task -> its split by the batch, where there is one."""
+def _able(captured: Captured, parts: int, dim: Dim) -> dict[str, Split]:
+    """Task -> its split along the dim, where there is one."""
     found = {}
     for task in captured.task_nodes:
-        split = splittable(captured.code, _tasks(captured), Split(task, "batch", parts))
-        if isinstance(split, Split) and not (exact and split.change == "statistics"):
+        split = splittable(captured.code, _tasks(captured), Split(task, dim, parts))
+        if isinstance(split, Split):
             found[task] = split
     return found
 
@@ -131,11 +141,12 @@ class _Flow:
                         home[t] = home[p]
         return list({id(run): run for run in home.values()}.values())
 
-    def time_s(self, run: set[str]) -> float:
+    def time_s(self, run: Set[str]) -> float:
         return sum(self.seconds[t] for t in run)
 
-    def gain_s(self, run: set[str], link: Link, parts: int) -> float:
-        """Seconds that a step gets shorter by splitting a run, whose parts run beside each other."""
+    def gain_s(self, run: Set[str], link: Link, parts: int, telling: int = 0) -> float:
+        """Seconds that a step gets shorter by splitting a run, whose parts run beside each other; `telling`: of its tasks, those
+        whose parts wait for each other."""
         size, messages = 0.0, 0
         for p, b, readers in self.tensors:
             inside = {r in run for r in readers}
@@ -144,5 +155,5 @@ class _Flow:
         away = (parts - 1) / parts
         weights = sum(self.weights[t] for t in run)
         sent_s = 2 * (size + weights) * away / link.rate_bytes_per_s
-        call_s = 2 * messages * (parts - 1) * (link.latency_s + link.send_s + link.message_s) + link.sum_s
+        call_s = 2 * (messages + telling) * (parts - 1) * (link.latency_s + link.send_s + link.message_s) + link.sum_s
         return self.time_s(run) * away - sent_s - call_s
