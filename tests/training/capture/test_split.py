@@ -254,6 +254,15 @@ def test_parts_of_a_norm_tell_each_other_their_moments(parts: int) -> None:
     same(model, F.cross_entropy, IMAGES, found, 1e-6)
 
 
+@pytest.mark.parametrize("word", ["batch_norm:batch:2", "batch_norm_1:batch:3"])
+def test_one_of_two_calls_of_a_norm(word: str) -> None:
+    """Torch's own norm keeps the running statistics for its backward, and does not mind that they move on meanwhile."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    model = nn.Sequential(norm, nn.Conv2d(4, 4, 1), norm, nn.Flatten(), nn.Linear(256, 4))
+    same(model, F.cross_entropy, IMAGES, captured(model, IMAGES, word), 1e-3)
+
+
 @pytest.mark.parametrize("far", [0.0, 1e3], ids=["near 0", "far from 0"])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])

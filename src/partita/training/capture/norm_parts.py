@@ -128,8 +128,10 @@ class _Part(torch.autograd.Function):
 
 
 def _move(running: Tensor | None, now: Any, momentum: float) -> None:
-    if running is not None:
-        running.lerp_(_tensor(now).to(running.dtype), momentum)
+    if (
+        running is not None
+    ):  # as torch's own norm, which keeps them for its backward and does not say that it changes them
+        running.data.lerp_(_tensor(now).to(running.dtype), momentum)
 
 
 # ---- a few numbers a channel: on a CPU as NumPy sees them, which takes a third of the time for small operations --------------
