@@ -179,3 +179,24 @@ def test_a_peer_that_died_while_another_was_waited_for_is_noticed_without_a_look
         boxes._wait(2, boxes._arrived[2, 0])
     for s in (pairs[0][0], pairs[0][1], pairs[1][0]):
         s.close()
+
+
+@pytest.mark.parametrize("other_first", [False, True])
+def test_what_a_peer_sent_comes_though_it_died_with_something_unread(other_first: bool) -> None:
+    """Its socket is then reset, which is told ahead of what lies in it."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    boxes = Mailboxes({1: pairs[0][0], 2: pairs[1][0]}, spin_s=0.0, patience_s=5.0)
+    peer = Mailboxes({0: pairs[0][1]})
+    sent, meta = torch.ones(3), _meta(torch.ones(3))
+    for tag in range(4):
+        peer.send(0, tag, [tag * sent], [meta])
+    boxes.send(1, 0, [sent], [meta])
+    pairs[0][1].close()
+    if other_first:
+        boxes._let_in(0.1, time.monotonic() + 5, 2)
+    for tag in (3, 0):
+        assert torch.equal(boxes.receive(1, tag, [meta])[0], tag * sent)
+    with pytest.raises(PeerGone, match="closed by rank 1"):
+        boxes.receive(1, 9, [meta])
+    for s in (pairs[0][0], *pairs[1]):
+        s.close()

@@ -61,11 +61,13 @@ class _Moments(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """d mean / dx = 1 / n; d var / dx = 2 (x - mean) / n"""
         x, moments = ctx.saved_tensors
-        (of_mean, of_var), mean = _few(gradient), _few(moments)[0]
+        of_mean, of_var = _few(gradient)
         each = x.shape[1] / x.numel()
         slope = of_var * (2 * each)
-        of_x: Tensor = x * _along(_tensor(slope).to(x.dtype), x)
-        return of_x.add_(_along(_tensor(of_mean * each - slope * mean).to(x.dtype), x))
+        apart: Tensor = x.to(moments.dtype) - _along(
+            moments[0], x
+        )  # rounded once, at the end: else the errors of a channel add up
+        return apart.mul_(_along(_tensor(slope), x)).add_(_along(_tensor(of_mean * each), x)).to(x.dtype)
 
 
 class _Part(torch.autograd.Function):
@@ -89,7 +91,7 @@ class _Part(torch.autograd.Function):
             var = var + share * (own - mean) ** 2
         _move(running_mean, mean, momentum)
         _move(running_var, var * (samples / max(samples - 1, 1)), momentum)
-        kind = x.dtype if weight is None else weight.dtype
+        kind = moments[0].dtype if weight is None else weight.dtype
         y, _, _ = torch.native_batch_norm(
             x, weight, bias, _tensor(mean).to(kind), _tensor(var).to(kind), False, 0.0, eps
         )

@@ -212,6 +212,9 @@ class Mailboxes:
             head, carried, _, _ = self._sockets[rank].recvmsg(_HEAD.size, _CARRIED, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # it ended with something unread, which is said once, ahead of what it had sent
+            self._take(rank)
+            return
         except OSError as error:
             raise PeerGone(f"connection to rank {rank} lost: {error.strerror}") from error
         if not head:
