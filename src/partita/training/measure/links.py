@@ -163,7 +163,7 @@ def _way_times(size: int, rank: int, transport: Transport, repeats: int, between
 
     from partita.training.capture.captured import TensorMeta
 
-    meta = [TensorMeta((size,), (1,), torch.uint8, False)]
+    meta = (TensorMeta((size,), (1,), torch.uint8, False),)
     buffer = torch.zeros(size, dtype=torch.uint8, device=transport.device)
     scratch = torch.ones(between // 4, device=transport.device)
     ahead = transport.device.type == "cpu"  # NCCL takes messages in one order on both sides
@@ -210,7 +210,7 @@ def _device_times(size: int, rank: int, transport: Transport, count: int = 50) -
 
     from partita.training.capture.captured import TensorMeta
 
-    meta, tensor = [TensorMeta((size,), (1,), torch.uint8, False)], [torch.zeros(size, dtype=torch.uint8)]
+    meta, tensor = (TensorMeta((size,), (1,), torch.uint8, False),), [torch.zeros(size, dtype=torch.uint8)]
     spent = torch.zeros(2, dtype=torch.float64)
     for _ in range(2):  # once to touch the memory
         coming = [transport.receive(meta, 0, 1, i) for i in range(count)] if rank else []

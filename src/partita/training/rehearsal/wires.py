@@ -120,17 +120,17 @@ class PacedTransport:
     def __init__(self, real: Transport, pacer: Pacer, buckets: Buckets, rides: Mapping[int, Ride]) -> None:
         self.real, self.pacer, self.buckets, self.rides = real, pacer, buckets, rides
 
-    def receive(self, metas: Sequence[TensorMeta], source: int, target: int, tag: int) -> Arriving:
-        inner = self.real.receive([*metas, STAMP], source, target, 2 * tag)
+    def receive(self, metas: tuple[TensorMeta, ...], source: int, target: int, tag: int) -> Arriving:
+        inner = self.real.receive((*metas, STAMP), source, target, 2 * tag)
         return Arriving(inner, self.pacer, self.rides[tag].handling_s)
 
     def send(
-        self, tensors: Sequence[Tensor], metas: Sequence[TensorMeta], source: int, target: int, tag: int
+        self, tensors: Sequence[Tensor], metas: tuple[TensorMeta, ...], source: int, target: int, tag: int
     ) -> list[tuple[Any, Tensor]]:
         ride = self.rides[tag]
         arrives_s = self.buckets.take(ride.queue, self.pacer.now_s, ride.busy_s) + ride.lag_s
         stamp = torch.tensor([arrives_s], dtype=torch.float64)
-        return self.real.send([*tensors, stamp], [*metas, STAMP], source, target, 2 * tag)
+        return self.real.send([*tensors, stamp], (*metas, STAMP), source, target, 2 * tag)
 
 
 @dataclass(frozen=True)

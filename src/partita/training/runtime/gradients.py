@@ -63,7 +63,7 @@ def begin_sum_in_memory(mailboxes: Mailboxes, tensor: Tensor, ranks: Sequence[in
     others. Sums that are under way together have different keys."""
     me, others = mailboxes.rank, [r for r in ranks if r != mailboxes.rank]
     parts = dict(zip(ranks, torch.tensor_split(tensor.view(-1), len(ranks)), strict=True))
-    meta = {r: [TensorMeta(tuple(p.shape), (1,), p.dtype, False)] for r, p in parts.items()}
+    meta = {r: (TensorMeta(tuple(p.shape), (1,), p.dtype, False),) for r, p in parts.items()}
     out, back = _TAG - 2 * key, _TAG - 2 * key - 1
     for r in others:
         mailboxes.send(r, out, [parts[r]], meta[r])

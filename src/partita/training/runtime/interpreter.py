@@ -98,9 +98,9 @@ class Message(Protocol):
 class Carries(Protocol):
     """A `Transport`, or one with emulated links."""
 
-    def receive(self, metas: Sequence[TensorMeta], source: int, target: int, tag: int) -> Message: ...
+    def receive(self, metas: tuple[TensorMeta, ...], source: int, target: int, tag: int) -> Message: ...
     def send(
-        self, tensors: Sequence[Tensor], metas: Sequence[TensorMeta], source: int, target: int, tag: int
+        self, tensors: Sequence[Tensor], metas: tuple[TensorMeta, ...], source: int, target: int, tag: int
     ) -> list[tuple[Any, Tensor]]: ...
 
 
@@ -124,6 +124,17 @@ class Line:
     handler: Handler
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a message carries, from whom to whom."""
+
+    names: tuple[str, ...]
+    metas: tuple[TensorMeta, ...]
+    source: int  #: rank
+    target: int
+    tag: int
+
+
 @dataclass
 class Step:
     """What one step's instructions leave for each other."""
@@ -131,6 +142,7 @@ class Step:
     leaves: Sequence[Sequence[Any]]  #: [micro-batches] leaves of the batch
     weights: Sequence[float]  #: [micro-batches] their share of the batch
     bounds: Sequence[Bound]  #: [micro-batches]
+    contents: Sequence[Mapping[int, Contents]]  #: [micro-batches] of each message
     seed: Callable[[int, int], int]  #: (stage, micro-batch) -> where its random numbers begin
     arrived: dict[Key, Values] = field(default_factory=lambda: defaultdict(dict))  #: what other stages made for it
     made: dict[Key, Values] = field(default_factory=dict)  #: values to send
@@ -168,8 +180,15 @@ class Interpreter:
         self._places = {line.number: k for k, line in enumerate(self._script)}
         computes = [program.op[line.number] == Op.COMPUTE for line in self._script]
         self.watch: Stopwatch = stopwatch_for(place.torch_device, computes)
-        self._tags = message_tags(program)
         self._receives = _receives(program, self._script)
+        tags = message_tags(program)
+        messages = [line for line in self._script if line.number in tags]
+        self._contents = {
+            size: {
+                line.number: _contents(line.piece, bound.captured, place.ranks, tags[line.number]) for line in messages
+            }
+            for size, bound in bounds.items()
+        }
         self._leaving: dict[int, list[Boundary]] = defaultdict(list)  # stage -> what others read of it
         self._coming: dict[int, list[Boundary]] = defaultdict(list)  # stage -> what it reads of others
         for b in place.boundaries:
@@ -214,6 +233,7 @@ class Interpreter:
             [on_device(part, self._place.torch_device) for part in leaves_of_micro_batches(batch, size)],
             [n / total for n in sizes],
             [self._bounds[n] for n in sizes],
+            [self._contents[n] for n in sizes],
             lambda stage, m: hash((seed, step, m, stage)) & 0x7FFFFFFF,
             unsent=self._unsent.copy(),
             queues={sender: deque(lines) for sender, lines in self._receives.items()},
@@ -228,9 +248,8 @@ class Interpreter:
         if not s.queues[sender]:
             return
         line = s.queues[sender].popleft()
-        source, target = self._ranks(line.piece)
-        names, metas = zip(*_values(s, line), strict=True)
-        s.posted[line.number] = names, self._transport.receive(metas, source, target, self._tags[line.number])
+        c = s.contents[line.micro_batch][line.number]
+        s.posted[line.number] = c.names, self._transport.receive(c.metas, c.source, c.target, c.tag)
 
     def _received(self, s: Step, line: Line) -> Iterator[tuple[str, Tensor]]:
         """The tensors of a message. Messages are posted in the order in which they are sent, also where this rank wants
@@ -242,9 +261,6 @@ class Interpreter:
         tensors = message.wait()
         self._post(s, sender)
         return zip(names, tensors, strict=True)
-
-    def _ranks(self, piece: Piece) -> tuple[int, int]:
-        return self._place.ranks[piece.route[0]], self._place.ranks[piece.route[1]]
 
     # ---- handlers ---------------------------------------------------------------------------------------------------
 
@@ -306,10 +322,9 @@ class Interpreter:
             del s.owed[key]
 
     def _send(self, s: Step, line: Line, held: Values) -> None:
-        source, target = self._ranks(line.piece)
-        names, metas = zip(*_values(s, line), strict=True)
-        tensors = [held[n] if n in held else self._nothing(meta) for n, meta in zip(names, metas, strict=True)]
-        s.sending.extend(self._transport.send(tensors, metas, source, target, self._tags[line.number]))
+        c = s.contents[line.micro_batch][line.number]
+        tensors = [held[n] if n in held else self._nothing(meta) for n, meta in zip(c.names, c.metas, strict=True)]
+        s.sending.extend(self._transport.send(tensors, c.metas, c.source, c.target, c.tag))
         while s.sending and s.sending[0][0].is_completed():
             s.sending.popleft()
 
@@ -383,11 +398,10 @@ def is_lost_peer(error: BaseException) -> bool:
     )
 
 
-def _values(s: Step, line: Line) -> list[tuple[str, TensorMeta]]:
-    """(name, layout) of each tensor of a message."""
-    captured = s.bounds[line.micro_batch].captured
-    names = [captured.values[t] for t in line.piece.tensors]
-    return [(n, captured.meta[n]) for n in names]
+def _contents(piece: Piece, captured: Named, ranks: Mapping[str, int], tag: int) -> Contents:
+    names = tuple(captured.values[t] for t in piece.tensors)
+    source, target = (ranks[device] for device in piece.route)
+    return Contents(names, tuple(captured.meta[n] for n in names), source, target, tag)
 
 
 def _add(held: Values, more: Values) -> None:

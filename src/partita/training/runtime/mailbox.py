@@ -5,9 +5,9 @@
                              <----- the box's last word says that it is empty again
 
 Boxes are anonymous files of memory (memfd). A new one is handed over once, through the socket of the pair, which otherwise
-carries a few bytes a message, in order, and tells at once when the other side has died. A box is as large as the message
-that it was made for; there are never more of them than messages that were on their way together. So a sender never waits
-for a receiver, and nothing is left behind when a process is killed.
+carries a few bytes a message, in order, and tells at once when the other side has died. Boxes come in few sizes; of each there
+are never more than messages that were on their way together, handed out in turn. So a sender hardly ever waits for a receiver
+(where more new boxes are on their way than the system lets a process hand over), and nothing is left behind when one is killed.
 
 A receiver looks for its message and does not sleep until it has waited for long: through a socket on loopback a message takes
 100 to 300 us of a core that has slept, this way 10 to 60, and a virtual core that sleeps may get its turn late. An Inception in
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
+import functools
 import os
 import resource
 import select
@@ -32,8 +34,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -52,35 +52,71 @@ _RESERVED = 200  #: waits after which it is tried again
 _HEAD = struct.Struct("<qqq")  #: tag, box, bytes of the box where it is a new one
 _WORD = 8  #: bytes at the end of a box: 1 while it is full
 _ALIGNED = 64
+_FEWEST_BYTES = 1 << 12  #: in a box
 _INTRODUCED = 256  #: bytes in which a rank says where it can be reached
+_MOST_VIEWS = 256  #: that a box remembers
 
 
 class PeerGone(RuntimeError):
     """The other side of a message has died, or has been silent for too long."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """How the tensors of a message lie in a box."""
+
+    metas: tuple[TensorMeta, ...]
+    offsets: tuple[int, ...]  #: [tensors] where each begins
+    size: int  #: of a box that is large enough, one of few
+
+    @staticmethod
+    @functools.lru_cache(4096)
+    def of(metas: tuple[TensorMeta, ...]) -> _Layout:
+        """The same object for the same message.
+
+        >>> row = TensorMeta((3,), (1,), torch.float32, False)
+        >>> _Layout.of((row, row)).offsets
+        (0, 64)
+        """
+        offsets = [0]
+        for m in metas:
+            offsets.append(offsets[-1] + -(-m.size_bytes // _ALIGNED) * _ALIGNED)
+        return _Layout(metas, tuple(offsets[:-1]), _rounded(offsets[-1]))
+
+
+def _rounded(size: int) -> int:
+    """The next of four sizes between a power of two and the next, so that boxes fit many messages.
+
+    >>> [_rounded(n) for n in (1, 5000, 5120, 5121, 8192)]
+    [4096, 5120, 5120, 6144, 8192]
+    """
+    step = max(1 << max(size - 1, 0).bit_length(), _FEWEST_BYTES) // 8
+    return max(-(-size // step) * step, _FEWEST_BYTES)
+
+
 @dataclass(eq=False)
 class _Box:
     memory: Tensor  #: [bytes]
-    word: npt.NDArray[np.int64]
-    views: dict[tuple[TensorMeta, int], Tensor] = field(default_factory=dict)
+    word: memoryview  #: [1]
+    number: int = 0
+    views: dict[_Layout, list[Tensor]] = field(default_factory=dict)
 
     @staticmethod
-    def mapped(handle: int, size: int) -> _Box:
+    def mapped(handle: int, size: int, number: int) -> _Box:
         """The file behind a handle; the handle is not kept (`mmap` would)."""
         memory = torch.from_file(f"/proc/self/fd/{handle}", shared=True, size=size + _WORD, dtype=torch.uint8)
-        return _Box(memory[:size], memory[size:].view(torch.int64).numpy())
+        return _Box(memory[:size], memory[size:].view(torch.int64).numpy().data, number)
 
-    @property
-    def size(self) -> int:
-        return len(self.memory)
-
-    def view(self, meta: TensorMeta, offset: int) -> Tensor:
-        """The place of a tensor, in its own layout."""
-        found = self.views.get((meta, offset))
+    def tensors(self, layout: _Layout) -> list[Tensor]:
+        """The places of a message's tensors, each in its own layout."""
+        found = self.views.get(layout)
         if found is None:
-            flat = self.memory[offset : offset + meta.size_bytes].view(meta.dtype)
-            found = self.views[meta, offset] = flat.as_strided(meta.shape, meta.dense_stride)
+            if len(self.views) >= _MOST_VIEWS:
+                self.views.clear()
+            found = self.views[layout] = [
+                self.memory[o : o + m.size_bytes].view(m.dtype).as_strided(m.shape, m.dense_stride)
+                for m, o in zip(layout.metas, layout.offsets, strict=True)
+            ]
         return found
 
 
@@ -100,7 +136,7 @@ class Mailboxes:
         self.rank, self._pairs = rank, frozenset(pairs)
         self._sockets, self._spin_s, self._patience_s = sockets, spin_s, patience_s
         self._reserved = 0  # waits to come in which others are let in soon
-        self._own: dict[int, list[_Box]] = {rank: [] for rank in sockets}
+        self._own: dict[int, dict[int, deque[_Box]]] = {rank: {} for rank in sockets}  # by size
         self._theirs: dict[int, dict[int, _Box]] = {rank: {} for rank in sockets}
         self._arrived: dict[tuple[int, int], deque[_Box]] = defaultdict(deque)  # (rank, tag) -> full boxes
         self._poll = select.poll()
@@ -116,45 +152,45 @@ class Mailboxes:
         """Each of these ranks reaches each other one; all of them say so, or none."""
         return all((a, b) in self._pairs for a in ranks for b in ranks if a > b)
 
-    def send(self, rank: int, tag: int, tensors: Sequence[Tensor], metas: Sequence[TensorMeta]) -> None:
+    def send(self, rank: int, tag: int, tensors: Sequence[Tensor], metas: tuple[TensorMeta, ...]) -> None:
         """The tensors are copied, and may change afterwards. Raises PeerGone."""
-        places = _places(metas)
-        number, box, handle = self._empty_box(rank, places[-1])
-        for tensor, meta, offset in zip(tensors, metas, places[:-1], strict=True):
-            box.view(meta, offset).copy_(tensor.detach())
+        layout = _Layout.of(metas)
+        box, handle = self._empty_box(rank, layout.size)
+        for tensor, place in zip(tensors, box.tensors(layout), strict=True):
+            place.copy_(tensor.detach())
         box.word[0] = 1
-        self._tell(rank, _HEAD.pack(tag, number, box.size if handle else 0), handle)
+        self._tell(rank, _HEAD.pack(tag, box.number, layout.size if handle else 0), handle)
 
-    def receive(self, rank: int, tag: int, metas: Sequence[TensorMeta]) -> list[Tensor]:
+    def receive(self, rank: int, tag: int, metas: tuple[TensorMeta, ...]) -> list[Tensor]:
         """The tensors of the next message with this tag, once it is there. Raises PeerGone."""
         return self.take(rank, tag, metas, lambda tensors: [t.clone() for t in tensors])
 
-    def take(self, rank: int, tag: int, metas: Sequence[TensorMeta], use: Callable[[list[Tensor]], Result]) -> Result:
+    def take(self, rank: int, tag: int, metas: tuple[TensorMeta, ...], use: Callable[[list[Tensor]], Result]) -> Result:
         """What `use` makes of the tensors of the next message with this tag, which are its own only while it runs."""
         waiting = self._arrived[rank, tag]
         if not waiting:
             self._wait(rank, waiting)
         box = waiting.popleft()
-        places = _places(metas)
-        made = use([box.view(m, o) for m, o in zip(metas, places, strict=False)])
+        made = use(box.tensors(_Layout.of(metas)))
         box.word[0] = 0
         return made
 
-    def _empty_box(self, rank: int, size: int) -> tuple[int, _Box, int]:
-        """(its number, a box with room for so much, the handle of a new one that the other side must be given, or 0)."""
-        boxes = self._own[rank]
-        fitting = [(b.size, n) for n, b in enumerate(boxes) if b.size >= size and b.word[0] == 0]
-        if fitting:
-            number = min(fitting)[1]
-            return number, boxes[number], 0
+    def _empty_box(self, rank: int, size: int) -> tuple[_Box, int]:
+        """(A box of a size, the handle of a new one that the other side must be given, or 0). Mostly messages are read in the
+        order in which they are sent: the box that was filled longest ago is empty if any is."""
+        boxes = self._own[rank].setdefault(size, deque())
+        for _ in range(len(boxes)):
+            boxes.rotate(-1)
+            if not boxes[-1].word[0]:
+                return boxes[-1], 0
         handle = os.memfd_create("partita", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(handle, 0, size + _WORD)  # where there is no memory it is said here, and not by a signal
         except OSError:
             os.close(handle)
             raise
-        boxes.append(_Box.mapped(handle, size))
-        return len(boxes) - 1, boxes[-1], handle
+        boxes.append(_Box.mapped(handle, size, sum(map(len, self._own[rank].values()))))
+        return boxes[-1], handle
 
     def _tell(self, rank: int, head: bytes, handle: int) -> None:
         carried = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [handle]))] if handle else []
@@ -164,18 +200,20 @@ class Mailboxes:
                 try:
                     self._sockets[rank].sendmsg([head], carried)
                     return
-                except (
-                    BlockingIOError
-                ):  # hundreds are on their way: let others' in meanwhile, or two might wait for each other
-                    self._let_in(0.001, deadline, rank)
                 except OSError as error:
-                    raise PeerGone(f"connection to rank {rank} lost: {error.strerror}") from error
+                    if error.errno not in _LATER:
+                        raise PeerGone(f"connection to rank {rank} lost: {error.strerror}") from error
+                # hundreds are on their way: let others' in meanwhile, or two might wait for each other
+                self._let_in(0.001, deadline, rank)
         finally:
             if handle:
                 os.close(handle)
 
     def _wait(self, rank: int, waiting: deque[_Box]) -> None:
         """Until something waits there."""
+        self._take(rank)
+        if waiting:  # mostly it is there
+            return
         deadline = time.monotonic() + self._patience_s
         self._look(rank, waiting)
         while not waiting:
@@ -185,7 +223,6 @@ class Mailboxes:
         """Until something waits there, for a while; shorter where somebody else had the core during a look not long ago."""
         began, worked, displaced = time.monotonic(), time.thread_time(), _displaced()
         end = began + (min(self._spin_s, CROWDED_SPIN_S) if self._reserved else self._spin_s)
-        self._take(rank)  # once at least: a peer that died while another was waited for is told of here only
         while not waiting and time.monotonic() < end:
             self._take(rank)
         took = time.monotonic() - began
@@ -223,7 +260,7 @@ class Mailboxes:
         boxes = self._theirs[rank]
         if carried:
             handle = array.array("i", carried[0][2])[0]
-            boxes[number] = _Box.mapped(handle, size)
+            boxes[number] = _Box.mapped(handle, size, number)
             os.close(handle)
         self._arrived[rank, tag].append(boxes[number])
 
@@ -233,20 +270,8 @@ def _displaced() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
+_LATER = (errno.EAGAIN, errno.ETOOMANYREFS)  #: no room for a message, or for one more box on its way
 _CARRIED = socket.CMSG_SPACE(array.array("i").itemsize)
-
-
-def _places(metas: Sequence[TensorMeta]) -> list[int]:
-    """Where each tensor of a message begins in a box, and where the last one ends.
-
-    >>> row = TensorMeta((3,), (1,), torch.float32, False)
-    >>> _places([row, row])
-    [0, 64, 128]
-    """
-    found = [0]
-    for m in metas:
-        found.append(found[-1] + -(-m.size_bytes // _ALIGNED) * _ALIGNED)
-    return found
 
 
 # ---- finding each other -------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class InMailbox:
     mailboxes: Mailboxes
     source: int
     tag: int
-    metas: Sequence[TensorMeta]
+    metas: tuple[TensorMeta, ...]
 
     def wait(self) -> list[Tensor]:
         return self.mailboxes.receive(self.source, self.tag, self.metas)
@@ -88,7 +88,7 @@ class Transport:
         self._world: Any = dist.group.WORLD
         self._mailboxes = mailboxes or Mailboxes({})
 
-    def receive(self, metas: Sequence[TensorMeta], source: int, target: int, tag: int) -> Pending | InMailbox:
+    def receive(self, metas: tuple[TensorMeta, ...], source: int, target: int, tag: int) -> Pending | InMailbox:
         """Ask for a message of rank `source`; wait() gives its tensors. Tags count tensors: the first one's."""
         if source in self._mailboxes:
             return InMailbox(self._mailboxes, source, tag, metas)
@@ -104,7 +104,7 @@ class Transport:
         return Pending(parts, self.device)
 
     def send(
-        self, tensors: Sequence[Tensor], metas: Sequence[TensorMeta], source: int, target: int, tag: int
+        self, tensors: Sequence[Tensor], metas: tuple[TensorMeta, ...], source: int, target: int, tag: int
     ) -> list[tuple[Any, Tensor]]:
         """Post a message to rank `target`: the works that it takes, each with a tensor that must live until it is done."""
         if target in self._mailboxes:
