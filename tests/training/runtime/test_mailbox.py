@@ -1,5 +1,6 @@
 """Messages and sums through memory: what arrives is what was sent, in any order, whoever dies."""
 
+import errno
 import os
 import random
 import socket
@@ -202,3 +203,52 @@ def test_what_a_peer_sent_comes_though_it_died_with_something_unread(other_first
         boxes.receive(1, 9, (meta,))
     for s in (pairs[0][0], *pairs[1]):
         s.close()
+
+
+def test_boxes_of_all_sizes_are_few() -> None:
+    """Each message is read before the next one is sent: of each of the few sizes there is one box."""
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with own, other:
+        here, there = Mailboxes({1: own}), Mailboxes({0: other}, 1)
+        for n in range(1, 3000):
+            value = torch.full((n,), float(n))
+            here.send(1, n, [value], (_meta(value),))
+            assert torch.equal(there.receive(0, n, (_meta(value),))[0], value)
+        boxes = [b for alike in here._own[1].values() for b in alike]
+        assert len(boxes) <= 8
+        assert sum(len(b.memory) for b in boxes) <= 8 * 12_000
+        assert max(len(b.views) for b in boxes) <= mailbox._MOST_VIEWS
+
+
+class _Full:
+    """A socket by which no more files can be handed over until a message has been read from it."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self.real, self.refused, self.full = real, 0, True
+
+    def sendmsg(self, *given: Any) -> int:
+        self.refused += self.full
+        if self.full:
+            raise OSError(errno.ETOOMANYREFS, "too many")
+        return self.real.sendmsg(*given)
+
+    def recvmsg(self, *given: Any) -> Any:
+        found = self.real.recvmsg(*given)
+        self.full = False
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+def test_where_too_many_boxes_are_on_their_way_a_sender_takes_in_what_came_meanwhile() -> None:
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    value = torch.ones(3)
+    with own, other:
+        full: Any = _Full(own)
+        here, there = Mailboxes({1: full}, patience_s=5.0), Mailboxes({0: other}, 1)
+        there.send(0, 7, [2 * value], (_meta(value),))
+        here.send(1, 8, [value], (_meta(value),))
+        assert full.refused == 1
+        assert torch.equal(there.receive(0, 8, (_meta(value),))[0], value)
+        assert torch.equal(here.receive(1, 7, (_meta(value),))[0], 2 * value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from partita.dataflow.graph import FlowGraph
@@ -73,6 +73,11 @@ def simulate(
                 started = True
         if started and free and pool:
             continue
+        if free and (more := course.next_jobs(len(free), at_once=True)):
+            pool |= {
+                (job.node, job.turn): job for job in more
+            }  # what is ahead waits: who is free begins with what comes later
+            continue
         if not running:
             break  # nothing can go on: what is left has failed
         now, node, turn, worker, began = heapq.heappop(running)
@@ -101,13 +106,3 @@ def _guesses(graph: FlowGraph) -> dict[int, float]:
             else:
                 found[c.score] = sign * i if node.choice.shape == "monotone" else 0.0
     return found
-
-
-def typical(gaps: Sequence[float]) -> float:
-    """The mean of gaps between tasks, without the longest twentieth: those are waits for something else.
-
-    >>> round(typical([0.001] * 99 + [5.0]), 9)
-    0.001
-    """
-    kept = sorted(gaps)[: max(1, math.ceil(0.95 * len(gaps)))]
-    return sum(kept) / len(kept) if kept else 0.0

@@ -9,9 +9,10 @@ in vain, and the scheduler knows of few tasks at any time however large the flow
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from partita.dataflow.graph import FlowGraph
 from partita.dataflow.plan.costs import Costs
 from partita.dataflow.plan.course import Course
 from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, flat, mapped
-from partita.dataflow.plan.simulate import simulate, typical
+from partita.dataflow.plan.simulate import simulate
 from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.run.record import (
     ChoiceRow,
@@ -288,17 +289,21 @@ class _Run:
         if self.next_prediction == len(PREDICTED_AT) or done < max(4, self.glanced + GLANCE * self.graph.tasks):
             return
         self.glanced = done
-        each = typical(self.gaps[len(self.gaps) // 2 :])  # the first tasks of a step do not travel together yet
+        each = statistics.median(
+            self.gaps[len(self.gaps) // 2 :] or [0.0]
+        )  # some wait for something else, the first ones are longer
         left_s = self._left_by_means(each)
         work_s = self.busy_s + each * done
         part = min(done / self.graph.tasks, work_s / (work_s + left_s) if work_s > 0 else 0.0)
         if part < PREDICTED_AT[self.next_prediction]:
             return
         self.next_prediction = sum(p <= part for p in PREDICTED_AT)
-        elapsed, left_s = time.time() - self.began, left_s / self.engine.workers
-        if self._uneven and SIMULATED_S * self.graph.tasks <= SIMULATED * left_s:
+        elapsed = time.time() - self.began
+        if self._uneven and SIMULATED_S * self.graph.tasks <= SIMULATED * left_s / self.engine.workers:
             known = self.numbers.found if self.numbers else {}
             left_s = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self._known(), known, self.settings.memory_bytes).seconds  # fmt: skip
+        else:
+            left_s = sum(each + self.costs.worth(node)[0] for node in self._open()) / self.engine.workers
         self.predictions.append(Prediction(elapsed, elapsed + left_s, part))
 
     @cached_property
@@ -310,13 +315,14 @@ class _Run:
 
     def _left_by_means(self, each_s: float) -> float:
         """Seconds that all open tasks take together, with what scheduling adds to each: by the mean of each step."""
-        open_ = (State.IDLE, State.WAITING, State.RUNNING)
-        steps = Counter(
-            n.step
-            for n, state in zip(self.graph.nodes, self.course.state, strict=True)
-            if n.kind == "call" and state in open_
-        )
+        steps = Counter(self.graph.nodes[node].step for node in self._open())
         return sum(count * (each_s + self.costs.mean(step)[0]) for step, count in steps.items())
+
+    def _open(self) -> Iterator[int]:
+        """Calls that have not run."""
+        open_ = (State.IDLE, State.WAITING, State.RUNNING)
+        states = zip(self.graph.nodes, self.course.state, strict=True)
+        return (k for k, (n, state) in enumerate(states) if n.kind == "call" and state in open_)
 
     def _by_our_clock(self, report: Report, worker: str) -> Report:
         """A report of another machine, whose clock may be wrong by more than messages take, in times of this one."""
