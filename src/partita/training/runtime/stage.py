@@ -7,12 +7,13 @@ gives: values that later stages read, and the loss where it is made here
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from partita.training.capture.model import Binding, Captured, written_buffers
@@ -155,13 +156,14 @@ class Stage:
             arguments[i] = batch_leaves[leaf]
         for i, name in self._received:
             arguments[i] = received[name]
+        caught = _Caught.of(received)
         if not self._recompute:
             outputs = self._seeded(arguments, seed)
-            self._kept[micro_batch] = _Kept(outputs, received, (), seed)
+            self._kept[micro_batch] = _Kept(outputs, received, caught, (), seed)
             return outputs
         with torch.no_grad():
             outputs = self._seeded(arguments, seed)
-        self._kept[micro_batch] = _Kept((), received, tuple(arguments), seed)
+        self._kept[micro_batch] = _Kept((), received, caught, tuple(arguments), seed)
         return outputs
 
     def backward(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
@@ -173,7 +175,7 @@ class Stage:
         kept = self._kept.pop(micro_batch)
         outputs, arrived = self._roots(kept, gradients, weight)
         torch.autograd.backward(outputs, arrived)
-        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+        return kept.caught.gradients
 
     def backward_inputs(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
         """Like `backward`, but most of the parameters' gradients wait for `backward_weights`."""
@@ -181,7 +183,7 @@ class Stage:
         outputs, arrived = self._roots(kept, gradients, weight)
         inputs = [t for t in kept.received.values() if t.requires_grad]
         self._waiting[micro_batch] = input_part(outputs, arrived, inputs)
-        return {n: t.grad for n, t in kept.received.items() if t.grad is not None}
+        return kept.caught.gradients
 
     def backward_weights(self, micro_batch: int) -> None:
         """The rest of a backward whose inputs' part has run."""
@@ -219,11 +221,37 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class _Caught:
+    """The gradients of received values, taken where they would be added to `.grad`: what autograd adds up there it may copy first,
+    and nobody else adds to it."""
+
+    gradients: dict[str, Tensor]
+    nodes: tuple[Node, ...]  #: a hook lives as long as the node it hangs on
+
+    @staticmethod
+    def of(received: Mapping[str, Tensor]) -> _Caught:
+        gradients: dict[str, Tensor] = {}
+        nodes = {n: get_gradient_edge(t).node for n, t in received.items() if t.requires_grad}
+        for name, node in nodes.items():
+            node.register_prehook(_catch(gradients, name))
+        return _Caught(gradients, tuple(nodes.values()))
+
+
+def _catch(gradients: dict[str, Tensor], name: str) -> Callable[[tuple[Tensor, ...]], tuple[None]]:
+    def hook(arrived: tuple[Tensor, ...]) -> tuple[None]:
+        gradients[name] = arrived[0]
+        return (None,)
+
+    return hook
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
     """What a forward leaves for its backward."""
 
     outputs: tuple[Tensor, ...]
     received: Mapping[str, Tensor]
+    caught: _Caught
     arguments: tuple[Any, ...]
     seed: int
 
