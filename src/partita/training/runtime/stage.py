@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from partita.training.capture.model import Binding, Captured, written_buffers
 from partita.training.capture.operators import draws_random_numbers, for_device
 from partita.training.job import Batch, Precision, drawing
-from partita.training.runtime.split_backward import WeightPart, input_part
+from partita.training.runtime.split_backward import WeightPart, input_part, run_backward
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Stage:
         """
         kept = self._kept.pop(micro_batch)
         outputs, arrived = self._roots(kept, gradients, weight)
-        torch.autograd.backward(outputs, arrived)
+        run_backward(outputs, arrived)
         return kept.caught.gradients
 
     def backward_inputs(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
