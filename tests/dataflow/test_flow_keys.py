@@ -396,6 +396,24 @@ def test_a_wrapper_around_a_function_of_a_library_is_not_that_function() -> None
     assert key_of(shifted, {}) != key_of(statistics.mean, {})
 
 
+def test_what_an_object_around_a_function_holds_is_in_the_key() -> None:
+    class Scaled:
+        def __init__(self, inner: Callable[..., Any], by: int) -> None:
+            functools.update_wrapper(self, inner)
+            self.inner, self.by = inner, by
+
+        def __call__(self, x: Any) -> Any:
+            return self.inner(x) * self.by
+
+    def base(x: Any) -> Any:
+        return x
+
+    def key(used: Scaled) -> str:
+        return key_of(lambda x: used(x), {})
+
+    assert key(Scaled(base, 1)) == key(Scaled(base, 1)) != key(Scaled(base, 2))
+
+
 def test_copying_an_object_leaves_the_key_of_its_class(tmp_path: Path) -> None:
     """`copy` and `pickle` note the slots of a class on the class."""
     made = module("class Own:\n    def f(self): return 1\ndef step(x): return Own().f()", tmp_path, "copied")

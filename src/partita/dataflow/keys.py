@@ -22,7 +22,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import WRAPPER_ASSIGNMENTS, cached_property
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -351,7 +351,7 @@ class _Digester:
             return _sealed("dataclass", [self(type(value)), self(rows), *self._set_on(value, dict(rows))])
         wrapped = getattr(value, "__wrapped__", None)
         if isinstance(wrapped, FunctionType):  # a decorator's object around a function
-            return _sealed("wrapped", [self(type(value)), self(wrapped)])
+            return _sealed("wrapped", [self(type(value)), self(wrapped), self._wrapping(value)])
         if hasattr(value, "__next__") or isinstance(value, ModuleType):
             self._untold(value)
         try:
@@ -366,8 +366,18 @@ class _Digester:
         items = [list(r) for r in rest if r is not None]
         return _sealed("object", [self(type(value)), self(make), self(args), self(state), self(items)])
 
+    def _wrapping(self, value: Any) -> bytes:
+        """What a decorator's object has beside the function's own; of a compiler's, say, which cannot be told, nothing."""
+        try:
+            return self([(k, v) for k, v in sorted(vars(value).items()) if k not in _OF_THE_WRAPPED])
+        except (_Untold, TypeError, RecursionError):
+            return b""
+
     def _untold(self, value: object) -> bytes:
         raise _Untold(_shown(value))
+
+
+_OF_THE_WRAPPED = frozenset((*WRAPPER_ASSIGNMENTS, "__wrapped__"))
 
 
 def _shown(value: object) -> str:

@@ -193,6 +193,20 @@ def test_a_task_that_raises_loses_its_branch(place: Place) -> None:
     assert found.record.tasks_failed >= 1
 
 
+def test_a_result_that_cannot_be_sent_loses_its_branch(place: Place) -> None:
+    @step
+    def made(a: int) -> Any:
+        return threading.Lock() if a == 2 else [a]
+
+    @step
+    def read(value: Any, b: int) -> float:
+        return 1.0 if value else b
+
+    value = read(made(explore("a", [1, 2, 3])), explore("b", [4, 5, 6]))
+    found = there(place, choose(value, by=value))
+    assert sum("cannot pickle" in s.reason for s in found.record.choices[0].scores) == 3
+
+
 @pytest.mark.slow
 def test_a_task_that_kills_its_workers_loses_its_branch_only() -> None:
     """Dask blames all that lies with a worker that dies."""
@@ -245,8 +259,9 @@ def test_what_is_missing_deep_in_lists_does_not_reach_a_step(monkeypatch: pytest
     assert [r.state for r in reports] == ["lost", "done"]
 
 
-def test_a_scheduler_whose_workers_stay_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    client: Any = SimpleNamespace(status="running", scheduler_info=lambda n_workers: {"workers": {}})
+@pytest.mark.parametrize("told", [{"workers": {}}, {}])
+def test_a_scheduler_whose_workers_stay_away_is_told(monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]) -> None:
+    client: Any = SimpleNamespace(status="running", scheduler_info=lambda n_workers: told)
     engine = OnDask(client, "partita-0", 2, threads={"tcp://a": 1, "tcp://b": 1})
     monkeypatch.setattr("partita.dataflow.run.on_dask.LOOK_S", -1.0)
     assert engine.wait(0.0) == []

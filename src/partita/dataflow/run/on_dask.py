@@ -481,8 +481,8 @@ def _size(order: Order, reads: Sequence[_Clump]) -> float:
 
 
 def _threads(client: Client) -> dict[str, int]:
-    """Worker -> its threads."""
-    return {a: int(w["nthreads"]) for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+    """Worker -> its threads; none while the scheduler is away."""
+    return {a: int(w["nthreads"]) for a, w in client.scheduler_info(n_workers=-1).get("workers", {}).items()}
 
 
 def _grouped(orders: Sequence[Order], workers: int) -> list[list[Order]]:

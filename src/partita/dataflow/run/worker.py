@@ -18,6 +18,7 @@ from partita.dataflow.graph import Slot
 from partita.dataflow.plan.events import View, flat, mapped
 from partita.dataflow.run.task import Report, Told, execute, missing
 from partita.dataflow.store import Store
+from partita.errors import sentence_of
 
 FLUSH_S = 0.004  #: reports are sent together, at most so late
 
@@ -48,6 +49,9 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     worker: Any = field(default=None, init=False)
     lock: Any = field(default=None, init=False)
     looked: set[int] = field(default_factory=set, init=False)  #: steps that were run twice here
+    movable: set[tuple[int, type]] = field(
+        default_factory=set, init=False
+    )  #: (step, type of a result) that was seen to pickle
 
     def setup(self, worker: Worker) -> None:
         self.worker, self.lock = worker, threading.Lock()
@@ -105,6 +109,21 @@ def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *
         else:
             inputs = [mapped(v, read.__getitem__) for v in member.inputs]
             result, report = execute(told, plugin.functions[told.step], inputs, plugin.store, plugin.looked)
+            if report.state == "done" and (why := _unmovable(told, result, plugin.movable)):
+                report = report._replace(state="failed", value=None, reason=why)
         results.append(result if report.state == "done" else Missing())
         plugin.report(report)
     return results
+
+
+def _unmovable(told: Told, result: Any, movable: set[tuple[int, type]]) -> str:
+    """Why other workers could never be given a result: they would wait for it for ever. Of each type that a step gives, the
+    first is tried."""
+    if type(result) in _PLAIN or (told.step, type(result)) in movable:
+        return ""
+    try:
+        cloudpickle.dumps(result, 5, buffer_callback=lambda buffer: False)  # large arrays are not copied
+    except Exception as error:
+        return f"its result cannot be sent to other workers: {sentence_of(error)}"
+    movable.add((told.step, type(result)))
+    return ""
