@@ -159,7 +159,11 @@ def sentence_of(error: BaseException) -> str:
     >>> sentence_of(ValueError("it is too long.\\nsee below"))
     'ValueError: it is too long'
     """
-    lines = str(error).strip().splitlines()
+    try:
+        text = str(error)
+    except Exception:  # an error of the user's own that cannot say itself
+        text = ""
+    lines = text.encode("utf-8", "backslashreplace").decode().strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')[:300]}" if lines else type(error).__name__
 
 

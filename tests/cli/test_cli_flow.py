@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,33 @@ def test_run_prints_what_scripts_rely_on(flow: Path, capsys: pytest.CaptureFixtu
     record = json.loads((flow.parent / "flow-results" / "run.json").read_text())
     assert {t["state"] for t in record["tasks"]} >= {"run", "failed"}
     assert len(record["choices"][0]["scores"]) == 9
+
+
+LOUD = """
+import os
+from partita.dataflow import explore, gather, step
+
+print("imported")
+
+@step
+def loud(a):
+    print("printed")
+    os.write(1, b"written")
+    return a
+
+def flow():
+    return gather(loud(explore("a", [1, 2])), over="a")
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_what_steps_print_does_not_reach_stdout(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    words = ["flow", "run", str(tmp_path / "loud.py"), "--workers", workers, "--json"]
+    done = subprocess.run([sys.executable, "-m", "partita", *words], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["tasks_run"] == 2
+    assert "imported" in done.stderr
+    assert done.stderr.count("written") >= 2
 
 
 def test_resume_computes_nothing_that_was_finished(flow: Path, capsys: pytest.CaptureFixture[str]) -> None:

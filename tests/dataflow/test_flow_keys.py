@@ -414,6 +414,18 @@ def test_what_an_object_around_a_function_holds_is_in_the_key() -> None:
     assert key(Scaled(base, 1)) == key(Scaled(base, 1)) != key(Scaled(base, 2))
 
 
+def test_names_of_arguments_are_in_the_key(tmp_path: Path) -> None:
+    said = "def g(lo, hi): return lo - hi\ndef step(x): return g({})"
+    one = module(said.format("lo=x, hi=10"), tmp_path, "named_one")
+    two = module(said.format("hi=x, lo=10"), tmp_path, "named_two")
+    assert key_of(one.step, {}) != key_of(two.step, {})
+
+
+def test_a_version_is_that_of_a_function_of_its_module(tmp_path: Path) -> None:
+    one, two = (module(f"def step(x): return {k}", tmp_path, f"version_{k}") for k in (1, 2))
+    assert key_of(one.step, {}, version="1") != key_of(two.step, {}, version="1")
+
+
 def test_copying_an_object_leaves_the_key_of_its_class(tmp_path: Path) -> None:
     """`copy` and `pickle` note the slots of a class on the class."""
     made = module("class Own:\n    def f(self): return 1\ndef step(x): return Own().f()", tmp_path, "copied")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -66,3 +67,21 @@ class Talk:
     def _clear(self) -> None:
         if self.terminal:
             self.out.write("\r\x1b[K")
+
+
+@contextlib.contextmanager
+def prints_as_talk() -> Iterator[None]:
+    """What a user's code prints meanwhile, here or in a process begun here, goes to stderr: stdout is the verb's document alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            out, talk = sys.__stdout__.fileno(), sys.__stderr__.fileno()  # type: ignore[union-attr]
+        except (AttributeError, OSError, ValueError):  # closed, or no files
+            yield
+            return
+        kept = os.dup(out)
+        try:
+            os.dup2(talk, out)
+            yield
+        finally:
+            os.dup2(kept, out)
+            os.close(kept)

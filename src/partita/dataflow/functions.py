@@ -68,9 +68,16 @@ def code_digest(code: CodeType) -> bytes:
         (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS),
         code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
         code.co_exceptiontable,
-        *((i.opname, i.argval if i.arg is not None else None) for i in _instructions(code) if i.opname not in _DULL),
+        *((i.opname, _argument(code, i)) for i in _instructions(code) if i.opname not in _DULL),
     ]
     return hashlib.sha256("\n".join(map(_spelled, lines)).encode("utf-8", "surrogatepass")).digest()
+
+
+def _argument(code: CodeType, instruction: dis.Instruction) -> object:
+    """Of the names of arguments in a call `dis` of Python 3.11 says that they are unknown."""
+    if instruction.arg is None:
+        return None
+    return code.co_consts[instruction.arg] if instruction.opname == "KW_NAMES" else instruction.argval
 
 
 def _spelled(constant: object) -> str:

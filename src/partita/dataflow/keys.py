@@ -33,7 +33,7 @@ from partita.dataflow.functions import class_parts, function_parts, is_own, modu
 from partita.errors import JobError, sentence_of
 
 LENGTH = 40  #: characters of a key: 160 bits
-FORMAT = b"partita key 2"  #: another number where the meaning of keys changes
+FORMAT = b"partita key 3"  #: another number where the meaning of keys changes
 LARGE_BYTES = 1 << 14  #: arrays from here on are digested once in a run
 MOST_DEPTH = 80  #: of values in values
 
@@ -93,7 +93,9 @@ def content_of(value: object, memo: Memo | None = None, brief: bool = False) -> 
 
 
 def _named(function: Callable[..., Any], version: str) -> bytes:
-    return _sealed("version", [getattr(function, "__qualname__", type(function).__qualname__), version])
+    kind = type(function)
+    names = [getattr(function, n, getattr(kind, n)) for n in ("__module__", "__qualname__")]
+    return _sealed("version", [*names, version])
 
 
 def _name(function: object) -> str:

@@ -155,6 +155,58 @@ def test_an_option_that_raises_loses_its_branch_only() -> None:
         here(flow, stop_on_error=True)
 
 
+def test_what_can_be_read_once_is_no_result() -> None:
+    @step
+    def rows(n: int) -> Any:
+        return (i for i in range(n)) if n == 3 else list(range(n))
+
+    @step
+    def summed(values: Any, a: int) -> float:
+        return sum(values) + a
+
+    value = summed(rows(explore("n", [3, 4])), explore("a", [0, 1]))
+    found = here(choose(value, by=value))
+    assert found.value == 7.0
+    assert "gives a generator, which can be read only once" in found.record.choices[0].scores[0].reason
+
+
+class _Awkward:
+    """Fails when it is asked about itself."""
+
+    @property
+    def nbytes(self) -> int:
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError("not now")
+
+
+class _Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_a_result_that_cannot_be_told_is_no_fault_of_its_step() -> None:
+    @step
+    def made(a: int) -> Any:
+        return _Awkward()
+
+    @step
+    def told(value: Any, a: int) -> int:
+        if a == 3:
+            raise _Speechless
+        if a == 4:
+            raise ValueError("\ud800")
+        return a
+
+    value = told(made(1), explore("a", [1, 2, 3, 4]))
+    found = here(choose(value, by=value))
+    assert found.value == 2
+    reasons = [s.reason for s in found.record.choices[0].scores[2:]]
+    assert "_Speechless" in reasons[0]
+    assert "\\ud800" in reasons[1]
+
+
 def test_a_flow_whose_options_all_raise_says_why() -> None:
     @step
     def broken(row: list[int], a: int) -> list[int]:

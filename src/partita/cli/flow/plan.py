@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.cli.flow.run import FOLDER, SCORES, STORE, parse_size
-from partita.cli.talk import Talk
+from partita.cli.talk import Talk, prints_as_talk
 from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.load import load_flow
 from partita.dataflow.plan.costs import measured_before
@@ -32,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="SIZE", help="foretell with so much memory for results; default: no limit")
 
 
+@prints_as_talk()
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Raises FlowError where the flow cannot be unfolded, BadInput where --results holds no run."""
     loaded = load_flow(options.flow)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from partita.cli.talk import Talk
+from partita.cli.talk import Talk, prints_as_talk
 from partita.dataflow.graph import unfold
 from partita.dataflow.load import load_flow
 from partita.dataflow.run.numbers import Numbers
@@ -34,6 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="DIR", help=f"where run.json and results go; default: {FOLDER} beside the flow")  # fmt: skip
 
 
+@prints_as_talk()
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Unfold, run, write the record. Raises FlowError and its kin."""
     from partita.dataflow.run.launch import run_flow

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from inspect import BoundArguments, Signature, signature
+from inspect import BoundArguments, Signature, isawaitable, signature
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -97,6 +97,8 @@ def execute(
             before = _content(list(inputs))
         began = time.time()
         result = _called(function, arguments)
+        if hasattr(type(result), "__next__") or isawaitable(result):
+            raise PartitaError(f"it gives a {type(result).__name__}, which can be read only once", hint="return a list")
         took = time.time() - began
         ended = started + took
         if before and _content(list(inputs)) != before:
@@ -157,7 +159,7 @@ def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any)
 def _content(value: Any) -> str | None:
     try:
         return content_of(value, brief=True)
-    except PartitaError:
+    except Exception:  # it cannot be told, or its class fails when it is asked: that is no fault of the step
         return None
 
 
@@ -185,8 +187,16 @@ def number_of(result: Any) -> float | None:
     return None
 
 
-def size_of(value: Any, level: int = 0) -> float:
-    """Bytes a result takes in memory, about: arrays exactly, containers and objects by their parts."""
+def size_of(value: Any) -> float:
+    """Bytes a result takes in memory, about: arrays exactly, containers and objects by their parts; 0 where its class fails when it
+    is asked."""
+    try:
+        return _size_of(value, 0)
+    except Exception:
+        return 0.0
+
+
+def _size_of(value: Any, level: int) -> float:
     found = getattr(value, "nbytes", None)
     if isinstance(found, int):
         return float(found)
@@ -199,21 +209,21 @@ def size_of(value: Any, level: int = 0) -> float:
     if level > 6:
         return float(sys.getsizeof(value, 64))
     if isinstance(value, dict):
-        return 64.0 + sum(size_of(v, level + 1) + 64 for v in value.values())
+        return 64.0 + sum(_size_of(v, level + 1) + 64 for v in value.values())
     if isinstance(value, list | tuple | set | frozenset):
         if len(value) > 1000 and not isinstance(value, set | frozenset):
             few = value[:: len(value) // 100]
-            return 64.0 + len(value) * sum(size_of(v, level + 1) for v in few) / len(few)
-        return 64.0 + sum(size_of(v, level + 1) for v in value)
+            return 64.0 + len(value) * sum(_size_of(v, level + 1) for v in few) / len(few)
+        return 64.0 + sum(_size_of(v, level + 1) for v in value)
     own = getattr(value, "__dict__", None)
     if own and not callable(value):
-        return 64.0 + size_of(own, level + 1)
+        return 64.0 + _size_of(own, level + 1)
     state = getattr(value, "__getstate__", None)
     if callable(state) and type(value).__module__.startswith(
         ("sklearn", "scipy")
     ):  # compiled classes keep their arrays there
         try:
-            return 64.0 + size_of(state(), level + 1)
+            return 64.0 + _size_of(state(), level + 1)
         except TypeError:
             return float(sys.getsizeof(value, 64))
     return float(sys.getsizeof(value, 64))
