@@ -9,6 +9,7 @@
     |   |-- ProgramError         ... a program, e.g. one that waits for itself
     |   |-- TimelineError        ... a timeline
     |   |-- JobError             ... a training job, its model or its data
+    |   |-- FlowError            ... a flow that cannot be unfolded or run as it is written
     |   |-- CaptureError         ... a model or a log that cannot be turned into a graph or a problem
     |   |-- CheckpointError      ... a checkpoint
     |   `-- MissingDependency    ... an optional package that is not installed
@@ -91,6 +92,10 @@ class TimelineError(BadInput):
 
 class JobError(BadInput):
     """A training job: its function, its model, its batches."""
+
+
+class FlowError(BadInput):
+    """A flow that cannot be unfolded or run as it is written, or a value in it that has no content that can be told."""
 
 
 class CaptureError(BadInput):

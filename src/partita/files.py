@@ -71,6 +71,16 @@ def _umask() -> int:
     return mask
 
 
+def made_folder(path: str | Path) -> Path:
+    """A folder, made with those above it where it does not exist. Raises BadInput where that fails."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be made: {error.strerror}", hint="name another folder") from error
+    return folder
+
+
 def read_bytes(path: str | Path, kind: type[BadInput], most: int = MOST_BYTES) -> bytes:
     """The file's bytes. Raises `kind` where it is missing, a folder, unreadable or has more than `most` bytes."""
     try:

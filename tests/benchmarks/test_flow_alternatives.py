@@ -111,16 +111,16 @@ def by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(flow)
 
 
-def test_a_prediction_says_how_much_was_done_and_none_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_says_how_much_was_done_and_none_counts_as_wholly_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [SimpleNamespace(predicted_s=9.0, seconds=10.0, predictions=((1.0, 9.0, 0.11), (5.0, 9.9, 0.5))), SimpleNamespace(predicted_s=None, seconds=10.0, predictions=((3.0, 9.0, 0.3),)), SimpleNamespace(predicted_s=None, seconds=1.0, predictions=())]  # fmt: skip
     coming = iter([records[0], *records])  # the first is not counted
     monkeypatch.setattr(flow, "ours", lambda *_: SimpleNamespace(record=next(coming)))
     monkeypatch.setattr(flow, "workers", lambda: nullcontext(("", None)))
     found = flow.predicted(Namespace(**{**vars(GIVEN), "rounds": 3}), still(), Talk.to_stderr())
     assert [r["part_done"] for r in found["runs"]] == [0.11, 0.3, None]
-    assert found["errors"] == [pytest.approx(0.1)]
+    assert found["errors"] == [pytest.approx(0.1), 1.0, 1.0]
     told = flow.predicted_text(found)
-    assert "10% (at 11% of the work); nothing was foreseen early enough in 2 of 3 runs" in told
+    assert "10% (at 11% of the work), nothing early enough (counts as 100 %)" in told
 
 
 @pytest.mark.slow

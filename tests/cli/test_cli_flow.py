@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,62 @@ def test_what_steps_print_does_not_reach_stdout(tmp_path: Path, workers: str) ->
     assert json.loads(done.stdout)["tasks_run"] == 2
     assert "imported" in done.stderr
     assert done.stderr.count("written") >= 2
+
+
+OF_ITS_OWN = """
+import multiprocessing, time
+from dataclasses import dataclass
+from partita.dataflow import choose, explore, step
+
+@dataclass
+class Model:
+    weight: int
+
+def squared(x):
+    return x * x
+
+@step
+def fit(a):
+    time.sleep(0.1)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return Model(sum(pool.map(squared, range(a))))
+
+@step
+def score(model):
+    assert isinstance(model, Model)
+    return float(model.weight)
+
+def flow():
+    model = fit(explore("a", [3, 4]))
+    return choose(model, by=score(model))
+"""
+
+
+def test_classes_of_the_flow_s_file_are_kept_and_its_functions_go_to_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OF_ITS_OWN)
+    for changed, run in (("", 4), ("1 + ", 2)):
+        path.write_text(OF_ITS_OWN.replace("return float", f"return {changed}float"))
+        found = told(capsys, "run", str(path), "--workers", "2")
+        assert (found["tasks_run"], found["tasks_failed"]) == (run, 0)
+
+
+@pytest.mark.parametrize("after_s", [0.5, 4.0])
+def test_ctrl_c_in_a_terminal_is_said_once(tmp_path: Path, after_s: float) -> None:
+    """It reaches all processes: while workers begin, and while they run."""
+    (tmp_path / "long.py").write_text(LOUD.replace("return a", "import time; time.sleep(20.0)"))
+    words = [sys.executable, "-m", "partita", "flow", "run", str(tmp_path / "long.py"), "--workers", "2"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        assert "imported" in process.stderr.readline()
+        time.sleep(after_s)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "interrupted" in said
 
 
 def test_resume_computes_nothing_that_was_finished(flow: Path, capsys: pytest.CaptureFixture[str]) -> None:

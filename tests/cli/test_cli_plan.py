@@ -263,7 +263,7 @@ def test_a_mapping_has_a_placement_an_order_and_a_value(tmp_path, capsys, method
 
 @pytest.mark.parametrize("method", ["single", "heft", "cp-sat", "bayes", "genetic", "hybrid", "auto"])
 def test_a_job_is_mapped(tmp_path, capsys, method):
-    """A chain: nothing runs beside anything but updates, so no method wins much over one device, and no search loses."""
+    """A chain: only weights' gradients and updates run beside anything, so no method wins much over one device, and no search loses."""
     source, out = profile(tmp_path, size=16), tmp_path / "plan.json"
     words = [source, "--placement", "free", "--method", method, "--budget-s", "0.1", "-o", out]
     code, text, _ = said(capsys, "plan", *words, "--json")
@@ -272,7 +272,7 @@ def test_a_job_is_mapped(tmp_path, capsys, method):
     assert d["placement"].keys() == {f"t{i}" for i in range(4)}
     assert d["objective"] == "step"
     assert d["lower_bound_s"] <= d["value_s"] * (1 + 1e-9)
-    assert 0.119 < d["value_s"] < (0.2 if method == "heft" else 0.124001)
+    assert 0.1 < d["value_s"] < (0.2 if method == "heft" else 0.124001)
     assert {t for s in d["stages"] for t in s["tasks"]} == d["placement"].keys()
     code, text, _ = said(capsys, "plan", *words)
     assert "4 operators" in text

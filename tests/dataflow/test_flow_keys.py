@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from partita.dataflow.keys import Memo, Ref, content_of, key_of
-from partita.errors import JobError
+from partita.errors import FlowError
 
 PIPELINE = """
 import numpy as np
@@ -265,7 +265,7 @@ def test_a_file_is_told_by_its_bytes(tmp_path: Path) -> None:
     assert content_of(one) == content_of(two)
     two.write_text("b")
     assert content_of(one) != content_of(two)
-    with pytest.raises(JobError, match="the folder"):
+    with pytest.raises(FlowError, match="the folder"):
         content_of(tmp_path)
 
 
@@ -277,13 +277,13 @@ def test_what_has_no_content_is_refused_with_a_way_out(tmp_path: Path) -> None:
             return x
 
     with pytest.raises(
-        JobError, match=r"guarded cannot be told by content: guarded reads _thread\.lock.*hint: name a version"
+        FlowError, match=r"guarded cannot be told by content: guarded reads _thread\.lock.*hint: name a version"
     ):
         key_of(guarded, {"x": 1})
     assert key_of(guarded, {"x": 1}, "1")
-    with open(tmp_path / "f", "w") as file, pytest.raises(JobError, match="argument x of guarded"):
+    with open(tmp_path / "f", "w") as file, pytest.raises(FlowError, match="argument x of guarded"):
         key_of(guarded, {"x": file}, "1")
-    with pytest.raises(JobError, match="generator"):
+    with pytest.raises(FlowError, match="generator"):
         content_of(x for x in ())
 
 
@@ -296,7 +296,7 @@ def test_a_value_that_holds_itself_ends() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(JobError, match="deep"):
+    with pytest.raises(FlowError, match="deep"):
         content_of(deep)
     while deep:  # freed level by level
         deep = deep.pop()
@@ -371,6 +371,65 @@ def level(factor: int) -> Any:
     return Level
 
 
+def test_what_a_library_s_class_or_a_function_carries_along_is_told() -> None:
+    """Subclasses and what was set on them, on tables, on functions; a ufunc does not tell of which function it was made."""
+    pd = pytest.importorskip("pandas")
+
+    class Table(pd.DataFrame):  # type: ignore[misc, name-defined]
+        def doubled(self) -> Any:
+            return self * 2
+
+    class Units(np.ndarray):
+        unit: str
+
+    def units(unit: str) -> Any:
+        made = np.zeros(2).view(Units)
+        made.unit = unit
+        return made
+
+    def helper(by: int) -> Any:
+        def scaled(x: int) -> Any:
+            return x * scaled.by  # type: ignore[attr-defined]
+
+        scaled.by = by  # type: ignore[attr-defined]
+        return scaled
+
+    frame, noted = pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [1]})
+    noted.attrs["source"] = "b"
+    filled = [np.ma.masked_array([1, 2], [True, False], fill_value=v) for v in (0, 9)]
+    pairs = [(frame, noted), (frame, Table(frame)), (units("m"), units("s")), tuple(filled), (helper(1), helper(2))]
+    assert all(content_of(a) != content_of(b) for a, b in pairs)
+    with pytest.raises(FlowError, match="ufunc"):
+        content_of(np.frompyfunc(lambda x: x + 1, 1, 1))
+
+
+def test_values_at_the_edge_of_what_can_be_told() -> None:
+    pd, torch, sparse = map(pytest.importorskip, ("pandas", "torch", "scipy.sparse"))
+
+    @dataclass
+    class Unset:
+        a: int
+        b: int = field(init=False)
+
+    class Cached:
+        @functools.cached_property
+        def one(self) -> int:
+            return 1
+
+    conj = torch.tensor([1 + 2j]).conj()
+    assert content_of(10**5000) != content_of(10**5000 + 1)
+    assert content_of(conj) == content_of(conj.resolve_conj()) != content_of(torch.tensor([1 + 2j]))
+    assert content_of(conj.imag) == content_of(conj.imag.resolve_neg().clone())
+    named = pd.Series([1.0], index=["levels"])
+    assert len({content_of(x) for x in (Unset(1), Cached, Path("a" * 5000), named)}) == 4
+    matrix = sparse.csr_matrix((np.array([1.0, 2.0, 3.0]), np.array([2, 0, 1]), np.array([0, 2, 3])))
+    before = content_of(matrix)
+    matrix.max()
+    assert content_of(matrix) == before
+    with pytest.raises(FlowError, match="meta"):
+        content_of(torch.empty(2, device="meta"))
+
+
 def test_fields_that_overlap_are_told() -> None:
     dtype = np.dtype({"names": ["a", "b"], "offsets": [0, 0], "formats": ["i4", "f4"], "itemsize": 4})
     assert content_of(np.zeros(2, dtype)) != content_of(np.ones(2, "i4").view(dtype))
@@ -434,3 +493,49 @@ def test_copying_an_object_leaves_the_key_of_its_class(tmp_path: Path) -> None:
     assert "__slotnames__" in vars(made.Own)
     assert key_of(made.step, {}) == before
     del sys.modules["copied"]
+
+
+_PACKAGE = {
+    "pkg/__init__.py": "",
+    "pkg/a/__init__.py": "",
+    "pkg/a/b.py": "from pkg.consts import K\nfrom . import c\ndef h(x): return x + K + c.J + 1",
+    "pkg/a/c.py": "J = 1",
+    "pkg/consts.py": "K = 1",
+    "mod.py": "import other\ndef h(x): return other.g(x) + 1",
+    "other.py": "def g(x): return x + 1",
+    "unread.py": "K = 1",
+}
+
+
+_DEEP = {"pkg/a/b.py", "pkg/a/c.py", "pkg/consts.py"}
+_STEPS = [
+    ("import pkg.a.b\ndef step(x): return pkg.a.b.h(x)", _DEEP),
+    ("from pkg.a import b\ndef step(x): return b.h(x)", _DEEP),
+    ("def step(x):\n  from pkg.a import b\n  return b.h(x)", _DEEP),
+    ("def step(x):\n  import pkg.a.b as b\n  return b.h(x)", _DEEP),
+    ("def step(x):\n  from mod import h\n  return h(x)", {"mod.py", "other.py"}),
+    ("import mod\ndef step(x): return mod.h(x)", {"mod.py", "other.py"}),
+    ("import mod\ndef call(m, x): return m.h(x)\ndef step(x): return call(mod, x)", {"mod.py", "other.py"}),
+    ("import pkg.a.b\ndef call(m, x): return m.h(x)\ndef step(x): return call(pkg.a, x)", _DEEP),
+]
+_KEYS = """
+import importlib
+from partita.dataflow.keys import key_of
+print(*(key_of(importlib.import_module(f"step{k}").step, {}) for k in range(8)))
+"""
+
+
+def test_a_change_behind_a_module_is_a_change(tmp_path: Path) -> None:
+    def keys(changed: str) -> list[str]:
+        for name, text in {**_PACKAGE, **{f"step{k}.py": body for k, (body, _) in enumerate(_STEPS)}}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text.replace("1", "2") if name == changed else text)
+        run = [sys.executable, "-B", "-c", _KEYS]
+        return subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
+
+    before, found = keys(""), [set[str]() for _ in _STEPS]
+    for changed in _PACKAGE:
+        for k, key in enumerate(keys(changed)):
+            if key != before[k]:
+                found[k].add(changed)
+    assert found == [reads for _, reads in _STEPS]

@@ -20,20 +20,21 @@ takes those names away, `gather` makes a list over one. `graph.unfold` turns the
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from partita.dataflow.select import Best, Select
-from partita.errors import JobError
+from partita.errors import FlowError
 
 Shape: TypeAlias = Literal["monotone", "convex"] | None
 MOST_OPTIONS, MOST_LEVELS = 100_000, 50
-
-
-class FlowError(JobError):
-    """A flow that cannot be unfolded or run as it is written."""
+MOST_LABEL = 200  #: characters
+MOST_BITS = 10_000  #: of a whole number that Python writes in decimals
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,14 @@ class Step:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise FlowError(f"a step of {self.function!r}, which is no function", hint="put @step above a def")
-        object.__setattr__(self, "signature", inspect.signature(self.function))
+        try:
+            signature = inspect.signature(self.function)
+        except ValueError as error:
+            raise FlowError(f"a step of {self.name}, whose parameters cannot be told", hint="call it in a function of your own: then its def tells") from error  # fmt: skip
+        defaults = [p.default for p in signature.parameters.values()]
+        if any(isinstance(d, Value) or _hides_value(d) for d in defaults):
+            raise FlowError(f"step {self.name} has a value of the flow as a default", hint="hand it in as an argument")
+        object.__setattr__(self, "signature", signature)
         object.__setattr__(self, "__doc__", self.function.__doc__)
         object.__setattr__(self, "__wrapped__", self.function)
 
@@ -133,17 +141,19 @@ def step(function: Callable[..., Any] | None = None, *, version: str | None = No
     return Step(function, version, cache)
 
 
-def explore(name: str, options: Mapping[str, Any] | Sequence[Any], *, ordered: bool = False) -> Any:
+def explore(name: str, options: Mapping[str, Any] | Iterable[Any], *, ordered: bool = False) -> Any:
     """One of `options`, by a name; a mapping gives them labels. `ordered`: their order means something, as numbers' does.
 
     Raises FlowError where there are none, or two with the same label.
     """
-    if isinstance(options, str) or not isinstance(options, Mapping | Sequence):
+    if isinstance(options, str | bytes):
+        raise FlowError(f"explore {name!r} over the text {options!r}", hint=f"give a list: [{options!r}]")
+    if not isinstance(options, Mapping | Sequence):
         options = list(options)
     if not 0 < len(options) <= MOST_OPTIONS:
         raise FlowError(f"explore {name!r} has {len(options)} options", hint=f"give 1 to {MOST_OPTIONS:,}")
     values = list(options.values()) if isinstance(options, Mapping) else list(options)
-    labels = [str(k) for k in options] if isinstance(options, Mapping) else _labels(values)
+    labels = [shortened(str(k)) for k in options] if isinstance(options, Mapping) else _labels(values)
     twice = sorted(label for label, n in Counter(labels).items() if n > 1)
     if twice:
         raise FlowError(f"explore {name!r} has the option {twice[0]} twice", hint="name them: {'a': ..., 'b': ...}")
@@ -165,10 +175,18 @@ def label(value: Any) -> str:
         return label(value.value)
     if isinstance(value, Explore):
         return value.name
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return shortened(hex(value))
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, str | int | float | bool | None):
-        return str(value)
+        return shortened(str(value))
     told = getattr(value, "__name__", None) or repr(value)
     return " ".join(str(told).split())[:60]
+
+
+def shortened(text: str) -> str:
+    """A text that may be of megabytes as one for people, each still its own: with its length and a check sum."""
+    return text if len(text) <= MOST_LABEL else f"{text[:40]}... ({len(text):,} characters, {zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x})"  # fmt: skip
 
 
 def choose(
@@ -205,10 +223,12 @@ def gather(value: Any, *, over: str | Sequence[str]) -> Any:
     return Gather(value, (over,) if isinstance(over, str) else tuple(over))
 
 
-def _hides_value(argument: Any) -> bool:
+def _hides_value(argument: Any, level: int = 0) -> bool:
     """Whether a container that stays as it is holds a value of the flow."""
+    if not isinstance(argument, dict | list | tuple | set | frozenset) or level > MOST_LEVELS:
+        return False
     rows = [*argument, *argument.values()] if isinstance(argument, dict) else argument
-    return isinstance(argument, dict | list | tuple | set | frozenset) and any(isinstance(x, Value) for x in rows)
+    return any(isinstance(x, Value) or _hides_value(x, level + 1) for x in rows)
 
 
 def frozen(argument: Any, level: int = 0) -> Any:

@@ -3,8 +3,9 @@
     code        instructions with their constants and names; comments, white space, docstrings and line numbers are not in it
     defaults    and keyword defaults, by content
     closure     what the cells hold, by content
-    globals     functions and classes of the user's own files recursively, constants by content, modules by name and version
-    imports     inside of the function: a library by its version, one's own file by its bytes
+    globals     functions and classes of the user's own files recursively, constants by content, libraries by name and version; of
+                the user's own modules what is read of them, and of theirs
+    imports     inside of the function: a library by its version; one's own file, and all of one's own that it imports, by the bytes
 
 The compiled code is what runs, even where the file was edited since; it belongs to one version of Python, which is in the
 digest. A function or class of a library (site-packages, the standard library) is its name and the library's version.
@@ -12,6 +13,7 @@ digest. A function or class of a library (site-packages, the standard library) i
 
 from __future__ import annotations
 
+import ast
 import dis
 import hashlib
 import importlib.metadata
@@ -20,7 +22,7 @@ import platform
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -29,7 +31,8 @@ from typing import Any, TypeAlias
 Content: TypeAlias = Callable[[object], bytes]  #: the digest of a value
 
 PYTHON = f"python {platform.python_version_tuple()[0]}.{platform.python_version_tuple()[1]}"
-_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_NAME")
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_NAME", "IMPORT_FROM")
+_WHOLE = "whole"  #: of what `_reads` finds: globals of which more may be read than attributes
 _DULL = frozenset({"RESUME", "CACHE", "NOP", "EXTENDED_ARG", "PRECALL"})
 _CLASS_DULL = frozenset({"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__slotnames__", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__"})  # fmt: skip
 
@@ -43,15 +46,19 @@ def function_parts(function: FunctionType, content: Content) -> Iterator[object]
     yield code_digest(function.__code__)
     yield content(function.__defaults__)
     yield content(function.__kwdefaults__)
+    set_on = sorted((k, v) for k, v in vars(function).items() if k not in _WRAPPED)
+    if set_on:
+        yield content(set_on)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield name
         yield content(_cell(cell))
     for name, value in globals_read(function):
         yield name
         yield content(value)
-    for name in sorted(_reads(function.__code__)["IMPORT_NAME"]):
+    reads = _reads(function.__code__)
+    for name in sorted(reads["IMPORT_NAME"]):
         yield name
-        yield imported(name)
+        yield imported(name, str(function.__globals__.get("__package__") or ""), sorted(reads["IMPORT_FROM"]))
 
 
 def _cell(cell: Any) -> object:
@@ -94,21 +101,40 @@ def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
     return tuple(dis.get_instructions(code))
 
 
+_WRAPPED = ("__wrapped__", "__signature__")  #: what functools sets on a function: it is in its cells
 _FLAGS = 0x2AC  # *args, **kwargs, generators and coroutines; the others say how it was compiled (inspect.CO_..)
 
 
 def globals_read(function: FunctionType) -> list[tuple[str, object]]:
-    """(name, value) of the globals that a function reads, sorted; of the user's own modules, the attributes it may read."""
+    """(name, value) of the globals that a function reads, sorted; of the user's own modules, and of those in them, the attributes
+    it may read, or the module itself where it may be handed on."""
     reads = _reads(function.__code__)
     names, attributes = reads["LOAD_GLOBAL"] | reads["LOAD_NAME"], reads["LOAD_ATTR"] | reads["LOAD_METHOD"]
     found: dict[str, object] = {}
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
-        if isinstance(value, ModuleType) and is_own(value):
-            found |= {f"{name}.{a}": getattr(value, a) for a in attributes if hasattr(value, a)}
-        else:
+        if name in reads[_WHOLE] or not _is_own_module(value):
             found[name] = value
+        if _is_own_module(value):
+            _read_of(value, name, attributes, {id(value)}, found)
     return sorted(found.items())
+
+
+def _is_own_module(value: object) -> bool:
+    return isinstance(value, ModuleType) and is_own(value)
+
+
+def _read_of(module: Any, name: str, attributes: Set[str], above: Set[int], found: dict[str, object]) -> None:
+    """Note what may be read of a module; of one of which nothing is, the module."""
+    here = [a for a in sorted(attributes) if hasattr(module, a)]
+    if not here:
+        found[name] = module
+    for a in here:
+        value = getattr(module, a)
+        if not _is_own_module(value):
+            found[f"{name}.{a}"] = value
+        elif id(value) not in above:
+            _read_of(value, f"{name}.{a}", attributes, above | {id(value)}, found)
 
 
 _GENERATED = frozenset({"__init__", "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__setattr__", "__delattr__", "__replace__"})  # fmt: skip
@@ -116,30 +142,96 @@ _GENERATED = frozenset({"__init__", "__repr__", "__eq__", "__hash__", "__lt__", 
 
 @lru_cache(maxsize=4096)
 def _reads(code: CodeType) -> Mapping[str, Set[str]]:
-    """{instruction: names} of what code, and the code in its constants, reads of the world."""
-    found: dict[str, set[str]] = {name: set() for name in _READS}
-    for i in _instructions(code):
-        if i.opname in found:
+    """{instruction: names} of what code, and the code in its constants, reads of the world; what is imported relative to a
+    package has as many dots before it as in the source."""
+    found: dict[str, set[str]] = {name: set() for name in (*_READS, _WHOLE)}
+    told = [i for i in _instructions(code) if i.opname not in _DULL]
+    for k, i in enumerate(told):
+        if i.opname == "IMPORT_NAME":
+            level = told[k - 2].argval if k > 1 else 0
+            found[i.opname].add("." * (level if type(level) is int else 0) + i.argval)
+        elif i.opname in found:
             found[i.opname].add(i.argval)
+            if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") and told[k + 1].opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                found[_WHOLE].add(i.argval)
         elif isinstance(i.argval, CodeType):
             for name, inner in _reads(i.argval).items():
                 found[name] |= inner
     return found
 
 
-def imported(name: str) -> str:
-    """The version of a library, the digest of a file of the user's own; "" where there is neither.
+def imported(name: str, package: str = "", of_it: Iterable[str] = ()) -> str:
+    """The version of a library, the digest of the user's own files behind an import; "" where there is neither. `package`: in which
+    the import stands; `of_it`: what may be imported from there, modules or not.
 
     >>> imported("json") == PYTHON
     True
     """
-    top, _, rest = name.partition(".")
-    spec = None if top in sys.stdlib_module_names else _found(top)
-    if spec is None or spec.origin is None or not _own_file(spec.origin):
-        return version_of(name)
-    places = [Path(p, *rest.split(".")) for p in spec.submodule_search_locations or ()] if rest else [Path(spec.origin)]
-    files = (f for p in places for f in (p, p.with_suffix(".py"), p / "__init__.py") if f.is_file())
-    return next((hashlib.sha256(f.read_bytes()).hexdigest() for f in files), "")
+    dot = "." if name.strip(".") else ""
+    names = [_absolute(n, package) for n in (name, *(f"{name}{dot}{m}" for m in of_it))]
+    files = [f for n in names for f in own_files(n)]
+    if files:
+        return digest_behind(files)
+    top = names[0].partition(".")[0]
+    return version_of(names[0]) if top else ""
+
+
+def _absolute(name: str, package: str) -> str:
+    """ "" for what lies above all packages."""
+    try:
+        return importlib.util.resolve_name(name, package or None)
+    except ImportError:
+        return ""
+
+
+def own_files(name: str) -> list[Path]:
+    """The user's own files that importing a module runs: its packages', then its own. None of a library's, nor where the name is
+    something in a module."""
+    top, *rest = name.split(".")
+    spec = None if not top or top in sys.stdlib_module_names else _found(top)
+    if spec is None or (spec.origin is not None and not _own_file(spec.origin)):
+        return []
+    found = [Path(spec.origin)] if spec.origin is not None else []
+    folders = [Path(p) for p in spec.submodule_search_locations or ()]
+    for part in rest:
+        files = (f / part / "__init__.py" if (f / part).is_dir() else f / f"{part}.py" for f in folders)
+        found += [f for f in files if f.is_file()]
+        folders = [f / part for f in folders if (f / part).is_dir()]
+    return found if all(_own_file(str(f)) for f in found) else []
+
+
+def digest_behind(files: Iterable[Path]) -> str:
+    """Of the bytes of files and of all of the user's own that they import, and those. Where they lie is not in it."""
+    waiting, seen = list(files), set[Path]()
+    while waiting:
+        file = waiting.pop().resolve()
+        if file not in seen:
+            seen.add(file)
+            stat = file.stat()
+            waiting += _imported_by(file, stat.st_mtime_ns, stat.st_size)
+    return hashlib.sha256(b"".join(sorted(hashlib.sha256(f.read_bytes()).digest() for f in seen))).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _imported_by(file: Path, changed: int, size: int) -> tuple[Path, ...]:
+    """The user's own files that a file imports, by any of its import statements."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # importing it fails, too
+        return ()
+    names: list[str] = []
+    found: list[Path] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names += [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.parents[node.level - 1]
+            for a in ("", *(a.name for a in node.names)):
+                place = folder.joinpath(*(node.module or "").split("."), a)
+                found += [f for f in (place / "__init__.py", place.with_suffix(".py")) if f.is_file()]
+    return (*found, *(f for n in names for f in own_files(n)))
 
 
 def _found(top: str) -> ModuleSpec | None:
@@ -153,7 +245,7 @@ def class_parts(kind: type, content: Content) -> Iterator[object]:
     """What makes the digest of a class of the user's own: its bases, and what its body defines but for documentation."""
     yield PYTHON
     yield kind.__name__
-    yield from (content(base) for base in kind.__bases__)
+    yield from (content(base) for base in (type(kind), *kind.__bases__))
     made = getattr(kind, "__dataclass_fields__", None)  # its methods are made of its fields
     if made is not None:
         yield repr(getattr(kind, "__dataclass_params__", None))
@@ -172,7 +264,7 @@ def _default(f: Any) -> object:
 
 def _generated(value: object) -> bool:
     """Whether a method was written by the dataclass decorator and not by the user."""
-    return isinstance(value, FunctionType) and value.__code__.co_filename.startswith("<")
+    return isinstance(value, FunctionType) and value.__code__.co_filename == "<string>"
 
 
 def plain(value: object) -> object:
@@ -181,6 +273,8 @@ def plain(value: object) -> object:
         return value.__func__
     if isinstance(value, property):
         return (value.fget, value.fset, value.fdel)
+    if isinstance(value, cached_property):
+        return (value.func, value.attrname)
     if type(value).__name__ in ("member_descriptor", "getset_descriptor"):  # slots
         return None
     return value
@@ -254,12 +348,13 @@ def _distributions() -> dict[str, list[str]]:
 
 
 def module_parts(module: ModuleType) -> Iterable[object]:
-    """A module that is handed on whole: a library by its version, one's own by the bytes of its file."""
+    """A module that is handed on whole: a library by its version, one's own by the bytes of its file, or all of a package, and of those
+    that they import."""
     yield module.__name__
     yield version_of(module.__name__)
     file = Path(getattr(module, "__file__", None) or "")
     if file.is_file() and is_own(module):
-        yield hashlib.sha256(file.read_bytes()).hexdigest()
+        yield digest_behind(file.parent.rglob("*.py") if file.name == "__init__.py" else [file])
 
 
 def named_parts(item: Any) -> Iterable[object]:

@@ -15,18 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-from partita.dataflow.flow import Call, Choose, Explore, FlowError, Gather, Shape, Step, Value
+from partita.dataflow.flow import Call, Choose, Explore, Gather, Shape, Step, Value
 from partita.dataflow.keys import Memo, Ref, key_of
 from partita.dataflow.select import First, Halving, Select, Threshold
-from partita.errors import JobError, sentence_of
+from partita.errors import FlowError, sentence_of
 
 Options: TypeAlias = dict[str, int]  #: name -> which option
 Kind: TypeAlias = Literal["call", "choose", "gather"]
 Rows: TypeAlias = list[tuple[Options, Any]]
 MOST_NODES = 1_000_000
+MOST_WITHIN = 100  #: deeper ones would be more calls in each other than Python allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +138,16 @@ class _Unfolding:
 
     nodes: list[Node] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    place: dict[int, int] = field(default_factory=dict)  #: id(step) -> its place in `steps`
     names: dict[str, Explore] = field(default_factory=dict)
     by_key: dict[str, int] = field(default_factory=dict)
     tables: dict[int, Rows] = field(default_factory=dict)  #: id(value) -> its branches
     held: list[Value] = field(default_factory=list)  #: so that ids stay their own
     level: dict[str, int] = field(default_factory=dict)  #: name -> how many steps stand before its first use
     depth: list[int] = field(default_factory=list)  #: [nodes] steps on the longest way to it
+    within: list[int] = field(
+        default_factory=list
+    )  #: [nodes] chooses and lists directly in each other that it stands for
     memo: Memo = field(default_factory=Memo)
     alike: set[tuple[int, int]] = field(default_factory=set)  #: steps that were compared and found to be the same
 
@@ -212,7 +218,8 @@ class _Unfolding:
     def _called(self, call: Call) -> Rows:
         """A node for each combination of options that the arguments allow."""
         self._use(call)
-        step = _place(self.steps, call.step)
+        step = self.place.setdefault(id(call.step), len(self.steps))
+        self.steps += [call.step] if step == len(self.steps) else []
         names = [name for name, _ in call.arguments]
         rows: Rows = []
         for options, row in joined([self._argument(a) for _, a in call.arguments]):
@@ -259,11 +266,18 @@ class _Unfolding:
             found = self.by_key[node.key] = len(self.nodes)
             self.nodes.append(node)
             self.depth.append((node.kind == "call") + max((self.depth[n] for n in node.needs), default=0))
+            within = 1 + max((self.within[n] for n in node.needs), default=0) if node.kind != "call" else 0
+            if within > MOST_WITHIN:
+                raise FlowError(
+                    f"more than {MOST_WITHIN} chooses and lists directly in each other", hint="put a step between them"
+                )
+            self.within.append(within)
         return found
 
     def _use(self, call: Call) -> None:
         """Note how early the names that a call explores itself are used."""
-        depth = max((self.depth[n] for v in _below(call) for _, found in self.tables[id(v)] if not isinstance(v, Explore) for n in [found]), default=0)  # fmt: skip
+        needs = (n for v in _below(call) if not isinstance(v, Explore) for _, n in self.tables[id(v)])
+        depth = max((self.depth[n] for n in needs), default=0)
         for v in _below(call):
             if isinstance(v, Explore):
                 self.level[v.name] = min(self.level.get(v.name, depth), depth)
@@ -273,7 +287,7 @@ class _Unfolding:
         over = self._over(choose.over, rows, f"choose {choose.name}".strip(), all_of=self._nodes(choose.value))
         budget = choose.select.budget if isinstance(choose.select, Halving) else ""
         if budget and budget not in over:
-            over = (*over, budget)
+            over = (*over, *self._over((budget,), rows, f"choose {choose.name}".strip(), all_of=rows))
         self._check_order(choose, over, budget)
         found: Rows = []
         for options, group in _grouped(rows, over):
@@ -353,7 +367,7 @@ def _same_code(one: Callable[..., Any], other: Callable[..., Any], memo: Memo) -
     """Whether two functions do the same; those that cannot be told do not."""
     try:
         return key_of(one, {}, None, memo) == key_of(other, {}, None, memo)
-    except JobError:
+    except FlowError:
         return False
 
 
@@ -426,14 +440,6 @@ def _told(argument: Any, needs: Sequence[int], nodes: Sequence[Node]) -> Any:
     return argument
 
 
-def _place(steps: list[Step], step: Step) -> int:
-    for k, known in enumerate(steps):
-        if known is step:
-            return k
-    steps.append(step)
-    return len(steps) - 1
-
-
 def joined(tables: Sequence[Rows]) -> list[tuple[Options, list[Any]]]:
     """The natural join: rows that agree in every name they share, in the order of the tables.
 
@@ -488,22 +494,70 @@ def _grouped(rows: Sequence[tuple[Options, Any]], over: Sequence[str]) -> list[t
 def _one_after_another(values: Sequence[Value], names: Mapping[str, Explore]) -> tuple[int, int]:
     """(configurations, calls) of running every configuration for itself: one option of every name, nothing shared.
 
-    Names whose options have names of their own count only those of the option taken. O(values x options that are values).
+    What is gathered, folds say, belongs to one configuration, which calls for each. Names whose options have names of their own
+    count only those of the option taken. O(options that are values x values upstream of them).
     """
-    configurations = calls = 0
+    configurations, calls = 0, Fraction(0)
     for value in values:
         seen, called = _upstream(value)
-        inner = {n: [_upstream(o) if isinstance(o, Value) else (set(), set()) for o in names[n].options] for n in seen}
+        gathered, times = _gathered_calls(value, names)
+        inner = _inside(value)
         inside = {m for options in inner.values() for found, _ in options for m in found}
-        ways, each = 1, float(len(called))
-        for n in seen - inside:
-            of = [math.prod(len(names[m].options) for m in found) for found, _ in inner[n]]
+        ways, each = 1, Fraction(sum(times[c] for c in called))
+        for n in seen - inside - gathered:
+            options = inner.get(n) or [(set[str](), set[int]())] * len(names[n].options)
+            of = [math.prod(len(names[m].options) for m in found - gathered) for found, _ in options]
             ways *= sum(of)
-            each -= len({c for _, cs in inner[n] for c in cs})
-            each += sum(w * len(cs) for w, (_, cs) in zip(of, inner[n], strict=True)) / sum(of)
+            each -= sum(times[c] for c in set[int]().union(*(cs for _, cs in options)))
+            each += Fraction(
+                sum(w * sum(times[c] for c in cs) for w, (_, cs) in zip(of, options, strict=True)), sum(of)
+            )
         configurations += ways
-        calls += round(ways * each)
-    return configurations, calls
+        calls += ways * each
+    return configurations, round(calls)
+
+
+def _inside(value: Value) -> dict[str, list[tuple[set[str], set[int]]]]:
+    """name -> for each of its options that are values, (names, calls) that these are made of, over all explores of that name."""
+    found: dict[str, list[tuple[set[str], set[int]]]] = {}
+    for e in _all_below(value):
+        if isinstance(e, Explore) and any(isinstance(o, Value) for o in e.options):
+            rows = found.setdefault(e.name, [(set(), set()) for _ in e.options])
+            for (names, calls), option in zip(rows, e.options, strict=True):
+                for v in _values(option):
+                    more = _upstream(v)
+                    names |= more[0]
+                    calls |= more[1]
+    return found
+
+
+def _gathered_calls(value: Value, names: Mapping[str, Explore]) -> tuple[set[str], dict[int, int]]:
+    """(names that are gathered, id of each call -> how often one configuration calls it: for each option of those it depends on)."""
+    below = list(_all_below(value))
+    gathered = {n for v in below if isinstance(v, Gather) for n in v.over}
+    depends: dict[int, set[str]] = {}
+    for v in below:  # what a value is made of stands before it
+        on = set[str]().union(*(depends[id(x)] for x in _below(v)))
+        if isinstance(v, Explore):
+            on |= {v.name} & gathered
+        depends[id(v)] = on - set(v.over) if isinstance(v, Gather) else on
+    return gathered, {k: math.prod(len(names[n].options) for n in on) for k, on in depends.items()}
+
+
+def _all_below(value: Value) -> Iterator[Value]:
+    """A value and all that it is made of, each once, behind what it is made of itself."""
+    done: set[int] = set()
+    waiting = [value]
+    while waiting:
+        v = waiting[-1]
+        below = [x for x in _below(v) if id(x) not in done]
+        if below:
+            waiting += below
+            continue
+        waiting.pop()
+        if id(v) not in done:
+            done.add(id(v))
+            yield v
 
 
 def _upstream(value: Value) -> tuple[set[str], set[int]]:

@@ -16,6 +16,7 @@ import enum
 import hashlib
 import logging
 import re
+import stat
 import struct
 import sys
 import zlib
@@ -30,10 +31,10 @@ from typing import Any
 import numpy as np
 
 from partita.dataflow.functions import class_parts, function_parts, is_own, module_parts, named_parts, plain, version_of
-from partita.errors import JobError, sentence_of
+from partita.errors import FlowError, sentence_of
 
 LENGTH = 40  #: characters of a key: 160 bits
-FORMAT = b"partita key 3"  #: another number where the meaning of keys changes
+FORMAT = b"partita key 4"  #: another number where the meaning of keys changes
 LARGE_BYTES = 1 << 14  #: arrays from here on are digested once in a run
 MOST_DEPTH = 80  #: of values in values
 
@@ -66,7 +67,7 @@ def key_of(function: Callable[..., Any], arguments: Mapping[str, object], versio
     """The key of `function(**arguments)`; where a `version` is named, it and the function's name stand for the code.
 
     Deterministic over processes, machines and hash seeds, for one version of Python and of the libraries. The order of
-    `arguments` does not matter. Raises JobError for what has no content that can be told: open files, locks, generators;
+    `arguments` does not matter. Raises FlowError for what has no content that can be told: open files, locks, generators;
     its hint says to name a version, or to hand in something else. O(bytes of the arguments).
 
     >>> key_of(max, {"a": 1, "b": Ref("x")}) == key_of(max, {"b": Ref("x"), "a": 1})
@@ -83,7 +84,7 @@ def key_of(function: Callable[..., Any], arguments: Mapping[str, object], versio
 
 
 def content_of(value: object, memo: Memo | None = None, brief: bool = False) -> str:
-    """The digest of a value's content. Raises JobError as `key_of`. `brief`: of arrays a check sum stands for the bytes, which
+    """The digest of a value's content. Raises FlowError as `key_of`. `brief`: of arrays a check sum stands for the bytes, which
     is seven times as fast and enough to tell whether a value has changed or was made again alike.
 
     >>> content_of((1, "a")) == content_of((1, "a")), content_of([1, 2]) == content_of((1, 2))
@@ -149,9 +150,17 @@ class _Digester:
             parts = [self(value)]
             for item in self.code:  # grows meanwhile
                 parts.append(self._function(item) if isinstance(item, FunctionType) else self._class(item))
-        except _Untold as error:
-            raise JobError(
-                f"{what} cannot be told by content: {error}",
+        except RecursionError:
+            raise
+        except (
+            _Untold,
+            AttributeError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:  # but for the first: a value's own methods
+            raise FlowError(
+                f"{what} cannot be told by content: {error if isinstance(error, _Untold) else sentence_of(error)}",
                 hint='name a version for the step, e.g. version="1", or hand in plain values, arrays or tables',
             ) from error
         found = _sealed("told", parts)
@@ -271,9 +280,13 @@ class _Digester:
 
     def _file(self, path: Path) -> bytes:
         """A path to a file by the bytes in it; one to nothing by its text."""
-        if path.is_dir():
+        try:
+            kind = path.stat().st_mode
+        except (OSError, ValueError):  # there is none; or there cannot be
+            return _sealed("path", [path])
+        if stat.S_ISDIR(kind):
             raise _Untold(f"the folder {path}")
-        if not path.is_file():
+        if not stat.S_ISREG(kind):
             return _sealed("path", [path])
         with open(path, "rb") as file:
             return _sealed("file", [path.suffix, hashlib.file_digest(file, "sha256").digest()])
@@ -281,11 +294,16 @@ class _Digester:
     def _array(self, array: np.ndarray[Any, Any]) -> bytes:
         if array.dtype.hasobject:
             return _sealed("objects", [str(array.shape), *self._objects(array)])
-        masked = [self(np.asarray(array.mask))] if isinstance(array, np.ma.MaskedArray) else []
+        masked = [self(np.asarray(array.mask)), self(array.fill_value)] if isinstance(array, np.ma.MaskedArray) else []
         plain: Any = np.ascontiguousarray(array)
         raw = self._raw(plain.reshape(-1).view(np.uint8)) if plain.size and plain.dtype.itemsize else b""
-        kind = [] if type(array) in _ARRAYS else [self(type(array))]  # np.matrix multiplies otherwise
-        return _sealed("array", [_dtype(array.dtype), str(array.shape), raw, *masked, *kind])
+        return _sealed(
+            "array", [_dtype(array.dtype), str(array.shape), raw, *masked, *self._kind(array, _ARRAYS, _OF_MASKED)]
+        )
+
+    def _kind(self, value: Any, usual: Container[type], told: Container[str] = ()) -> list[bytes]:
+        """The class of a library's value where it is not the usual one, and what was set on it: np.matrix multiplies otherwise."""
+        return [] if type(value) in usual else [self(type(value)), *self._set_on(value, told)]
 
     def _objects(self, array: np.ndarray[Any, Any]) -> Iterable[object]:
         """Texts at once, other things one by one."""
@@ -296,15 +314,20 @@ class _Digester:
         return map(self, values)
 
     def _pandas(self, value: Any) -> bytes:
-        if hasattr(value, "items") and value.ndim == 2:
-            columns = (self(value.iloc[:, k]) for k in range(value.shape[1]))
-            return _sealed("frame", [self(value.index), self(value.columns), *columns])
-        if hasattr(value, "levels"):
-            return _sealed(
-                "levels", [self(list(value.names)), *map(self, value.levels), *map(self, map(np.asarray, value.codes))]
-            )
-        index = [self(value.index)] if hasattr(value, "index") and value.ndim == 1 and hasattr(value, "iloc") else []
-        return _sealed("column", [str(value.dtype), self(value.name), self._cells(value), *index])
+        pandas = sys.modules["pandas"]
+        if isinstance(value, pandas.MultiIndex):
+            codes = map(np.asarray, value.codes)
+            return _sealed("levels", [self(list(value.names)), *map(self, value.levels), *map(self, codes)])
+        if isinstance(value, pandas.Index):
+            return _sealed("column", [str(value.dtype), self(value.name), self._cells(value)])
+        more = [
+            *map(self, (value.index, value.attrs)),
+            *self._kind(value, (pandas.DataFrame, pandas.Series), _OF_TABLES),
+        ]
+        if isinstance(value, pandas.Series):
+            return _sealed("column", [str(value.dtype), self(value.name), self._cells(value), *more])
+        columns = (self(value.iloc[:, k]) for k in range(value.shape[1]))
+        return _sealed("frame", [self(value.columns), *more, *columns])
 
     def _cells(self, column: Any) -> bytes:
         if isinstance(column.dtype, np.dtype):
@@ -319,9 +342,14 @@ class _Digester:
         return _sealed("cells", [self(missing), self(known)])
 
     def _scipy(self, matrix: Any) -> bytes:
-        parts = ("data", "indices", "indptr") if matrix.format in ("csr", "csc", "bsr") else None
+        """In canonical form: asking a matrix for its largest element, say, brings it there."""
+        parts = ("data", "indices", "indptr") if matrix.format in ("csr", "csc") else None
+        if parts is not None and not matrix.has_canonical_format:
+            matrix = matrix.copy()
+            matrix.sum_duplicates()
         if parts is None:
-            coo = matrix.tocoo()
+            coo = matrix.tocoo(copy=True)
+            coo.sum_duplicates()
             return _sealed("sparse", [type(matrix).__name__, str(matrix.shape), self(coo.data), *map(self, coo.coords)])
         return _sealed("sparse", [type(matrix).__name__, str(matrix.shape), *(self(getattr(matrix, p)) for p in parts)])
 
@@ -329,11 +357,16 @@ class _Digester:
         torch = sys.modules["torch"]
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise _Untold(f"a {tensor.layout} tensor")
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        if tensor.is_meta:
+            raise _Untold("a tensor on the device meta")
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        raw = (
+            plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
+        )  # one of a single number may have any stride
         return _sealed(
             "tensor",
-            [str(tensor.dtype), str(tuple(tensor.shape)), str(tensor.device), tensor.requires_grad, self._raw(raw)],
-        )
+            [str(tensor.dtype), str(tuple(tensor.shape)), str(tensor.device), tensor.requires_grad, self._raw(raw), *self._kind(tensor, (torch.Tensor,))],
+        )  # fmt: skip
 
     def _raw(self, array: Any) -> bytes | memoryview:
         """What stands for an array's bytes."""
@@ -349,7 +382,7 @@ class _Digester:
     def _object(self, value: Any) -> bytes:
         """Anything else: what `copy` copies of it, and its class."""
         if is_dataclass(value):
-            rows = [(f.name, getattr(value, f.name)) for f in fields(value)]
+            rows = [(f.name, getattr(value, f.name)) for f in fields(value) if hasattr(value, f.name)]
             return _sealed("dataclass", [self(type(value)), self(rows), *self._set_on(value, dict(rows))])
         wrapped = getattr(value, "__wrapped__", None)
         if isinstance(wrapped, FunctionType):  # a decorator's object around a function
@@ -363,6 +396,8 @@ class _Digester:
             raise _Untold(f"{_shown(value)} ({sentence_of(error)})") from error
         if isinstance(reduced, str):
             module = str(getattr(value, "__module__", None) or type(value).__module__)
+            if getattr(sys.modules.get(module), reduced, None) is not value:  # a ufunc made of a function, say
+                self._untold(value)
             return _sealed("named", (reduced, module, version_of(module), *named_parts(type(value))))
         make, args, state, *rest = (*reduced, None)[:6]
         items = [list(r) for r in rest if r is not None]
@@ -411,7 +446,7 @@ _LIBRARIES = (
 _SIMPLE: Mapping[type, Callable[[Any], object]] = {
     type(None): lambda v: b"",
     bool: lambda v: b"1" if v else b"0",
-    int: str,
+    int: hex,  # of any length
     float: lambda v: struct.pack("<d", v),
     complex: lambda v: struct.pack("<dd", v.real, v.imag),
     str: lambda v: v,
@@ -423,3 +458,5 @@ _SIMPLE: Mapping[type, Callable[[Any], object]] = {
 }
 _PLAIN = frozenset({tuple, list, dict, set, frozenset})
 _ARRAYS = frozenset({np.ndarray, np.memmap})
+_OF_MASKED = frozenset(vars(np.ma.array([0])))  #: what numpy sets on those itself
+_OF_TABLES = frozenset({"_mgr", "_item_cache", "_attrs", "_flags", "_name"})  #: what pandas does

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from partita.dataflow.flow import FlowError
-from partita.errors import PartitaError, place_of, sentence_of
+from partita.errors import FlowError, PartitaError, place_of, sentence_of
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ def load_flow(source: str) -> Loaded:
         raise FlowError(f"{path} has no function {name!r}", hint="name it: FLOW.py:function")
     try:
         return Loaded(function(), module, path.resolve(), name)
-    except PartitaError:
+    except (PartitaError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise FlowError(f"{path}:{name} failed{place_of(error)}: {sentence_of(error)}", hint=f"call {name}() in Python to see the whole trace") from error  # fmt: skip
 
 
@@ -55,9 +54,9 @@ def _module(path: Path) -> ModuleType:
         sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except PartitaError:
+    except (PartitaError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         sys.modules.pop(name, None)
         raise FlowError(f"{path} cannot be imported{place_of(error)}: {sentence_of(error)}", hint=f"run python {path}") from error  # fmt: skip
     return module

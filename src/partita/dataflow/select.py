@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from partita.errors import JobError
+from partita.errors import FlowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +84,36 @@ def top(count: int, *, largest: bool = True) -> Best:
 
 
 def at_least(threshold: float) -> Threshold:
-    return Threshold(float(threshold), above=True)
+    return Threshold(_at(threshold), above=True)
 
 
 def at_most(threshold: float) -> Threshold:
-    return Threshold(float(threshold), above=False)
+    return Threshold(_at(threshold), above=False)
 
 
 def first_over(threshold: float, count: int = 1) -> First:
     """The first `count` options whose score is at least `threshold`."""
-    return First(_count(count), float(threshold), above=True)
+    return First(_count(count), _at(threshold), above=True)
 
 
 def first_under(threshold: float, count: int = 1) -> First:
-    return First(_count(count), float(threshold), above=False)
+    return First(_count(count), _at(threshold), above=False)
 
 
 def halving(budget: str, *, keep: float = 1 / 3, largest: bool = True, asynchronous: bool = False) -> Halving:
     """Successive halving over the budgets of an ordered explore; the result is the best one with the largest budget."""
     if not 0.0 < keep < 1.0:
-        raise JobError(f"halving keeps {keep:g} of the options", hint="give a part between 0 and 1, e.g. keep=1/3")
+        raise FlowError(f"halving keeps {keep:g} of the options", hint="give a part between 0 and 1, e.g. keep=1/3")
     return Halving(budget, keep, largest, asynchronous)
 
 
+def _at(threshold: float) -> float:
+    if math.isnan(threshold):
+        raise FlowError("a threshold that is not a number", hint="no score is above or below it")
+    return float(threshold)
+
+
 def _count(count: int) -> int:
-    if count < 1:
-        raise JobError(f"a choose that keeps {count}", hint="keep at least 1")
-    return count
+    if count < 1 or int(count) != count:
+        raise FlowError(f"a choose that keeps {count}", hint="keep 1, or a larger whole number")
+    return int(count)

@@ -21,7 +21,7 @@ from partita.dataflow.flows import candidates_flow, cross_validation_flow, optun
 from partita.dataflow.flows.search import drawn, labelled
 from partita.dataflow.graph import unfold
 from partita.dataflow.run.launch import run_flow
-from partita.errors import JobError
+from partita.errors import FlowError
 
 X, Y = (a[:150] for a in load_digits(return_X_y=True))
 PIPELINE = Pipeline([("scale", StandardScaler()), ("pca", PCA(random_state=0)), ("model", RidgeClassifier())])
@@ -42,7 +42,7 @@ def test_a_grid_search_finds_what_scikit_learn_finds() -> None:
     assert scores(ours) == pytest.approx(sorted(theirs.cv_results_["mean_test_score"]))
     best = [r for c in ours.record.choices for r in c.scores if r.kept]
     assert best[0].score == pytest.approx(theirs.best_score_)
-    assert (ours.value.predict(X) == ours.value.fit(X, Y).predict(X)).all()
+    assert (ours.value.predict(X) == theirs.best_estimator_.predict(X)).all()
 
 
 def test_every_prefix_is_fitted_once_a_fold() -> None:
@@ -106,7 +106,7 @@ def test_a_candidate_that_raises_loses_its_branch_only() -> None:
     ],
 )
 def test_a_grid_that_does_not_fit_is_refused(grid: Any, said: str) -> None:
-    with pytest.raises(JobError, match=said):
+    with pytest.raises(FlowError, match=said):
         search_flow(PIPELINE, grid, X, Y, cv=3)
 
 
@@ -116,6 +116,28 @@ def test_options_have_names_of_their_own() -> None:
         "RidgeClassifier(alpha=2)",
         "RidgeClassifier() (2)",
     ]
+
+
+def test_a_round_in_which_all_fail_is_told_and_the_next_one_runs() -> None:
+    optuna = pytest.importorskip("optuna")
+    study = optuna.create_study(direction="maximize")
+    study.enqueue_trial({"n": 4000})
+    study.enqueue_trial({"n": 4})
+    rounds = optuna_rounds(
+        study, lambda t: {"pca__n_components": t.suggest_categorical("n", [4000, 4])},
+        lambda candidates: scores_flow(PIPELINE, candidates, X, Y, cv=3), rounds=2, each=1, workers=0,
+    )  # fmt: skip
+    assert [r.scores[0] is None for r in rounds] == [True, False]
+    assert [t.state.name for t in study.trials] == ["FAIL", "COMPLETE"]
+
+
+def test_what_one_after_another_would_call_counts_folds_and_only_the_candidate_taken() -> None:
+    """Three folds of each of 20 candidates: split, two transformers' fits and their use, fit and score, and once the refit."""
+    for n in (5, 20):
+        graph = unfold(candidates_flow(PIPELINE, [{"model__alpha": float(k)} for k in range(n)], X, Y, cv=3))
+        assert graph.configurations == n
+        assert graph.applied % n == 0
+        assert graph.applied // n < 30
 
 
 def test_rounds_of_optuna_learn_and_share() -> None:
@@ -134,5 +156,6 @@ def test_rounds_of_optuna_learn_and_share() -> None:
     assert study.best_value == max(s for s in told if s is not None)
     params = next(c for r in rounds for c, s in zip(r.candidates, r.scores, strict=True) if s == study.best_value)
     assert study.best_value == pytest.approx(np.mean(cross_val_score(PIPELINE.set_params(**params), X, Y, cv=3)))
+    assert rounds[0].outcome is not None
     labels = Counter(t.label for t in rounds[0].outcome.record.tasks)
     assert labels["_transformed"] < 2 * 3 * 6

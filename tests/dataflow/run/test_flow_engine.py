@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -228,7 +229,7 @@ def test_a_score_that_is_no_number_loses() -> None:
     assert "nan" in found.record.choices[0].scores[0].reason
 
 
-def test_a_result_that_cannot_say_its_size_loses_its_branch_only() -> None:
+def test_a_result_that_cannot_say_its_size_is_one_all_the_same() -> None:
     class Sly:
         told = 0
 
@@ -248,7 +249,8 @@ def test_a_result_that_cannot_say_its_size_loses_its_branch_only() -> None:
         return 1.0 if isinstance(row, Sly) else 2.0
 
     value = use(make(explore("a", [1, 2])))
-    assert here(choose(value, by=value)).value == 2.0
+    found = here(choose(value, by=value))
+    assert [s.score for s in found.record.choices[0].scores] == [1.0, 2.0]
 
 
 def test_a_step_that_changes_its_input_is_told() -> None:
@@ -525,6 +527,7 @@ def test_what_follows_from_a_step_that_is_never_kept_is_not_kept_either(tmp_path
 def test_bad_flows_are_refused() -> None:
     one = mix(begin(1), explore("a", [1]))
     two = mix(begin(1), explore("a", [1, 2]))
+    plenty = step(lambda *xs: 1.0)(*(explore(f"n{k}", [1]) for k in range(120)))
     loop: list[Any] = []
     loop.append(loop)
     refused: list[tuple[str, Callable[[], Any]]] = [
@@ -537,6 +540,12 @@ def test_bad_flows_are_refused() -> None:
         ("no value", lambda: unfold(3)),
         ("missing", lambda: mix(begin(1))),
         ("is true", lambda: bool(begin(1))),
+        ("parameters cannot be told", lambda: step(max)),
+        ("as a default", lambda: step(lambda x, y=one: x)),
+        ("OrderedDict", lambda: begin([OrderedDict(a=[one])])),
+        ("the text", lambda: explore("a", "rbf")),
+        ("depends on a", lambda: unfold(choose(two, by=score(two), over="a", select=halving("epochs")))),
+        ("in each other", lambda: unfold(functools.reduce(lambda v, k: gather(v, over=f"n{k}"), range(120), plenty))),
     ]
     for told, makes in refused:
         with pytest.raises(FlowError, match=told):
@@ -652,3 +661,79 @@ def test_what_is_no_python_file_is_no_flow(tmp_path: Path) -> None:
     (tmp_path / "flow.txt").write_text("")
     with pytest.raises(FlowError, match="no Python file"):
         load_flow(str(tmp_path / "flow.txt"))
+
+
+def test_a_list_wider_than_the_memory_is_not_run_in_circles() -> None:
+    """What must be there at once is; each of its tasks runs once."""
+
+    @step
+    def total_of(blocks: Any) -> float:
+        return float(sum(b.sum() for b in blocks))
+
+    rows = gather(block(explore("k", list(range(50)))), over="k")
+    for flow, value in ((total_of(rows), sum(1000.0 * k for k in range(50))), (rows, None)):
+        found = here(flow, memory_bytes=40_000, check=False)
+        assert value is None or found.value == value
+        assert sum(t.runs for t in found.record.tasks) <= found.record.tasks_run
+        assert any("given memory" in note for note in found.record.notes)
+
+
+@step
+def block(k: int) -> Any:
+    return np.full(1000, float(k))
+
+
+def test_a_second_run_that_raises_leaves_the_first_one_s_result(tmp_path: Path) -> None:
+    """A step that makes a folder is not deterministic, and right."""
+
+    @step(version="1")
+    def made(k: int) -> int:
+        (tmp_path / str(k)).mkdir()
+        return k
+
+    model = made(explore("k", [1, 2, 3]))
+    found = here(choose(model, by=model))
+    assert found.value == 3
+    assert any("not deterministic" in note for note in found.record.notes)
+
+
+def test_each_task_of_one_process_has_its_own_constants() -> None:
+    """As if they had travelled to a worker."""
+
+    @step
+    def added(sums: Any, k: int) -> float:
+        sums += k
+        return float(sums[0])
+
+    assert here(gather(added(np.zeros(1), explore("k", [1, 2, 3])), over="k"), check=False).value == [1.0, 2.0, 3.0]
+
+
+def test_a_shared_result_is_told_with_the_options_of_its_branch() -> None:
+    start = begin(5)
+    outcome = here([mix(explore("pre", {"none": start, "identity": start}), 1)])
+    assert [c.options for c in outcome.record.chosen] == [{"pre": "none"}, {"pre": "identity"}]
+
+
+def test_a_step_that_wants_to_end_the_program_loses_its_branch_only() -> None:
+    class Ending(BaseException):
+        pass
+
+    @step(version="1")
+    def ends(k: int) -> int:
+        if k == 2:
+            raise Ending("enough")
+        return k
+
+    model = ends(explore("k", [1, 2]))
+    found = here(choose(model, by=model))
+    assert found.value == 1
+    assert any("Ending: enough" in note for note in found.record.notes)
+
+
+def test_numbers_that_are_known_are_not_written_again(tmp_path: Path) -> None:
+    model = begin(explore("a", [1, 2, 3]))
+    sizes = []
+    for _ in range(3):
+        here(choose(model, by=score(model)), numbers=Numbers.open(tmp_path / "scores"))
+        sizes.append((tmp_path / "scores").stat().st_size)
+    assert sizes[0] == sizes[1] == sizes[2] > 0

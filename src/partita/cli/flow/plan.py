@@ -16,11 +16,11 @@ from partita.dataflow.load import load_flow
 from partita.dataflow.plan.costs import measured_before
 from partita.dataflow.plan.simulate import simulate
 from partita.dataflow.report.story import read_run
+from partita.dataflow.run.launch import worker_count
 from partita.dataflow.run.numbers import numbers_in
 from partita.dataflow.store import Store
-from partita.errors import BadInput
+from partita.dataflow.store.folder import Entry
 from partita.page.text import Kind, count, facts, seconds, size, table
-from partita.spawn import usable_cores
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     tasks = Counter(n.label for n in graph.nodes if n.kind == "call")
     folder = Path(options.results) if options.results else loaded.path.parent / FOLDER
     ran = options.results or (folder / "run.json").is_file()
-    store = {e.key: e.bytes for e in Store(folder / STORE).entries()}
+    store = {e.key: e for e in Store(folder / STORE).entries()}
     numbers = numbers_in(folder / SCORES)
     return {
         "flow": options.flow,
@@ -55,26 +55,30 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     }
 
 
-def _kept(graph: FlowGraph, store: Mapping[str, int], numbers: Mapping[str, float]) -> dict[str, int]:
+def _kept(graph: FlowGraph, store: Mapping[str, Entry], numbers: Mapping[str, float]) -> dict[str, int]:
     """What the folder has of the flow, `store` by the bytes; what lies behind a choose is known only when that is decided."""
     keys = {n.key for n in graph.nodes if n.kind == "call"}
     results = keys & store.keys()
     return {
         "results": len(results),
-        "bytes": sum(store[k] for k in results),
+        "bytes": sum(store[k].bytes for k in results),
         "scores": len((keys & numbers.keys()) - results),
     }
 
 
 def _foretold(
-    graph: FlowGraph, folder: Path, store: Mapping[str, int], numbers: Mapping[str, float], options: argparse.Namespace
+    graph: FlowGraph,
+    folder: Path,
+    store: Mapping[str, Entry],
+    numbers: Mapping[str, float],
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Time and memory of another run over the folder, by what the last one has measured."""
-    workers = options.workers or usable_cores()
-    if not 1 <= workers <= 512:
-        raise BadInput(f"--workers {workers}", hint="give 1 to 512")
+    workers = max(1, worker_count(options.workers))
     record = read_run(folder / "run.json")
     rows = [(t.label, t.options, (t.ended_s or 0.0) - (t.started_s or 0.0), t.bytes) for t in record.tasks if t.state == "run" and t.ended_s is not None]  # fmt: skip
+    ran = {t.key for t in record.tasks if t.state == "run"}
+    rows += [(n.label, n.options, store[n.key].seconds, store[n.key].bytes) for n in graph.nodes if n.key in store and n.key not in ran]  # fmt: skip
     if not rows:
         return {}
     memory = math.inf if options.memory is None else parse_size(options.memory)

@@ -8,7 +8,7 @@ from typing import Any
 
 from partita.cli.flow import run as flow_run
 from partita.cli.talk import Talk
-from partita.dataflow.flow import FlowError
+from partita.errors import FlowError
 from partita.files import damaged, read_json
 
 text = flow_run.text

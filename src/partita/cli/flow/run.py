@@ -14,7 +14,7 @@ from partita.dataflow.load import load_flow
 from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.store import Store
 from partita.errors import BadInput
-from partita.files import dump_json, write_whole
+from partita.files import dump_json, made_folder, write_whole
 from partita.page.text import Kind, count, facts, seconds, size, table
 
 FOLDER, STORE, SCORES = "flow-results", "store", "scores.jsonl"
@@ -37,16 +37,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 @prints_as_talk()
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Unfold, run, write the record. Raises FlowError and its kin."""
-    from partita.dataflow.run.launch import run_flow
+    from partita.dataflow.run.launch import run_flow, worker_count
 
     memory = math.inf if options.memory is None else parse_size(options.memory)
     loaded = load_flow(options.flow)
     graph = unfold(loaded.value)
-    folder = made(Path(options.out) if options.out else loaded.path.parent / FOLDER)
+    folder = made_folder(Path(options.out) if options.out else loaded.path.parent / FOLDER)
     told = {"flow": f"{loaded.path}:{loaded.function}", "workers": options.workers, "scheduler": options.scheduler, "memory": options.memory, "stop_on_error": options.stop_on_error, "no_check": options.no_check, "store": options.store}  # fmt: skip
-    write_whole(folder / "flow.json", dump_json({"format": "partita-flow", "version": 1, **told}))
-    talk.step(f"{graph.tasks:,} tasks for {graph.configurations:,} configurations")
+    worker_count(options.workers)
     store, numbers = kept(folder, options.store)
+    write_whole(
+        folder / "flow.json", dump_json({"format": "partita-flow", "version": 1, **told})
+    )  # once all is seen to be sound
+    talk.step(f"{graph.tasks:,} tasks for {graph.configurations:,} configurations")
     outcome = run_flow(
         graph, store=store, numbers=numbers, workers=options.workers, scheduler=options.scheduler, memory_bytes=memory, stop_on_error=options.stop_on_error,
         check=not options.no_check, dashboard=options.dashboard, modules=[loaded.module], paths=[loaded.path.parent],
@@ -65,16 +68,7 @@ def kept(folder: Path, limit: str) -> tuple[Store | None, Numbers | None]:
     return Store.open(folder / STORE, int(parse_size(limit))), Numbers.open(folder / SCORES)
 
 
-def made(folder: Path) -> Path:
-    """The folder, made where it does not exist. Raises BadInput where that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be made: {error.strerror}", hint="name another folder: -o DIR") from error
-    return folder
-
-
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> float:
@@ -87,7 +81,7 @@ def parse_size(text: str) -> float:
     value = 0.0
     if found is not None:
         unit = found[2].lower()
-        value = float(found[1]) * (1024 if unit.endswith("i") else 1000) ** "kmgt".find(unit[:1] or "-").__add__(1)
+        value = float(found[1]) * (1024 if unit.endswith("i") else 1000) ** (1 + "kmgt".find(unit[:1] or "-"))
     if not 1 <= value < 1e15:
         raise BadInput(f"{text!r} is no size", hint="write bytes and a unit: 500MB, 2GB, 2GiB")
     return value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.cli.talk import Talk
 from partita.errors import BadInput
-from partita.files import write_whole
+from partita.files import made_folder, write_whole
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.plan import OffloadFile, Verdict
 from partita.offload.plan.lower import part_times, simulate_offload
@@ -260,10 +260,7 @@ def _job(name: str, times: Any, latency_s: float) -> dict[str, Any]:
 def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
     from safetensors.numpy import save
 
-    try:
-        (folder / "outputs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be made: {error.strerror}", hint="name another folder") from error
+    made_folder(folder / "outputs")
     done.timeline.write(folder / "timeline.json")
     simulate_offload(file.problem, file.plan).write(folder / "predicted.json")
     file.write(folder / "plan.json")

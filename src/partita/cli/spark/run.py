@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.cli.talk import Talk
 from partita.errors import BadInput, Interrupted, JobError
-from partita.files import dump_json, write_whole
+from partita.files import dump_json, made_folder, write_whole
 from partita.nouns.timeline import Timeline
 from partita.page.agreement import relative_error
 from partita.page.machine import machine_facts
@@ -125,12 +125,8 @@ def _folder(options: argparse.Namespace, stack: contextlib.ExitStack) -> Path:
     """Where the run's files go. Raises BadInput for a folder that holds another run, or cannot be made."""
     made = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="partita-spark-"))
     folder = Path(made).absolute()
-    try:
-        (folder / "events").mkdir(parents=True, exist_ok=True)
-        if any((folder / "events").iterdir()):
-            raise BadInput(f"{folder} holds a run already", hint="name another folder")
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be made: {error.strerror}", hint="name another folder") from error
+    if any(made_folder(folder / "events").iterdir()):
+        raise BadInput(f"{folder} holds a run already", hint="name another folder")
     return folder
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from partita.dataflow.flow import Value
-from partita.dataflow.run.engine import Outcome
+from partita.dataflow.run.engine import AllLost, Outcome
 from partita.dataflow.run.launch import run_flow
-from partita.errors import JobError
+from partita.errors import FlowError
 
 Params = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ class Round:
 
     candidates: tuple[Params, ...]
     scores: tuple[float | None, ...]
-    outcome: Outcome
+    outcome: Outcome | None  #: None where all failed
 
 
 def optuna_rounds(
@@ -42,12 +42,12 @@ def optuna_rounds(
     """Ask for `each` candidates, score them, tell the scores, so many `rounds`; the study knows the best afterwards.
 
     `suggest(trial)` gives a candidate, `scores(candidates)` a value of a flow for each, `how` goes to `run_flow`. A candidate
-    whose steps raise is told as failed. Raises JobError for no rounds, or where `scores` gives another number of values.
+    whose steps raise is told as failed. Raises FlowError for no rounds, or where `scores` gives another number of values.
     """
     from optuna.trial import TrialState
 
     if rounds < 1 or each < 1:
-        raise JobError(f"{rounds} rounds of {each} candidates", hint="ask for at least 1 of both")
+        raise FlowError(f"{rounds} rounds of {each} candidates", hint="ask for at least 1 of both")
     found = []
     for _ in range(rounds):
         trials = [study.ask() for _ in range(each)]
@@ -62,9 +62,12 @@ def optuna_rounds(
 def scored(candidates: Sequence[Params], values: Sequence[Value], **how: Any) -> Round:
     """The scores of candidates, run as one flow; equal candidates run once."""
     if len(values) != len(candidates):
-        raise JobError(
+        raise FlowError(
             f"{len(values)} scores for {len(candidates)} candidates", hint="give one value for each, in their order"
         )
-    outcome = run_flow(list(values), **how)
+    try:
+        outcome = run_flow(list(values), **how)
+    except AllLost:
+        return Round(tuple(candidates), (None,) * len(candidates), None)
     scores = [None if v is None else float(v) for v in outcome.values]
     return Round(tuple(candidates), tuple(scores), outcome)

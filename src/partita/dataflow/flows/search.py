@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from partita.dataflow.flow import Value, choose, explore, gather, step
-from partita.errors import JobError
+from partita.errors import FlowError
 
 Grid: TypeAlias = Mapping[str, Sequence[Any]]
 Data: TypeAlias = tuple[Any, Any, Any, Any]  #: train X and y, test X and y
@@ -39,7 +39,7 @@ def search_flow(
 
     `grid`, `cv` and `scoring` as scikit-learn's searches take them: a list of grids holds the candidates of all of them.
     With `n_iter`, so many candidates drawn by lot (distributions are allowed then; the same `seed`, the same candidates).
-    Raises JobError for parameters that the pipeline does not have, MissingDependency-like ImportError without scikit-learn.
+    Raises FlowError for parameters that the pipeline does not have, MissingDependency-like ImportError without scikit-learn.
     """
     if n_iter is None and isinstance(grid, Mapping):
         return best_of(pipeline, _explored(_checked(pipeline, grid)), X, y, cv=cv, scoring=scoring)
@@ -101,7 +101,7 @@ def drawn(grid: Grid | Sequence[Grid], n_iter: int, seed: int) -> list[dict[str,
     from sklearn.model_selection import ParameterSampler
 
     if n_iter < 1:
-        raise JobError(f"{n_iter} candidates by lot", hint="draw at least 1")
+        raise FlowError(f"{n_iter} candidates by lot", hint="draw at least 1")
     return [dict(p) for p in ParameterSampler(grid, min(n_iter, _ways(grid, n_iter)), random_state=seed)]
 
 
@@ -127,7 +127,7 @@ def _folds(pipeline: Any, X: Any, y: Any, cv: Any) -> Any:
 
     splits = list(check_cv(cv, y, classifier=is_classifier(pipeline)).split(X, y))
     if not splits:
-        raise JobError("cv has no folds", hint="give a number of folds, at least 2")
+        raise FlowError("cv has no folds", hint="give a number of folds, at least 2")
     return _part(_whole(X, y), explore("fold", {str(k): split for k, split in enumerate(splits)}))
 
 
@@ -152,7 +152,7 @@ def _own(params: Mapping[str, Any], stage: str) -> dict[str, Any]:
 
 
 def _checked(pipeline: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters, in the order of the pipeline's steps. Raises JobError for those it has not."""
+    """The parameters, in the order of the pipeline's steps. Raises FlowError for those it has not."""
     stages = [name for name, _ in _stages(pipeline)]
     known = pipeline.get_params(deep=True)
     for name in params:
@@ -162,7 +162,7 @@ def _checked(pipeline: Any, params: Mapping[str, Any]) -> dict[str, Any]:
         )  # of a step that is an option itself: told when it is set
         if not sound or (stages != [""] and stage not in stages):
             near = difflib.get_close_matches(name, [k for k in known if "__" in k or stages == [""]], 3)
-            raise JobError(
+            raise FlowError(
                 f"{type(pipeline).__name__} has no parameter {name!r}",
                 hint=f"did you mean {' or '.join(near)}?"
                 if near
@@ -173,10 +173,10 @@ def _checked(pipeline: Any, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explored(grid: Grid) -> dict[str, Any]:
-    """An explore for each parameter. Raises JobError for one that has no options."""
+    """An explore for each parameter. Raises FlowError for one that has no options."""
     for name, options in grid.items():
         if isinstance(options, str) or not hasattr(options, "__len__") or not len(options):
-            raise JobError(f"the grid has no options for {name}", hint="give a list; distributions need n_iter")
+            raise FlowError(f"the grid has no options for {name}", hint="give a list; distributions need n_iter")
     return {name: explore(name, labelled(options), ordered=_ordered(options)) for name, options in grid.items()}
 
 

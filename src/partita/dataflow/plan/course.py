@@ -5,13 +5,13 @@
     course.take_released() -> results nobody needs any more
 
 The real engines and the simulator drive the same course. Tasks run on demand: a result asked for asks for what it needs, a
-choose asks for the scores that `judge` wants, in the depth-first order of `order.py`; a task is handed out as soon as all it
+choose asks for the scores that its judge wants, in the depth-first order of `order.py`; a task is handed out as soon as all it
 needs has been handed out. So a branch that a choose never wants is never run.
 
 A result is held while somebody may still read it: `refs` counts the readers left (calls not yet run, chooses it may win,
 results asked for). Readers vanish when they have run, lost, or failed; at zero the result is released, a task under way
 is cancelled, a task that never ran is pruned, and with it whatever only it would have read. Every event costs O(edges it
-touches), the whole run O(nodes + edges) log nodes and the judging of chooses.
+touches), the whole run O(nodes + edges) log nodes; where memory is limited, a result that is dropped costs O(results held).
 
 Where memory is limited, `keep.py` says which result goes first when another one needs its place. A result that was
 dropped is asked for again when its next reader comes: loaded, if the store has it and that is quicker, or computed anew.
@@ -25,32 +25,37 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from partita.dataflow.flow import FlowError
 from partita.dataflow.graph import Choice, FlowGraph, Node, Slot
 from partita.dataflow.keys import Memo, Ref, key_of
 from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, View, Worth, flat, mapped
-from partita.dataflow.plan.judge import Leaders, Verdict, judge
+from partita.dataflow.plan.judge import Judge, judging
 from partita.dataflow.plan.keep import Holding, cheapest, recompute_s
 from partita.dataflow.plan.order import depth_first
-from partita.dataflow.select import Halving
+from partita.errors import InternalError
 
 DROPS = 0.5  #: results dropped a task, before the limit of memory is widened
+WIDER = 1.25
+RESULTS = -1  #: stands for whoever reads the results of the flow
 
 
 @dataclass
 class Judged:
     """What is known of one choose, and what it still reads."""
 
+    judge: Judge
     value_edges: set[int]  #: candidates that may still be kept
     score_edges: set[int]  #: candidates whose score it may still read
-    scores: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     kept: tuple[int, ...] | None = None
     contradiction: str = ""
     asked: bool = False
-    leaders: Leaders | None = None  #: of a choose that scores all
-    outstanding: set[int] = field(default_factory=set)  #: candidates whose score was asked for and has not come
+    outstanding: dict[int, None] = field(default_factory=dict)  #: candidates whose score was asked for and has not come
+    anew: bool = False  #: whether those are to be asked for again
+
+    @property
+    def scores(self) -> Mapping[int, float]:
+        return self.judge.scores
 
 
 @dataclass
@@ -83,9 +88,9 @@ class Course:
         self.twins: dict[int, list[int]] = {}
         self.judged = {
             k: Judged(
+                judging(n.choice, self.limits.ahead),
                 set(range(len(n.choice.candidates))),
                 set(range(len(n.choice.candidates))),
-                leaders=Leaders(n.choice) if Leaders.serve(n.choice) else None,
             )
             for k, n in enumerate(self.graph.nodes)
             if n.choice
@@ -113,6 +118,7 @@ class Course:
         self.unjudged: list[int] = []
         self.held: dict[int, None] = {}  #: calls whose result is in memory, the oldest first
         self.stretch = 1.0  #: by how much the limit of memory was widened, because nothing would have gone on within it
+        self.seen_together: set[int] = set()  #: readers of which it is known how much they read at once
         self.forgets = False  #: whether some result was dropped or lost
         self.dropped = 0  #: results let go of for want of memory that were needed again
         self.stored: dict[str, bool] = {}  #: key -> whether the store had it when it was asked
@@ -249,7 +255,8 @@ class Course:
         return winners[0] if found.choice.select.single else winners
 
     def options_of(self, node: int) -> dict[str, str]:
-        """All options that led to a result, those of decided chooses with it. O(nodes it depends on)."""
+        """All options that led to a result, those of decided chooses with it: where a task is on several branches, those of the
+        nearest choose. O(nodes it depends on)."""
         options: dict[str, str] = {}
         seen: set[int] = set()
         waiting = [node]
@@ -260,14 +267,15 @@ class Course:
             seen.add(k)
             found = self.graph.nodes[k]
             if found.choice is None:
-                options |= {} if found.kind == "gather" else found.options
+                options = options if found.kind == "gather" else {**found.options, **options}
                 waiting += found.needs
                 continue
             kept = self.judged[k].kept or ()
-            options |= found.options
+            options = {**found.options, **options}
             if len(kept) == 1:
-                options |= found.choice.candidates[kept[0]].options
-                waiting.append(found.choice.candidates[kept[0]].value)
+                winner = found.choice.candidates[kept[0]]
+                options = {**winner.options, **options}
+                waiting.append(winner.value)
         return options
 
     # ---- demand -----------------------------------------------------------------------------------------------------------
@@ -473,15 +481,20 @@ class Course:
             if self.holds[k]:
                 continue
             if k in self.judged:
-                self.judged[k].outstanding.clear()
+                self.judged[k].anew = True
             self.holds[k] = True
             for need in self._edges(k):
-                self.refs[need] += 1
-                if self.state[need] == State.OUT:
-                    self.state[need] = State.IDLE
-                    if need in self.twin:  # what it stood for may be gone too
-                        self.twins[self.twin.pop(need)].remove(need)
-                    waiting.append(need)
+                waiting += self._one_more(need)
+
+    def _one_more(self, node: int) -> list[int]:
+        """One reader more; the node, where it had been let go of and has to hold again what it needs."""
+        self.refs[node] += 1
+        if self.state[node] != State.OUT:
+            return []
+        self.state[node] = State.IDLE
+        if node in self.twin:  # what it stood for may be gone too
+            self.twins[self.twin.pop(node)].remove(node)
+        return [node]
 
     # ---- what came --------------------------------------------------------------------------------------------------------
 
@@ -503,31 +516,26 @@ class Course:
                 choose, i, f"its score is {'no number' if value is None else f'not finite ({value:g})'}"
             )
             return
-        j.scores[i] = value
-        j.outstanding.discard(i)
-        out = j.leaders.add(i, value) if j.leaders is not None else None
-        if out is not None:
-            self._lose(choose, *out)
-        self._look_at(choose)
+        j.outstanding.pop(i, None)
+        j.judge.add(i, value)
+        self.unjudged.append(choose)
         self._let_go_of(choose, i, j.score_edges)
-
-    def _look_at(self, choose: int) -> None:
-        """Have a choose judged, where something can follow: halving waits for all that it has asked for."""
-        j, select = self.judged[choose], self._choice(choose).select
-        if j.leaders is not None:
-            waits = j.asked and j.leaders.open > 0
-        else:
-            waits = isinstance(select, Halving) and not select.asynchronous and bool(j.outstanding)
-        if not waits:
-            self.unjudged.append(choose)
 
     def _lose(self, choose: int, i: int, why: str) -> None:
         """A candidate cannot be kept any more: its data, and what only it needs, go."""
         j = self.judged[choose]
         j.lost[i] = why
-        j.outstanding.discard(i)
+        j.outstanding.pop(i, None)
         self._let_go_of(choose, i, j.value_edges)
         self._let_go_of(choose, i, j.score_edges)
+
+    def _take_back(self, choose: int, i: int) -> None:
+        """A candidate that had lost is kept after all, since those before it failed."""
+        j, value = self.judged[choose], self._choice(choose).candidates[i].value
+        if i not in j.value_edges:
+            j.value_edges.add(i)
+            for k in self._one_more(value):
+                self._hold_needs(k)
 
     def _let_go_of(self, choose: int, i: int, edges: set[int]) -> None:
         """A choose reads a candidate, or its score, no longer."""
@@ -541,25 +549,22 @@ class Course:
         while self.unjudged:
             choose = self.unjudged.pop()
             j = self.judged[choose]
-            if self.state[choose] in (State.OUT, State.FAILED) or j.kept is not None or not j.asked:
-                continue
-            self._judge(choose)
+            if self.state[choose] not in (State.OUT, State.FAILED) and j.kept is None:
+                self._judge(choose)
 
     def _judge(self, choose: int) -> None:
         choice, j = self._choice(choose), self.judged[choose]
-        if j.leaders is not None:
-            wanted = range(len(choice.candidates)) if not j.outstanding else ()
-            verdict = Verdict(
-                tuple(i for i in wanted if i not in j.scores and i not in j.failed), kept=j.leaders.kept()
-            )
-        else:
-            verdict = judge(choice, j.scores, j.failed, self.limits.ahead)
-        j.contradiction = j.contradiction or verdict.contradiction
+        verdict = j.judge.verdict()
+        j.contradiction = verdict.contradiction
         for i, why in verdict.lost.items():
             self._lose(choose, i, why)
+        j.outstanding |= dict.fromkeys(verdict.wanted)
+        if not j.asked:
+            j.anew = True
+            return
         if verdict.kept is None:
-            j.outstanding.update(verdict.wanted)
-            for i in verdict.wanted:
+            asked, j.anew = list(j.outstanding) if j.anew else verdict.wanted, False
+            for i in asked:
                 self._demand(choice.candidates[i].score)
             return
         if not verdict.kept:
@@ -569,13 +574,14 @@ class Course:
         j.kept = verdict.kept
         for i in verdict.kept:
             self._let_go_of(choose, i, j.score_edges)  # kept without a score
+            self._take_back(choose, i)
         for w in self._winners(choose):
             self._demand_view(w, self.place[choose])
         self._wake(choose)
 
     def _fail(self, node: int, reason: str) -> None:
         """A node is lost, and with it all calls that need it; a choose loses a candidate."""
-        waiting = [(node, reason)]
+        waiting, lost = [(node, reason)], list[tuple[int, str]]()
         while waiting:
             k, why = waiting.pop()
             state = self.state[k]
@@ -593,28 +599,27 @@ class Course:
             self.blocked.pop(k, None)
             for t in self.twins.get(k, ()):
                 waiting.append((t, why))
-            for choose, i, _ in self.roles[k]:
-                self._fail_candidate(choose, i, why)
+            lost.append((k, why))
             for consumer in self.graph.consumers[k]:
                 if self.graph.nodes[consumer].choice is None:
                     waiting.append((consumer, why))
+        for k, why in lost:  # last, since they let go of what failed with it
+            for choose, i, _ in self.roles[k]:
+                self._fail_candidate(choose, i, why)
 
     def _fail_candidate(self, choose: int, i: int, why: str) -> None:
         j = self.judged[choose]
         if i in j.failed or self.state[choose] in (State.OUT, State.FAILED):
             return
-        if i not in j.scores and j.leaders is not None:
-            j.leaders.open -= 1
         j.failed[i] = why
-        j.outstanding.discard(i)
+        j.outstanding.pop(i, None)
         self._let_go_of(choose, i, j.value_edges)
         self._let_go_of(choose, i, j.score_edges)
         if j.kept is not None and i in j.kept:
             self._fail(choose, why)
         elif j.kept is None:
-            if j.scores.pop(i, None) is not None and j.leaders is not None:  # it led, and its result is lost after all
-                j.leaders.remove(i)
-            self._look_at(choose)
+            j.judge.fail(i)
+            self.unjudged.append(choose)
 
     # ---- keys and twins ---------------------------------------------------------------------------------------------------
 
@@ -729,21 +734,63 @@ class Course:
             return True
         if self.dropped > DROPS * self.stretch * (10 + self.graph.tasks):
             # too little for its widest tasks: it would go in circles
-            self.stretch *= 1.25
+            self.stretch *= WIDER
         wanted = self.worth(node)[1]
-        spared = self.results | self.is_sink
-        if kind == "compute":
-            spared |= set(flat(tuple(self.view(n) for n in self.graph.nodes[node].needs)))
+        inputs = set(flat(tuple(self.view(n) for n in self.graph.nodes[node].needs))) if kind == "compute" else set()
         while self.held_bytes + self.underway_bytes + wanted > limit:
-            held = [k for k in self.held if not self.pins[k] and self.size[k] > 0 and k not in spared]
+            held = [
+                k
+                for k in self.held
+                if not self.pins[k] and self.size[k] > 0 and not (k in inputs or k in self.is_sink or k in self.results)
+            ]
             later = [k for k in held if self._next_use(k) > self.urgency[node]]
             if not later and self.running:
                 return False  # what is needed sooner stays; something will end
             victim = cheapest([self._holding(k) for k in later or held])
             if victim is None:
                 return True  # it alone is too large
+            together = self._together(victim)
+            if together > limit:
+                self.stretch = WIDER * together / self.limits.memory_bytes
+                limit = WIDER * together
+                continue
             self._drop(victim)
         return True
+
+    def _together(self, node: int) -> float:
+        """Bytes that must be in memory at once for one of those that read a result, at most: within less, what it reads would
+        drive out each other. Each reader is looked at once, when all is known."""
+        widest = 0.0
+        for reader in self._read_by(node):
+            reads = self.graph.nodes[reader].needs if reader != RESULTS else [s for _, s in self.graph.sinks]
+            leaves = {leaf for n in reads for leaf in self._leaves(n)}
+            widest = max(widest, sum(self.size[k] if self.state[k] == State.HELD else self.worth(k)[1] for k in leaves))
+            if all(self.graph.nodes[k].kind == "call" and self.graph.nodes[k].step in self.sized for k in leaves):
+                self.seen_together.add(reader)
+        return widest
+
+    def _read_by(self, node: int) -> set[int]:
+        """The calls that read a result, directly or through lists and decided chooses, and were not looked at yet; or `RESULTS`."""
+        found: set[int] = set()
+        waiting = [node, *self.twins.get(node, ())]
+        while waiting:
+            k = waiting.pop()
+            found |= {RESULTS} if k in self.is_sink else set()
+            for c in self.graph.consumers[k]:
+                if self.graph.nodes[c].kind == "call":
+                    found.add(c)
+                elif self.graph.nodes[c].choice is None or k in self._winners(c):
+                    waiting.append(c)
+        return found - self.seen_together
+
+    def _leaves(self, node: int) -> Iterator[int]:
+        """The calls in whose place a node stands, as far as that is decided; an undecided choose stands for itself."""
+        node = self._real(node)
+        stands_for = self._stands_for(node)
+        if not stands_for:
+            yield node
+        for n in stands_for:
+            yield from self._leaves(n)
 
     def _next_use(self, node: int) -> int:
         """The place in the order of the next one that reads it."""
@@ -754,7 +801,8 @@ class Course:
 
     def _holding(self, node: int) -> Holding:
         stored = self._better_loaded(node, self.key(node))
-        again = recompute_s(node, self.graph, lambda k: self.worth(k)[0], lambda k: self.state[k] == State.HELD)
+        needs = lambda k: (leaf for n in self.graph.nodes[k].needs for leaf in self._leaves(n))  # noqa: E731
+        again = recompute_s(node, needs, lambda k: self.worth(k)[0], lambda k: self.state[k] == State.HELD)
         return Holding(node, self.size[node], self.refs[node], again, stored)
 
     def _drop(self, node: int) -> None:
@@ -771,7 +819,7 @@ class Course:
     def _choice(self, node: int) -> Choice:
         choice = self.graph.nodes[node].choice
         if choice is None:
-            raise FlowError(f"node {node} is no choose")
+            raise InternalError(f"node {node} is no choose")
         return choice
 
     def _winners(self, node: int) -> list[int]:

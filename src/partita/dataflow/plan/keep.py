@@ -10,10 +10,8 @@ rule knows neither who will read a result nor what it cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-from partita.dataflow.graph import FlowGraph
 
 READ_BYTES_PER_S = 500e6  #: from the page cache, digest checked
 READ_S = 0.002  #: for each result
@@ -51,13 +49,15 @@ def cheapest(held: Sequence[Holding]) -> int | None:
     return min(held, key=lambda h: (h.worth, h.node)).node if held else None
 
 
-def recompute_s(node: int, graph: FlowGraph, seconds: Callable[[int], float], held: Callable[[int], bool]) -> float:
-    """What having a result again costs: its own time and that of all upstream that is not held. O(upstream)."""
+def recompute_s(
+    node: int, needs: Callable[[int], Iterable[int]], seconds: Callable[[int], float], held: Callable[[int], bool]
+) -> float:
+    """What having a call's result again costs: its own time and that of all calls upstream that are not held. O(upstream)."""
     total, seen, waiting = 0.0, {node}, [node]
     while waiting and len(seen) <= MOST_UPSTREAM:
         k = waiting.pop()
-        total += seconds(k) if graph.nodes[k].kind == "call" else 0.0
-        for need in graph.nodes[k].needs:
+        total += seconds(k)
+        for need in needs(k):
             if need not in seen and not held(need):
                 seen.add(need)
                 waiting.append(need)

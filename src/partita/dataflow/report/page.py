@@ -36,7 +36,7 @@ def page(run: RunRecord, title: str = "flow") -> str:
         ),
         section("The steps", "Sorted by the time they took.", steps(story)),
         section("What failed", "Each reason once." if run.tasks_failed else "", lost(story)),
-        section("Worth knowing", "", tag("ul", *(tag("li", words(n)) for n in noted(run)), class_="notes") if list(noted(run)) else ""),
+        section("Worth knowing", "", tag("ul", *(tag("li", words(n)) for n in run.notes), class_="notes") if run.notes else ""),
         footer(_facts(run), ()),
     ]  # fmt: skip
     styles = (asset("study.css"), asset("gantt.css"), asset("page.css", "partita.dataflow.report"))
@@ -53,7 +53,9 @@ def headline(run: RunRecord) -> str:
 
 def lede(run: RunRecord) -> str:
     """What running each for itself would be, and what it was instead."""
-    calls = run.tasks_run + run.tasks_shared + run.tasks_cached + run.tasks_pruned + run.tasks_cancelled
+    calls = (
+        run.tasks_run + run.tasks_shared + run.tasks_cached + run.tasks_pruned + run.tasks_cancelled + run.tasks_failed
+    )
     if calls <= run.tasks_run:
         return f"{many(run.tasks_run, 'task')} ran."
     return f"One after another they are {count(calls)} calls; {count(run.tasks_run)} ran: {percent(1 - run.tasks_run / calls)} of them did not have to."
@@ -225,10 +227,6 @@ def lost(story: FlowStory) -> str:
     classes = ["", "wrap", "wrap soft", "n"]
     rows = [cells([words(label), words(reason), words(options_in_words(ts[0].options)), count(len(ts))], classes) for (label, reason), ts in list(first.items())[:MOST_LOST]]  # fmt: skip
     return framed(["step", "why", "first at", "tasks"], classes, rows, "failures")
-
-
-def noted(run: RunRecord) -> Iterable[str]:
-    yield from run.notes
 
 
 def _facts(run: RunRecord) -> Iterable[tuple[str, str]]:

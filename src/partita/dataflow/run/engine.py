@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from partita.dataflow.flow import FlowError
-from partita.dataflow.graph import FlowGraph
+from partita.dataflow.graph import Candidate, FlowGraph
 from partita.dataflow.plan.costs import Costs
 from partita.dataflow.plan.course import Course
 from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, flat, mapped
@@ -37,7 +36,7 @@ from partita.dataflow.run.record import (
 from partita.dataflow.run.task import Order, Report, Told, number_of
 from partita.dataflow.select import First, Halving, Threshold
 from partita.dataflow.store import Store
-from partita.errors import InternalError, PartitaError
+from partita.errors import FlowError, InternalError, PartitaError
 
 Progress = Callable[[str, int, int], None]
 AHEAD_S = 1.0  #: work that a worker should always have before it
@@ -53,6 +52,10 @@ SIMULATED = 0.015  #: part of the time left that one simulation of it may take
 CLOCKS_S = 2.0  #: clocks of machines that differ by less, or seem to since a report was late, are taken as they are
 DRAIN_S = 30.0  #: how long tasks under way are waited for, where the run has failed and what they keep may be wrong
 BRIEF_S, BRIEF_BYTES = 0.02, 100e3  #: tasks below both travel together
+
+
+class AllLost(FlowError):
+    """No result of a flow is there: every one failed."""
 
 
 class Engine(Protocol):
@@ -308,7 +311,7 @@ class _Run:
 
     @cached_property
     def _uneven(self) -> bool:
-        """What is left may not run as a whole, or more than once: means of steps do not tell how much that is."""
+        """What is left may not run as a whole, or more than once: the sum of open tasks does not tell how much that is."""
         choices = [n.choice for n in self.graph.nodes if n.choice is not None]
         limited = math.isfinite(self.settings.memory_bytes)
         return limited or any(c.shape is not None or isinstance(c.select, First | Threshold | Halving) for c in choices)
@@ -334,7 +337,9 @@ class _Run:
     def _keep_numbers(self, reports: Sequence[tuple[Report, str]]) -> None:
         """Keep numbers for later runs, unless their step was seen to give others the second time."""
         if self.numbers is not None:
-            fresh = [r for r, _ in reports if r.state == "done" and r.value is not None]
+            fresh = [
+                r for r, _ in reports if r.state == "done" and r.value is not None and not self.course.loaded[r.node]
+            ]
             kept = {r.node: r.value for r in fresh if self.graph.lasting[r.node] and not self._changes(r.node)}
             self.numbers.add({self.course.key(n): value for n, value in kept.items() if value is not None})
             self.kept |= {n: self.course.key(n) for n in kept}
@@ -425,7 +430,7 @@ class _Run:
         views = [None if course.state[s] == State.FAILED else course.view(s) for _, s in self.graph.sinks]
         if all(v is None for v in views):
             _, sink = self.graph.sinks[0]
-            raise FlowError(f"every result of the flow is lost: {course.reason.get(sink, 'failed')}", hint="correct the step, or the options")  # fmt: skip
+            raise AllLost(f"every result of the flow is lost: {course.reason.get(sink, 'failed')}", hint="correct the step, or the options")  # fmt: skip
         nodes = list(dict.fromkeys(n for v in views if v is not None for n in flat(v)))
         try:
             brought = self.engine.fetch(nodes)
@@ -443,7 +448,9 @@ class _Run:
         rows = tuple(self._task_row(k) for k, n in enumerate(graph.nodes) if n.kind == "call")
         states = [r.state for r in rows]
         choices = tuple(self._choice_row(k) for k in course.judged)
-        never = sum(s.score is None and not s.reason.startswith("failed: ") for c in choices for s in c.scores)
+        never = sum(
+            len(_candidates(graph, k)) - len(j.scores.keys() | j.failed.keys()) for k, j in course.judged.items()
+        )
         return RunRecord(
             seconds=seconds, started_s=self.settings.started_s,
             tasks_run=states.count("run"), tasks_shared=max(0, graph.applied - graph.tasks) + states.count("shared"),
@@ -500,7 +507,7 @@ class _Run:
         number = number_of(value) if isinstance(value, bool | int | float) else None
         plain = value if number is not None and math.isfinite(number) else None
         shown = value[:200] if isinstance(value, str) else plain
-        return Chosen(self.course.options_of(sink), self._score_of(sink), shown, type(value).__name__)
+        return Chosen({**self.course.options_of(sink), **options}, self._score_of(sink), shown, type(value).__name__)
 
     def _score_of(self, sink: int) -> float | None:
         """By which a result was chosen: the outermost choose's."""
@@ -540,6 +547,11 @@ class _Run:
     def _standing(self) -> str:
         left = [self._said(k) for k, s in enumerate(self.course.state) if s == State.WAITING]
         return ", ".join(left[:5])
+
+
+def _candidates(graph: FlowGraph, choose: int) -> Sequence[Candidate]:
+    choice = graph.nodes[choose].choice
+    return choice.candidates if choice is not None else ()
 
 
 def _on(options: Any) -> str:

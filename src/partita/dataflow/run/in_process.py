@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class InProcess:
         if not all(n in self.results for n in needed(inputs)):
             return [(missing(told), "here")]
         found = [mapped(v, self.results.__getitem__) for v in inputs]
+        told = told._replace(arguments=tuple((name, _own(a)) for name, a in told.arguments))
         result, report = execute(told, self.functions[told.step], found, self.store, self.looked)
         if report.state == "done":
             self.results[told.node], self.turns[told.node] = result, told.turn
@@ -59,3 +61,11 @@ class InProcess:
 
     def close(self) -> None:
         self.results.clear()
+
+
+def _own(argument: Any) -> Any:
+    """A constant as a task may change it without another one seeing that: as if it had travelled to a worker."""
+    try:
+        return copy.deepcopy(argument)
+    except Exception:  # what cannot be copied cannot travel either
+        return argument

@@ -15,14 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from partita.dataflow.flow import FlowError
 from partita.dataflow.functions import is_own
 from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.run.engine import Engine, Outcome, Progress, Settings, run
 from partita.dataflow.run.in_process import InProcess
 from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.store import Store
-from partita.errors import BadInput, MissingDependency
+from partita.errors import BadInput, FlowError, MissingDependency
 from partita.spawn import usable_cores
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def run_flow(
     together. `modules` are sent to workers as they are, `paths` are where workers import from. Raises FlowError and its kin.
     """
     graph = flow if isinstance(flow, FlowGraph) else unfold(flow() if callable(flow) else flow)
-    workers = _count(workers)
+    workers = worker_count(workers)
     functions = [s.function for s in graph.steps]
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
@@ -67,7 +66,8 @@ def run_flow(
         return run(graph, engine, settings, store, numbers, progress)
 
 
-def _count(workers: int | None) -> int:
+def worker_count(workers: int | None) -> int:
+    """Processes to begin: one a core where it is not said; 0 for none. Raises BadInput for too many, or fewer than none."""
     if workers is None:
         return usable_cores()
     if not 0 <= workers <= MOST_WORKERS:
@@ -92,7 +92,7 @@ def _dask(
     else:
         place = Place(scheduler) if isinstance(scheduler, str) else scheduler
     anew = _beside(paths, modules) if scheduler else ()
-    return OnDask.connect(place, functions, modules, [str(p) for p in paths], store, anew)
+    return OnDask.connect(place, functions, modules, [str(p) for p in paths], store, anew, alone=scheduler is None)
 
 
 def _beside(paths: Sequence[str | Path], modules: Sequence[ModuleType]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,15 +39,18 @@ class Numbers:
         try:
             begin = path.exists() and path.stat().st_size > MOST_BYTES
             found = numbers_in(path)
-            with open(path, "w" if begin else "a", encoding="utf-8") as out:
-                out.write("\n")  # behind half a line
+            with open(path, "wb" if begin else "ab+") as out:
+                if out.tell() and os.pread(out.fileno(), 1, out.tell() - 1) != b"\n":  # behind half a line
+                    out.write(b"\n")
         except OSError as error:
             raise BadInput(f"{path} cannot be written: {error.strerror}", hint="name another folder: -o DIR") from error
         return Numbers(path, found)
 
     def add(self, numbers: Mapping[str, float]) -> None:
         """Keep some; what the disk does not take is computed again next time."""
-        lines = "".join(json.dumps([k, v]) + "\n" for k, v in numbers.items() if math.isfinite(v))
+        lines = "".join(
+            json.dumps([k, v]) + "\n" for k, v in numbers.items() if math.isfinite(v) and self.found.get(k) != v
+        )
         if lines and not self.broken:
             self._append(lines)
 

@@ -19,12 +19,14 @@ import logging
 import math
 import queue
 import secrets
+import signal
 import statistics
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -33,6 +35,7 @@ import dask
 from dask._expr import LLGExpr
 from dask._task_spec import Task, TaskRef
 from distributed import Client, KilledWorker, LocalCluster
+from distributed.comm import connect
 from distributed.security import Security
 
 from partita.dataflow.plan.events import mapped
@@ -59,6 +62,7 @@ _OURS = {
     "distributed.comm.timeouts.connect": "10s",
     "distributed.deploy.lost-worker-timeout": "365 days",
     "distributed.worker.http.routes": [],
+    "distributed.worker.daemon": False,  # steps may begin processes of their own
 }
 
 
@@ -70,13 +74,19 @@ class Place(NamedTuple):
 
     def client(self) -> Client:
         """Raises BadInput where no scheduler answers."""
-        try:
+        security = self.security or Security()
+        try:  # a client that does not reach its scheduler takes 20 s to be closed: so see first
+            asyncio.run(_reach(self.address, security.get_connection_args("client")))
             return Client(self.address, timeout=CONNECT_S, set_as_default=False, security=self.security)
-        except (OSError, ValueError, TypeError, TimeoutError) as error:
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
             hint = "start one: dask scheduler; dask worker ADDRESS"
             if self.address.startswith("tls:"):
                 hint = "its certificates belong into Dask's configuration, under distributed.comm.tls"
             raise BadInput(f"no Dask scheduler answers at {self.address}", hint=hint) from error
+
+
+async def _reach(address: str, arguments: dict[str, Any]) -> None:
+    (await connect(address, timeout=CONNECT_S, **arguments)).abort()
 
 
 @contextlib.contextmanager
@@ -87,16 +97,26 @@ def cluster(workers: int, dashboard: str | None = None) -> Iterator[Place]:
     for it alone, is let in. Their memory is the run's to manage (`plan.keep`), so Dask's own spilling is off. `dashboard`: where its page listens.
     """
     pages: dict[str, Any] = {} if dashboard else {"distributed.scheduler.http.routes": []}
-    with dask.config.set({**_OURS, **pages}):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a port that is taken, a machine without IPv6: not ours to say
-            made = LocalCluster(
-                n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=dashboard,
-                worker_dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL, security=Security.temporary(),
-            )  # fmt: skip
-        try:
+    # Ctrl-C in a terminal reaches all processes of it: the workers, which are this one's to end, begin with it held back
+    resource_tracker.ensure_running()  # beginning it later would let Ctrl-C in again
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    made: LocalCluster | None = None
+    try:
+        with dask.config.set({**_OURS, **pages}):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a port that is taken, a machine without IPv6: not ours to say
+                try:
+                    made = LocalCluster(
+                        n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=dashboard,
+                        worker_dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL, security=Security.temporary(),
+                    )  # fmt: skip
+                except (RuntimeError, ValueError, OSError) as error:
+                    raise BadInput(f"the workers' cluster cannot begin: {error}", hint="see --dashboard, e.g. :8787" if dashboard else "") from error  # fmt: skip
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)  # what came meanwhile is raised here
             yield Place(made.scheduler_address, made.security)
-        finally:
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        if made is not None:
             with contextlib.suppress(Exception):
                 made.close(timeout=10)
 
@@ -172,12 +192,14 @@ class OnDask:
     @staticmethod
     def connect(
         place: Place, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType] = (), paths: Sequence[str] = (),
-        store: Store | None = None, anew: Sequence[str] = (),
+        store: Store | None = None, anew: Sequence[str] = (), alone: bool = False,
     ) -> OnDask:  # fmt: skip
-        """Raises BadInput where no scheduler answers, or it has no workers. `anew`: modules that workers import again."""
+        """Raises BadInput where no scheduler answers, or it has no workers. `anew`: modules that workers import again; `alone`: whether
+        this run has the workers for itself."""
         client = place.client()
         try:
-            return OnDask._ready(client, functions, modules, Functions(tuple(paths), tuple(anew), store))
+            shown = tuple(m.__name__ for m in modules) if alone else ()
+            return OnDask._ready(client, functions, modules, Functions(tuple(paths), tuple(anew), store, shown))
         except BaseException:
             client.close(timeout=2)
             _by_reference(modules)

@@ -7,6 +7,7 @@ to see whether a step gives the same again and leaves its arguments as they were
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -101,7 +102,7 @@ def execute(
             raise PartitaError(f"it gives a {type(result).__name__}, which can be read only once", hint="return a list")
         took = time.time() - began
         ended = started + took
-        if before and _content(list(inputs)) != before:
+        if _changed(before, inputs):
             return None, Report(told.node, told.turn, "spoils", started, ended)
         size = size_of(result)
         enough = before is not None and took + 2 * size / DIGEST_BYTES_PER_S <= told.look_s
@@ -114,8 +115,10 @@ def execute(
         return result, Report(
             told.node, told.turn, "done", started, ended, size, number, same, stored, why, look_s, enough
         )
-    except (Exception, SystemExit) as error:  # a library that wants to end the program loses its branch only
-        if before and _content(list(inputs)) != before:
+    except BaseException as error:  # a library that wants to end the program loses its branch only
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # the user's own; a worker runs tasks in other threads
+        if _changed(before, inputs):
             return None, Report(told.node, told.turn, "spoils", started, time.time())
         said = str(error) if isinstance(error, PartitaError) else sentence_of(error) + place_of(error)
         return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
@@ -150,10 +153,21 @@ def _filled(argument: Any, inputs: Sequence[Any]) -> Any:
     return argument
 
 
+def _changed(before: str | None, inputs: Sequence[Any]) -> bool:
+    """Whether inputs are seen to be no longer what they were."""
+    after = _content(list(inputs)) if before else None
+    return after is not None and after != before
+
+
 def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any) -> bool | None:
-    """Whether the same comes out again; None where results cannot be compared."""
+    """Whether the same comes out again; None where results cannot be compared. A second time that raises gives something else."""
     first = _content(result)
-    return None if first is None else _content(_called(function, arguments)) == first
+    if first is None:
+        return None
+    try:
+        return _content(_called(function, arguments)) == first
+    except Exception:  # it makes a folder, say
+        return False
 
 
 def _content(value: Any) -> str | None:

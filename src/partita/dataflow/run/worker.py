@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import pickle
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -42,6 +44,8 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     #: those of them that a worker may have imported for an earlier run, from another file or an older one
     anew: tuple[str, ...]
     store: Store | None
+    #: modules that travel by value, which pickle is to find by name all the same; of workers that serve this run alone
+    shown: tuple[str, ...] = ()
     name: str = ""
     packed: bytes = b""  #: of the functions, by value where they are the user's own
     functions: Sequence[Callable[..., Any]] = field(default=(), init=False)
@@ -60,6 +64,9 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
         self.functions = cloudpickle.loads(self.packed)
+        for function in map(inspect.unwrap, self.functions):
+            if getattr(function, "__module__", None) in self.shown and isinstance(function, FunctionType):
+                _show(function)
 
     def report(self, report: Report) -> None:
         """From the thread that ran the task."""
@@ -77,6 +84,14 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
                 self.worker.log_event(
                     self.name, {"worker": str(self.worker.name), "address": self.worker.address, "reports": reports}
                 )
+
+
+def _show(function: FunctionType) -> None:
+    """Have pickle find by name what a function that travelled by value reads of its module: results are of its classes, and it
+    may hand functions to processes of its own."""
+    module = sys.modules.setdefault(function.__module__, ModuleType(function.__module__))
+    vars(module).update({k: v for k, v in function.__globals__.items() if k not in vars(module)})
+    vars(module)[function.__name__] = function
 
 
 def packed(members: tuple[Member, ...]) -> bytes:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partita.dataflow.store.format import TAIL, Damaged, NeedsPickle, index_of, read_result, write_result
+from partita.dataflow.store.format import TAIL, Damaged, NeedsPickle, NotHere, index_of, read_result, write_result
 from partita.dataflow.store.private import why_not_own, why_not_private
 from partita.errors import BadInput, sentence_of
 
@@ -74,6 +74,11 @@ class Entry:
     path: Path
     bytes: int
     used_s: float  #: when it was written or last read, as time.time()
+
+    @property
+    def seconds(self) -> float:
+        """What it took to compute, from its index; 0 where that is damaged."""
+        return _seconds(self.path)
 
 
 @dataclass
@@ -126,7 +131,7 @@ class Store:
             )
             if read.key != key:
                 raise Damaged(f"{path} is the result of {str(read.key)[:LONG]}")
-        except NeedsPickle as error:
+        except (NeedsPickle, NotHere) as error:
             return Absent(error.message)
         except Damaged as error:
             self._drop(path, about)
@@ -236,9 +241,8 @@ class Store:
 
     def value_of(self, entry: Entry) -> float:
         """Seconds a byte, halved with each half-life since the last use; as a logarithm, so that nothing is too old to tell."""
-        seconds = _seconds(entry.path)
         age = max(0.0, time.time() - entry.used_s)
-        return math.log2(max(seconds, 1e-9) / max(entry.bytes, 1)) - age / self.half_life_s
+        return math.log2(max(entry.seconds, 1e-9) / max(entry.bytes, 1)) - age / self.half_life_s
 
     def _bury(self) -> None:
         """Remove what writers that died left behind."""

@@ -37,6 +37,10 @@ class Damaged(BadInput):
     """A stored result that is not what was written."""
 
 
+class NotHere(BadInput):
+    """A stored result that is sound, and cannot be made in this process: its class is missing, or the device that it was on."""
+
+
 class NeedsPickle(BadInput):
     """A result that only pickle can hold or read, where pickle is not allowed; the message says what and why."""
 
@@ -205,9 +209,8 @@ def _arrow(frame: Any) -> bytes | None:
         return None
     same = frame.equals(again) and (frame.dtypes == again.dtypes).all() and frame.attrs == again.attrs
     axes = ((frame.index, again.index), (frame.columns, again.columns))
-    return (
-        raw if same and all(a.dtype == b.dtype and a.names == b.names and type(a) is type(b) for a, b in axes) else None
-    )
+    alike = (a.dtype == b.dtype and a.names == b.names and type(a) is type(b) and getattr(a, "freq", None) == getattr(b, "freq", None) for a, b in axes)  # fmt: skip
+    return raw if same and all(alike) else None
 
 
 def _frame(raw: Any) -> Any:
@@ -282,7 +285,8 @@ def sealed(raw: bytes | bytearray) -> bool:
 def read_result(raw: bytearray, what: str, why_no_pickle: str = "") -> Read:
     """The result in these bytes; arrays lie in them, and may be written to.
 
-    Raises Damaged where they are not what was written, NeedsPickle where a pickle is in them and may not be loaded.
+    Raises Damaged where they are not what was written, NotHere where their value cannot be made, NeedsPickle where a pickle is in
+    them and may not be loaded.
     """
     if not sealed(raw):
         raise Damaged(f"{what} is damaged: its sha256 is another", hint="it is computed again")
@@ -290,8 +294,8 @@ def read_result(raw: bytearray, what: str, why_no_pickle: str = "") -> Read:
         return _read(raw, what, why_no_pickle)
     except (Damaged, NeedsPickle):
         raise
-    except Exception as error:  # whatever a library raises for bytes that somebody made up
-        raise Damaged(f"{what} is damaged: {sentence_of(error)}", hint="it is computed again") from error
+    except Exception as error:  # whatever a library raises, for bytes that somebody made up too
+        raise NotHere(f"{what} cannot be made here: {sentence_of(error)}", hint="it is computed again") from error
 
 
 def _read(raw: bytearray, what: str, why_no_pickle: str) -> Read:

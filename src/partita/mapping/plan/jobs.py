@@ -4,7 +4,7 @@
 
 A search sees tasks one by one, and a message costs it what it will cost the devices: receiving, posting, and the call of the
 segment that it cuts off. What it finds is then cut and joined into segments (`runnable`) and lowered, and that prediction,
-which the run is compared with, decides. One device is always among the candidates of a search.
+which the run is compared with, decides; the best one's weights' gradients are then put off where that makes it shorter. One device is always among the candidates of a search.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.errors import BadInput, CostError
+from partita.mapping.plan.deferred import deferred
 from partita.mapping.plan.parts import beside, shared_by_parts, with_sums
 from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, compile_kernels, plan_mapping
 from partita.mapping.plan.question import Mapped, Question
 from partita.mapping.plan.runnable import runnable
 from partita.nouns.cluster import Cluster
+from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem, Wish
@@ -58,6 +60,8 @@ def plan_job(
     problem = whole_batch(profile, cluster, budget_s, seed)
     found = list(candidates(problem, method, budget_s, seed))
     best = min(found, key=lambda c: c.step_s)
+    if method in SEARCHES:
+        best = Candidate(best.name, *deferred(problem, best.plan))
     compared: dict[str, float] = {}
     for c in found:
         compared[c.name] = min(c.step_s, compared.get(c.name, c.step_s))
@@ -153,17 +157,24 @@ def _with_shared_together(problem: PipelineProblem) -> TaskGraph:
 
 
 def step_bound(problem: PipelineProblem) -> tuple[float, str]:
-    """(seconds that no mapping's step is below, how that is known): tasks in their order and shared out evenly, messages for
-    nothing; or all of them on one device that works alone."""
+    """(seconds that no mapping's step is below, how that is known): tasks in their order, weights' gradients at any time, and shared
+    out evenly, messages for nothing; or all of them on one device that works alone."""
     links = [replace(k, latency_s=0.0) for k in (problem.cluster.default_link, *problem.cluster.links)]
     cluster = replace(problem.cluster, default_link=links[0], links=tuple(links[1:]))
     memory = np.zeros(len(problem.graph))
     free = PlacementProblem(problem.graph, cluster, problem.costs, memory)
-    bound, how = latency_bound(free, Question.of(free).model)
+    bound, how = latency_bound(replace(free, costs=_without_weights(problem)), Question.of(free).model)
     alone = problem.cluster_of(_on_one(problem)).devices
     seconds = problem.costs.seconds
     least = min(float(seconds[:, problem.costs.column(d.kind)].sum()) / d.speed for d in alone)
     return (bound, how) if bound <= least else (least, "one device")
+
+
+def _without_weights(problem: PipelineProblem) -> CostTable:
+    """Costs of what others may wait for: of a backward, the gradients of its inputs."""
+    costs, backward = problem.costs, np.array([[t.phase == "backward"] for t in problem.graph.tasks])
+    parted = backward & np.isfinite(costs.seconds)
+    return replace(costs, seconds=costs.seconds * np.where(parted, 1.0 - costs.shares_of_weights, 1.0))
 
 
 def _on_one(problem: PipelineProblem) -> PipelinePlan:

@@ -5,6 +5,7 @@ surrogate of what was measured, then the best of all in turn.
     seeds     as long as they take  single, intuitive, heft, heft-links, what the simulator's own search finds
     bayes     up to 50 %            Optuna's trials, each one measured
     genetic   up to 80 %            the best that a surrogate of all measurements knows, bred anew when they are measured
+    deferred  once each             the fastest three with weights' gradients put off, where that is predicted to be shorter
     finals    the rest              the three fastest and one device, in turn, thrice
 
 A search is a generator: a trial comes out, what its iterations took goes in. It does no input or output and knows no clock
@@ -28,6 +29,7 @@ import numpy as np
 
 from partita.mapping.plan import bayes, surrogates
 from partita.mapping.plan.decode import priorities_of, values_of
+from partita.mapping.plan.deferred import deferred
 from partita.mapping.plan.features import features
 from partita.mapping.plan.genetic import Worth, bred
 from partita.mapping.plan.jobs import as_placement, candidate
@@ -66,7 +68,7 @@ class Measured(NamedTuple):
 class Trial:
     """A mapping to be tried on a few iterations."""
 
-    phase: str  #: seeds, bayes, genetic, finals
+    phase: str  #: seeds, bayes, genetic, deferred, finals
     mapped: Mapped
     plan: PipelinePlan
     predicted_s: float  #: by the simulator
@@ -100,6 +102,7 @@ def live(problem: PipelineProblem, budget_s: float, seed: int, elapsed: Callable
     if s.question.devices > 1:
         yield from s.bayes(lambda: elapsed() < BAYES_UNTIL * budget_s)
         yield from s.genetic(lambda: elapsed() < GENETIC_UNTIL * budget_s)
+        yield from s.deferred()
     return (yield from s.finals())
 
 
@@ -186,9 +189,21 @@ class _Live:
             if not fresh:
                 return
 
+    def deferred(self) -> Trials:
+        """The fastest ones with weights' gradients put off."""
+        for trial in [self.trials[k] for k in self.fastest()]:
+            plan, step_s = deferred(self.problem, trial.plan)
+            if step_s < trial.predicted_s:
+                yield from self.tried(
+                    replace(trial, phase="deferred", plan=plan, predicted_s=step_s, expected_s=math.nan)
+                )
+
+    def fastest(self) -> list[Any]:
+        return sorted(self.measured_s, key=lambda k: self.measured_s[k])[:FINALISTS]
+
     def finals(self) -> Search:
         """The fastest and one device in turn; the median of the rounds decides, and a mapping has to be worth it."""
-        fastest = sorted(self.measured_s, key=lambda k: self.measured_s[k])[:FINALISTS]
+        fastest = self.fastest()
         single = next((k for k, t in self.trials.items() if t.name == "single"), fastest[0])
         rivals = list(dict.fromkeys([*fastest, single]))
         rounds = []
@@ -257,5 +272,6 @@ def judged_by(predict: Callable[[FloatArray], FloatArray]) -> Worth:
 
 
 def _key(trial: Trial) -> Any:
-    """Mappings that become the same segments in the same order are one."""
-    return trial.plan.stages
+    """Mappings that become the same segments in the same order are one, unless weights' gradients come at other times."""
+    put_off = [(d, k, s) for d, slots in trial.plan.orders.items() for k, s in enumerate(slots) if s.part == "W"]
+    return trial.plan.stages, tuple(put_off)

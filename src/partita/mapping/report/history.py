@@ -16,7 +16,7 @@ from partita.page.text import percent, seconds, table
 from partita.records import record
 
 MOST_SLOWER = 1e6  #: beyond it, a number is damage
-PHASES = ("seeds", "bayes", "genetic", "by lot", "finals")
+PHASES = ("seeds", "bayes", "genetic", "deferred", "by lot", "finals")
 
 
 @dataclass(frozen=True)
