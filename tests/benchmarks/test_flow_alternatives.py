@@ -22,7 +22,9 @@ from benchmark_scripts import loaded
 from partita.cli.talk import Talk
 
 flow, intervals = loaded("flow"), loaded("intervals")
-GIVEN = Namespace(set="digits", data=None, rows=60, components=10, rounds=1, skip=[flow.ALONE, flow.MEMORY])
+GIVEN = Namespace(
+    set="digits", data=None, rows=60, components=10, rounds=1, skip=[flow.ALONE, flow.MEMORY, flow.SHORT_KEYS]
+)
 DRIFT = {"spread": 0.0, "least_share": 1.0, "together": 2.0}
 RECORD = {
     "facts": {"machine": "one", "cores": 2, "load": [0.0]},

@@ -52,6 +52,7 @@ MOVE_WEIGHT = 3.0  #: times that long somebody must wait before moving is better
 ENDED = ("error", "cancelled", "lost", "finished")
 NOBODY_S = 60.0  #: without any worker, before a run is given up
 DEATHS = 3  #: of workers that a task lies with, before it runs once more by itself
+PAUSE_S = 0.25  #: before that: reports of what ended on its worker come first
 #: Dask gives up for good a worker that is away so long after it died once: in a run with many deaths, one that died just then again
 _OURS = {
     "distributed.worker.memory.target": False,
@@ -276,10 +277,12 @@ class OnDask:
             self.clump_of[o.told.node] = (clump, own[o.told.node])
             self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
         sources = tuple((at[c.key], k) for c, k in read)
-        if orders[0].told.node in self.blamed:
+        blamed = orders[0].told.node in self.blamed
+        if blamed:
             clump.reads = [*clumps, *self._behind(clump)]
         refs = [TaskRef(c.key) for c in clump.reads]
-        return clump, _Task(clump.key, run_clump, self.name, packed(members), sources, *refs)
+        pause_s = PAUSE_S if blamed else 0.0
+        return clump, _Task(clump.key, run_clump, self.name, packed(members), pause_s, sources, *refs)
 
     def _behind(self, clump: _Clump) -> list[_Clump]:
         """What is blamed waits for what was blamed before it, as if it read that: so only one at a time lies with a worker."""
