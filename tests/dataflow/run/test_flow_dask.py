@@ -209,7 +209,7 @@ def test_a_result_that_cannot_be_sent_loses_its_branch(place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_task_that_kills_its_workers_loses_its_branch_only() -> None:
-    """Dask blames all that lies with a worker that dies; what ended right before is reported with a moment's delay."""
+    """Dask blames all that lies with a worker that dies."""
 
     @step
     def deadly(row: list[int], a: int) -> list[int]:
@@ -254,8 +254,8 @@ def test_what_is_missing_deep_in_lists_does_not_reach_a_step(monkeypatch: pytest
     monkeypatch.setattr(plugin, "report", reports.append)
     monkeypatch.setattr("partita.dataflow.run.worker.get_worker", lambda: SimpleNamespace(plugins={"run": plugin}))
     clump = packed((Member(told, ([[0, 1], [1]],)),))
-    run_clump("run", clump, 0.0, ((0, 0), (1, 0)), [Missing()], ["there"])
-    run_clump("run", clump, 0.0, ((0, 0), (1, 0)), ["here"], ["there"])
+    run_clump("run", clump, ((0, 0), (1, 0)), [Missing()], ["there"])
+    run_clump("run", clump, ((0, 0), (1, 0)), ["here"], ["there"])
     assert [r.state for r in reports] == ["lost", "done"]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import random
 import subprocess
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from partita.dataflow.plan.events import Done, Failure, Job, Limits, flat
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.in_process import InProcess
 from partita.dataflow.run.numbers import Numbers
-from partita.dataflow.run.task import Report, size_of
+from partita.dataflow.run.task import Order, Report, size_of
 from partita.dataflow.store import Store
 from partita.files import dump_json
 
@@ -84,6 +86,46 @@ def test_every_task_runs_once_and_nothing_is_left(seed: int) -> None:
     asked = {course._real(n) for _, s in graph.sinks for n in flat(course.view(s))}
     assert set(course.held) == asked == set(engine.results)
     assert min(course.refs) >= 0
+
+
+@dataclass
+class Blaming(InProcess):
+    """Some tasks, and some results that were there, are lost with their workers; those tasks are suspected."""
+
+    chance: random.Random = field(default_factory=random.Random)
+    suspects: set[int] = field(default_factory=set)
+    alone: int = 0
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        super().submit(orders)
+        for order in orders:
+            if order.told.node in self.suspects:
+                under_way = [(o.told.node, o.told.turn) for o in self.waiting]
+                assert [w for w in under_way if w not in self.gone] == [(order.told.node, order.told.turn)]
+                self.alone += 1
+
+    def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
+        found = super().wait(timeout_s)
+        for k, (report, worker) in enumerate(found):
+            if self.chance.random() < 0.2:
+                self.suspects.add(report.node)
+                found[k] = report._replace(state="suspected"), worker
+        lost = [n for n in self.results if self.chance.random() < 0.02]
+        for n in lost:
+            del self.results[n]
+        return found + [(Report(n, self.turns[n], "lost", 0.0, 0.0), "") for n in lost]
+
+
+def test_what_may_kill_workers_runs_by_itself_and_changes_no_answer() -> None:
+    alone = 0
+    for seed in range(60):
+        graph = unfold(some_flow(seed))
+        limit = [float("inf"), 400.0][seed % 2]
+        engine = Blaming([s.function for s in graph.steps], chance=random.Random(seed))
+        going = _Run(graph, engine, Settings(memory_bytes=limit, check=False), None, None, None)
+        assert going.to_the_end().value == plainly(some_flow(seed), {})
+        alone += engine.alone
+    assert alone > 100
 
 
 def test_what_branches_share_runs_once() -> None:

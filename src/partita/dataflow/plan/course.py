@@ -111,6 +111,7 @@ class Course:
         self.held_bytes = 0.0
         self.peak_bytes = 0.0
         self.running = 0
+        self.suspects: set[int] = set()  #: calls that may have killed their workers
         self.underway_bytes = 0.0
         self.promised = [0.0] * n  #: bytes that a task under way was expected to give
         self.sized: set[int] = set()  #: steps of which it was seen what their results take
@@ -144,7 +145,12 @@ class Course:
         return not self.open_sinks
 
     def next_jobs(self, room: int, at_once: bool = False) -> list[Job]:
-        """Up to `room` tasks, the best first; fewer where memory does not allow more. `at_once`: only those whose inputs are there."""
+        """Up to `room` tasks, the best first; fewer where memory does not allow more. `at_once`: only those whose inputs are there.
+
+        What may kill its worker comes when there is nothing else to do, by itself: it could only take others with it.
+        """
+        if any(self.state[n] == State.RUNNING for n in self.suspects):
+            return []
         jobs: list[Job] = []
         later: list[tuple[int, int]] = []
         while self.heap and len(jobs) < room:
@@ -158,16 +164,25 @@ class Course:
             if at_once and kind == "compute" and not self._could_begin(node):
                 later.append((self.urgency[node], node))
                 continue
-            if self._is_unknown(node):
+            if node in self.suspects or self._is_unknown(node):
                 later.append((self.urgency[node], node))
                 continue
             if not self._fits(node, kind):
                 later.append((self.urgency[node], node))
                 break
             jobs.append(self._hand_out(node, kind, key))
+        suspected = [entry for entry in later if entry[1] in self.suspects]
+        if suspected and not jobs and not self.running:
+            jobs.append(self._by_itself(min(suspected)[1]))
         for entry in later:
             heapq.heappush(self.heap, entry)
         return jobs
+
+    def _by_itself(self, suspect: int) -> Job:
+        key = self.key(suspect)
+        kind: Literal["compute", "load"] = "load" if self._better_loaded(suspect, key) else "compute"
+        self._fits(suspect, kind)
+        return self._hand_out(suspect, kind, key)
 
     def _could_begin(self, node: int) -> bool:
         """All that a call reads is there."""
@@ -229,6 +244,11 @@ class Course:
         self._hold_needs(node)
         self._demand(node)
         self._judge_all()
+
+    def suspected(self, node: int, turn: int) -> None:
+        """A task's worker died, again and again: it is lost, and it may be why."""
+        self.suspects.add(node)
+        self.lost(node, turn)
 
     def _forget(self, node: int) -> None:
         """A result is in memory no longer."""

@@ -377,6 +377,9 @@ class _Run:
                 self.unread[report.reason] = None
             self.course.lost(report.node, report.turn)
             return
+        if report.state == "suspected":
+            self.course.suspected(report.node, report.turn)
+            return
         if report.state == "spoils":
             self.spoiler = report.node if self.spoiler is None else self.spoiler
             self.course.failed(Failure(report.node, report.turn, "it changes what it is given", started, ended, worker))

@@ -7,8 +7,8 @@ inputs and runs a lost task again, wherever there is a worker. Reports come back
 a task costs neither a round trip nor a callback. A key is never used twice (a count is in it): one that was cancelled and comes
 back would be taken for cancelled (dask #2609). A task's place in the run's order is its priority.
 
-Dask blames all that lies with a worker when that dies. A task that was blamed too often runs once more, one at a time with
-others like it; if its worker dies then too, it is what kills workers, and is lost.
+Dask blames all that lies with a worker when that dies. A task that was blamed too often is suspected: the course hands it out once
+more when nothing else is under way; if its workers die then too, it is what kills workers, and is lost.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ LOOK_S = 1.0  #: how often futures are looked at for what nobody reported: a tas
 MOST_CLUMP, CLUMP_S = 20, 0.06  #: tasks, seconds
 MOVE_S, MOVE_BYTES_PER_S = 0.002, 150e6  #: a result from one worker to another, encrypted
 MOVE_WEIGHT = 3.0  #: times that long somebody must wait before moving is better
+_End = Literal["lost", "suspected", "failed"]
 ENDED = ("error", "cancelled", "lost", "finished")
 NOBODY_S = 60.0  #: without any worker, before a run is given up
-DEATHS = 3  #: of workers that a task lies with, before it runs once more by itself
-PAUSE_S = 0.25  #: before that: reports of what ended on its worker come first
+DEATHS = 3  #: of workers that a task lies with, before it is suspected
 #: Dask gives up for good a worker that is away so long after it died once: in a run with many deaths, one that died just then again
 _OURS = {
     "distributed.worker.memory.target": False,
@@ -179,8 +179,7 @@ class OnDask:
     open: dict[str, _Clump] = field(default_factory=dict)  #: those under way, by key
     underway: dict[int, int] = field(default_factory=dict)  #: node -> turn of those without a report
     silent: dict[tuple[int, int], int] = field(default_factory=dict)  #: ended without a report -> looks since
-    blamed: set[int] = field(default_factory=set)  #: nodes whose worker died too often: each runs by itself
-    alone: _Clump | None = None  #: the latest of those
+    suspects: set[int] = field(default_factory=set)  #: nodes whose worker died too often
     deaths: Counter[int] = field(default_factory=Counter)  #: node -> times it may have killed all workers
     needless: list[Any] = field(default_factory=list)  #: futures to release
     events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
@@ -242,8 +241,7 @@ class OnDask:
         """
         if not orders:
             return
-        groups = _grouped([o._replace(brief=o.brief and o.told.node not in self.blamed) for o in orders], self.workers)
-        made = [self._clump(group) for group in groups]
+        made = [self._clump(group) for group in _grouped(orders, self.workers)]
         bundle = _Bundle({c.key: task for c, task in made}, self._annotations([c for c, _ in made]))
         futures = self.client.get(bundle, [c.key for c, _ in made], sync=False)
         for (clump, _), future in zip(made, futures, strict=True):
@@ -277,17 +275,8 @@ class OnDask:
             self.clump_of[o.told.node] = (clump, own[o.told.node])
             self.turns[o.told.node] = self.underway[o.told.node] = o.told.turn
         sources = tuple((at[c.key], k) for c, k in read)
-        blamed = orders[0].told.node in self.blamed
-        if blamed:
-            clump.reads = [*clumps, *self._behind(clump)]
-        refs = [TaskRef(c.key) for c in clump.reads]
-        pause_s = PAUSE_S if blamed else 0.0
-        return clump, _Task(clump.key, run_clump, self.name, packed(members), pause_s, sources, *refs)
-
-    def _behind(self, clump: _Clump) -> list[_Clump]:
-        """What is blamed waits for what was blamed before it, as if it read that: so only one at a time lies with a worker."""
-        before, self.alone = self.alone, clump
-        return [before] if before is not None and before.left and before.wanted else []
+        refs = [TaskRef(c.key) for c in clumps]
+        return clump, _Task(clump.key, run_clump, self.name, packed(members), sources, *refs)
 
     def _best_worker(self, reads: Sequence[_Clump], expected_s: float) -> tuple[str, float]:
         """(where a clump would be done first, when): behind what is under way there, once what it reads is there and brought along.
@@ -388,8 +377,14 @@ class OnDask:
         futures = {n: self.clump_of[n][0].future for n in self.underway if n in self.clump_of}
         ended = {(n, self.underway[n]) for n, f in futures.items() if f is not None and f.status in ENDED}
         self.silent = {s: self.silent.get(s, 0) + 1 for s in ended}
-        sure = [(n, t) for (n, t), seen in self.silent.items() if seen > (1 if futures[n].status != "finished" else 4)]
-        return [(self._given_up(n, t, *self._ended(n, futures[n])), "") for n, t in sure]
+        sure = [n for (n, _), seen in self.silent.items() if seen > (1 if futures[n].status != "finished" else 4)]
+        errors = {n: futures[n].exception(timeout=5) if futures[n].status == "error" else None for n in sure}
+        came = {n: self._ended(n, error) for n, error in errors.items()}
+        # results that went with a worker, and that Dask ran again for those, beside what kills workers
+        killed = {error.task for error in errors.values() if isinstance(error, KilledWorker)}
+        gone = (n for n, (clump, _) in self.clump_of.items() if clump.key in killed and n not in self.underway)
+        came |= dict.fromkeys(gone, ("lost", "its worker died, again and again"))
+        return [(self._given_up(n, self.turns[n], *of), "") for n, of in came.items()]
 
     def _stands_still(self) -> bool:
         """Whether workers have had nothing to do for two looks, and nobody reported, although something is under way."""
@@ -398,25 +393,24 @@ class OnDask:
         self.still = self.still + 1 if still else 0
         return self.still > 1
 
-    def _given_up(self, node: int, turn: int, state: Literal["lost", "failed"], reason: str) -> Report:
+    def _given_up(self, node: int, turn: int, state: _End, reason: str) -> Report:
         """A task is not waited for, or its result not asked for, any longer."""
         if self.underway.pop(node, None) is not None:
             self._lighten(self.clump_of[node][0])
         now = time.time()
         return Report(node, turn, state, now, now, reason=reason)
 
-    def _ended(self, node: int, future: Any) -> tuple[Literal["lost", "failed"], str]:
+    def _ended(self, node: int, error: BaseException | None) -> tuple[_End, str]:
         """What came of a task that nobody reported, and why."""
-        if future.status != "error":
+        if error is None:
             return "lost", "its result, or its report, went astray"
-        error = future.exception(timeout=5)
         if not isinstance(error, KilledWorker):
             return "failed", " ".join(str(error).split())[:300]
         if error.task != self.clump_of[node][0].key:
             return "lost", "what it waited for killed its worker"
         return self._blame(node)
 
-    def _died(self, node: int) -> tuple[Literal["lost", "failed"], str]:
+    def _died(self, node: int) -> tuple[_End, str]:
         """What comes of a task, or a result, when all workers have died: Dask counts deaths only while there is another one."""
         if node in self.underway and not any(r.left for r in self.clump_of[node][0].reads):
             self.deaths[node] += 1
@@ -424,13 +418,13 @@ class OnDask:
                 return self._blame(node)
         return "lost", "all workers died"
 
-    def _blame(self, node: int) -> tuple[Literal["lost", "failed"], str]:
+    def _blame(self, node: int) -> tuple[_End, str]:
         """A task lay with too many workers that died."""
-        if node in self.blamed:
-            return "failed", "its worker died again and again, also when it ran by itself"
-        self.blamed.add(node)
+        if node in self.suspects:
+            return "failed", "its worker died again and again, also when nothing else ran"
+        self.suspects.add(node)
         del self.deaths[node]
-        return "lost", "its worker died again and again"
+        return "suspected", "its worker died again and again"
 
     def _all_anew(self) -> bool:
         """Whether all that were there are gone, with all results, and others have come: a task that was to run on one of those,

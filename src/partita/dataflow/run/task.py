@@ -65,8 +65,8 @@ class Report(NamedTuple):
 
     node: int
     turn: int
-    #: spoils: it changed what it was given, and others read the same
-    state: Literal["done", "failed", "lost", "spoils"]
+    #: suspected: lost, and perhaps the reason why workers died; spoils: it changed what it was given, and others read the same
+    state: Literal["done", "failed", "lost", "suspected", "spoils"]
     started_s: float
     ended_s: float
     size_bytes: float = 0.0

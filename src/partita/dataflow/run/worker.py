@@ -8,7 +8,6 @@ import inspect
 import pickle
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
@@ -110,15 +109,11 @@ def _is_plain(argument: Any) -> bool:
 _PLAIN = frozenset((int, float, str, bool, type(None), bytes, Slot))
 
 
-def run_clump(
-    name: str, members: bytes, pause_s: float, sources: tuple[tuple[int, int], ...], *clumps: list[Any]
-) -> list[Any]:
+def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *clumps: list[Any]) -> list[Any]:
     """The results of a few tasks (`packed`), one after another; `sources` say which result of which other clump each input is.
 
-    Never raises for a task's fault: its report has said it, and what reads it is told that it is missing. They begin `pause_s`
-    later, for what ended right before to be reported even if they kill this process.
+    Never raises for a task's fault: its report has said it, and what reads it is told that it is missing.
     """
-    time.sleep(pause_s)
     plugin: Functions = get_worker().plugins[name]
     given = [clumps[c][k] for c, k in sources]
     results: list[Any] = []
