@@ -12,16 +12,13 @@ import pytest
 from partita.solve import constraint_solver
 
 HARD = """
+import random
 from ortools.sat.python import cp_model
 from partita.solve.constraint_solver import solved
-program, n = cp_model.CpModel(), 60
-at = [[program.new_bool_var("") for _ in range(n - 1)] for _ in range(n)]  # pigeons
-for row in at:
-    program.add_bool_or(row)
-for hole in zip(*at):
-    for a in range(n):
-        for b in range(a):
-            program.add_bool_or([hole[a].negated(), hole[b].negated()])
+program, dice = cp_model.CpModel(), random.Random(0)
+of = [program.new_bool_var("") for _ in range(500)]
+for _ in range(2150):  # three literals each: about as many as can just be, or just not be, true together
+    program.add_bool_or([dice.choice([v, v.negated()]) for v in dice.sample(of, 3)])
 print("ready", flush=True)
 try:
     solved(program, seed=0, limit_s=60.0)
