@@ -68,6 +68,11 @@ class Halving:
 Select: TypeAlias = Best | Threshold | First | Halving
 
 
+def larger_is_better(select: Select) -> bool:
+    """Whether a larger score is kept rather than a smaller one."""
+    return select.largest if isinstance(select, Best | Halving) else select.above
+
+
 def largest() -> Best:
     """The one with the largest score; of equal ones the first."""
     return Best(1, largest=True, single=True)

@@ -15,7 +15,7 @@ from partita.dataflow.report.charts import prediction
 from partita.dataflow.report.page import headline, lede, page
 from partita.dataflow.report.story import FlowStory, held, read_run
 from partita.dataflow.run.record import ChoiceRow, ScoreRow, TaskRow
-from partita.dataflow.select import Select, at_least, at_most, first_under, halving, largest, smallest
+from partita.dataflow.select import Select, at_least, at_most, first_under, halving, larger_is_better, largest, smallest
 from partita.errors import BadInput
 from partita.files import dump_json, write_whole
 
@@ -88,7 +88,7 @@ def test_choices_stand_below_the_branches_they_were_made_on() -> None:
 )
 def test_the_best_branch_stands_first(select: Select, small: bool) -> None:
     scores = tuple(ScoreRow({"C": str(k)}, k / 10, False, "") for k in (2, 1, 3))
-    choice = ChoiceRow("choose C", {}, ("C",), str(select), None, "", scores)
+    choice = ChoiceRow("choose C", {}, ("C",), str(select), None, "", scores, larger_is_better(select))
     (tree,) = FlowStory("x", replace(small_record(), choices=(choice,))).trees
     assert [b.names for b in tree.branches] == [f"C {k}" for k in ((1, 2, 3) if small else (3, 2, 1))]
 

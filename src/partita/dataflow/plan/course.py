@@ -98,7 +98,7 @@ class Course:
         #: [n] of (choose, candidate, whether as its score)
         self.roles: list[list[tuple[int, int, bool]]] = [[] for _ in range(n)]
         for k in self.judged:
-            for i, c in enumerate(self._choice(k).candidates):
+            for i, c in enumerate(self.choice(k).candidates):
                 self.roles[c.value].append((k, i, False))
                 self.roles[c.score].append((k, i, True))
         self.after_choice = self._after_choice()
@@ -551,7 +551,7 @@ class Course:
 
     def _take_back(self, choose: int, i: int) -> None:
         """A candidate that had lost is kept after all, since those before it failed."""
-        j, value = self.judged[choose], self._choice(choose).candidates[i].value
+        j, value = self.judged[choose], self.choice(choose).candidates[i].value
         if i not in j.value_edges:
             j.value_edges.add(i)
             for k in self._one_more(value):
@@ -561,7 +561,7 @@ class Course:
         """A choose reads a candidate, or its score, no longer."""
         if i in edges:
             edges.remove(i)
-            candidate, j = self._choice(choose).candidates[i], self.judged[choose]
+            candidate, j = self.choice(choose).candidates[i], self.judged[choose]
             self._let_go(candidate.value if edges is j.value_edges else candidate.score)
 
     def _judge_all(self) -> None:
@@ -573,7 +573,7 @@ class Course:
                 self._judge(choose)
 
     def _judge(self, choose: int) -> None:
-        choice, j = self._choice(choose), self.judged[choose]
+        choice, j = self.choice(choose), self.judged[choose]
         verdict = j.judge.verdict()
         j.contradiction = verdict.contradiction
         for i, why in verdict.lost.items():
@@ -836,14 +836,15 @@ class Course:
 
     # ---- short ------------------------------------------------------------------------------------------------------------
 
-    def _choice(self, node: int) -> Choice:
+    def choice(self, node: int) -> Choice:
+        """Of a choose."""
         choice = self.graph.nodes[node].choice
         if choice is None:
             raise InternalError(f"node {node} is no choose")
         return choice
 
     def _winners(self, node: int) -> list[int]:
-        return [self._choice(node).candidates[i].value for i in self.judged[node].kept or ()]
+        return [self.choice(node).candidates[i].value for i in self.judged[node].kept or ()]
 
     def _there(self, node: int) -> bool:
         node = self._real(node)

@@ -178,9 +178,7 @@ def _tree(choice: ChoiceRow, children: Mapping[frozenset[tuple[str, str]], list[
 
 def _worse(choice: ChoiceRow, row: ScoreRow) -> float:
     score = row.score if row.score is not None and not math.isnan(row.score) else 0.0
-    which, *_ = choice.select.split(" by halving over ")
-    small = which.endswith("smallest") or "at most" in which
-    return score if small else -score
+    return -score if choice.larger_is_better else score
 
 
 def options_in_words(options: Mapping[str, str]) -> str:

@@ -9,32 +9,21 @@ in vain, and the scheduler knows of few tasks at any time however large the flow
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
-from partita.dataflow.graph import Candidate, FlowGraph
+from partita.dataflow.graph import FlowGraph
 from partita.dataflow.plan.costs import Costs
 from partita.dataflow.plan.course import Course
 from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, flat, mapped
-from partita.dataflow.plan.simulate import simulate
+from partita.dataflow.run.foresight import Foresight
+from partita.dataflow.run.held import Held, thinned
 from partita.dataflow.run.numbers import Numbers
-from partita.dataflow.run.record import (
-    ChoiceRow,
-    Chosen,
-    MemoryRow,
-    Prediction,
-    RunRecord,
-    ScoreRow,
-    TaskRow,
-    TaskState,
-)
-from partita.dataflow.run.task import Order, Report, Told, number_of
-from partita.dataflow.select import First, Halving, Threshold
+from partita.dataflow.run.record import RunRecord
+from partita.dataflow.run.task import Order, Report, Told
+from partita.dataflow.run.telling import Noticed, choices_told, chosen, notes, said, tasks_told
 from partita.dataflow.store import Store
 from partita.errors import FlowError, InternalError, PartitaError
 
@@ -43,12 +32,6 @@ AHEAD_S = 1.0  #: work that a worker should always have before it
 LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 UNKNOWN_S = 0.1  #: of a task whose like never ran
 FREE_LOOKS_S, LOOKS_SHARE = 0.05, 0.02  #: seconds, and part of the time, that running tasks twice may take in all
-MEMORY_ROWS = 1000
-#: parts of the tasks and of their time after which the rest is predicted; the first is the record's, unless it came too late
-PREDICTED_AT, FIRST_AT = (0.1, 0.25, 0.5, 0.75), 0.15
-GLANCE = 0.03  #: part of the tasks after which it is asked how much of the work is done
-SIMULATED_S = 1.5e-4  #: what simulating a task takes (a shared core of 2026); nothing is handed out meanwhile
-SIMULATED = 0.015  #: part of the time left that one simulation of it may take
 CLOCKS_S = 2.0  #: clocks of machines that differ by less, or seem to since a report was late, are taken as they are
 DRAIN_S = 30.0  #: how long tasks under way are waited for, where the run has failed and what they keep may be wrong
 BRIEF_S, BRIEF_BYTES = 0.02, 100e3  #: tasks below both travel together
@@ -132,25 +115,16 @@ class _Run:
     busy_s: float = 0.0
     looked_s: float = 0.0
     checked: set[int] = field(default_factory=set)  #: steps whose tasks were run twice
-    memory: list[MemoryRow] = field(default_factory=list)
-    by_worker: dict[str, float] = field(default_factory=dict)
-    lies: dict[int, tuple[str, float]] = field(default_factory=dict)  #: node -> (worker, bytes)
-    predictions: list[Prediction] = field(default_factory=list)
-    glanced: int = 0  #: tasks that were done when it was asked last how much is left
     changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
-    unkept: dict[str, str] = field(default_factory=dict)  #: why results could not be kept -> the first such step
-    next_prediction: int = 0  #: of PREDICTED_AT
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
     expected: dict[int, float] = field(default_factory=dict)  #: task handed out -> seconds
-    ends: dict[str, float] = field(default_factory=dict)  #: worker -> when its last task ended
-    gaps: list[float] = field(default_factory=list)
     #: worker -> seconds by which its clock is behind ours, at most
     behind: dict[str, float] = field(default_factory=dict)
     #: node -> key under which its result, or number, is kept for later
     kept: dict[int, str] = field(default_factory=dict)
-    changing: set[int] = field(default_factory=set)  #: steps that were seen to give something else the second time
     spoiler: int | None = None  #: a task that changed what it was given
-    unread: dict[str, None] = field(default_factory=dict)  #: why kept results could not be read
+    noticed: Noticed = field(default_factory=Noticed)
+    held: Held = field(default_factory=Held)
 
     def __post_init__(self) -> None:
         self.costs = Costs(self.graph)
@@ -160,6 +134,12 @@ class _Run:
             self.graph, self._known(), self.numbers.found if self.numbers else {}, limits, self.costs.worth
         )
 
+        self.foresight = Foresight(self.course, self.costs, self.engine.workers)
+
+    def _now(self) -> float:
+        """Seconds since the run began."""
+        return time.time() - self.began
+
     def _known(self) -> Container[str]:
         return frozenset() if self.store is None else self.store
 
@@ -168,7 +148,7 @@ class _Run:
         while (values := self._values()) is None:  # all workers died before the results were here
             self._listen(0.5)
             self._work()
-        seconds = time.time() - self.began
+        seconds = self._now()
         if self.progress is not None:
             self.progress("tasks", self.graph.tasks, self.graph.tasks)
         return Outcome(self._record(seconds, values), values)
@@ -184,7 +164,7 @@ class _Run:
             quiet = 0 if heard or self.course.running else quiet + 1
             if quiet > 3:
                 raise InternalError(f"the flow stands still: {self._standing()}")
-            self._predict()
+            self.foresight.look(self._now(), self.done, self.busy_s)
             if self.progress is not None and heard:
                 self.progress("tasks", len(self.done), self.graph.tasks)
 
@@ -205,7 +185,7 @@ class _Run:
         if gone:
             self.engine.release(gone)
             for node, _ in gone:
-                self._moved(node, None)
+                self.held.went(node, self._now())
         needless = set(gone)  # a score that was known may have cancelled what was handed out just before
         self._submit([j for j in jobs if (j.node, j.turn) not in needless])
         while (idle := self.engine.idle) and self.course.running < self.engine.workers * MOST_WINDOW:
@@ -265,67 +245,16 @@ class _Run:
 
     def _changes(self, node: int) -> bool:
         """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
-        if not self.changing:
+        if not self.noticed.changing:
             return False
-        if self.changed[0] != len(self.changing):
+        if self.changed[0] != len(self.noticed.changing):
             of: dict[int, bool] = {}
             for k, n in enumerate(self.graph.nodes):  # needs stand before those that need them
-                of[k] = n.step in self.changing or any(of[m] for m in n.needs)
-            self.changed = (len(self.changing), of)
+                of[k] = n.step in self.noticed.changing or any(of[m] for m in n.needs)
+            self.changed = (len(self.noticed.changing), of)
         return self.changed[1][node]
 
     # ---- in ---------------------------------------------------------------------------------------------------------------
-
-    def _gap(self, node: int, worker: str, started: float, ended: float) -> None:
-        """What lies between two tasks of a worker, but for waiting until the inputs were there: what scheduling and moving costs.
-        A second look is work, and `ended` its end."""
-        before = self.ends.get(worker)
-        if before is not None:
-            needs = (m for n in self.graph.nodes[node].needs for m in flat(self.course.view(n)))
-            inputs = [event.ended_s for n in needs if (event := self.course.ran[n]) is not None]
-            self.gaps.append(max(0.0, started - max(before, *inputs)) if inputs else max(0.0, started - before))
-        self.ends[worker] = ended
-
-    def _predict(self) -> None:
-        """Say how long the whole run will take, when so much of its work is done."""
-        done = len(self.done)
-        if self.next_prediction == len(PREDICTED_AT) or done < max(4, self.glanced + GLANCE * self.graph.tasks):
-            return
-        self.glanced = done
-        each = statistics.median(
-            self.gaps[len(self.gaps) // 2 :] or [0.0]
-        )  # some wait for something else, the first ones are longer
-        left_s = self._left_by_means(each)
-        work_s = self.busy_s + each * done
-        part = min(done / self.graph.tasks, work_s / (work_s + left_s) if work_s > 0 else 0.0)
-        if part < PREDICTED_AT[self.next_prediction]:
-            return
-        self.next_prediction = sum(p <= part for p in PREDICTED_AT)
-        elapsed = time.time() - self.began
-        if self._uneven and SIMULATED_S * self.graph.tasks <= SIMULATED * left_s / self.engine.workers:
-            known = self.numbers.found if self.numbers else {}
-            left_s = simulate(self.graph, self.costs.worth, self.engine.workers, each, self.done, self._known(), known, self.settings.memory_bytes).seconds  # fmt: skip
-        else:
-            left_s = sum(each + self.costs.worth(node)[0] for node in self._open()) / self.engine.workers
-        self.predictions.append(Prediction(elapsed, elapsed + left_s, part))
-
-    @cached_property
-    def _uneven(self) -> bool:
-        """What is left may not run as a whole, or more than once: the sum of open tasks does not tell how much that is."""
-        choices = [n.choice for n in self.graph.nodes if n.choice is not None]
-        limited = math.isfinite(self.settings.memory_bytes)
-        return limited or any(c.shape is not None or isinstance(c.select, First | Threshold | Halving) for c in choices)
-
-    def _left_by_means(self, each_s: float) -> float:
-        """Seconds that all open tasks take together, with what scheduling adds to each: by the mean of each step."""
-        steps = Counter(self.graph.nodes[node].step for node in self._open())
-        return sum(count * (each_s + self.costs.mean(step)[0]) for step, count in steps.items())
-
-    def _open(self) -> Iterator[int]:
-        """Calls that have not run."""
-        open_ = (State.IDLE, State.WAITING, State.RUNNING)
-        states = zip(self.graph.nodes, self.course.state, strict=True)
-        return (k for k, (n, state) in enumerate(states) if n.kind == "call" and state in open_)
 
     def _by_our_clock(self, report: Report, worker: str) -> Report:
         """A report of another machine, whose clock may be wrong by more than messages take, in times of this one."""
@@ -367,14 +296,14 @@ class _Run:
             spoiled.update(fresh)
             waiting += fresh
         self._withdraw(lambda k: k in spoiled)
-        return FlowError(f"task {self._said(node)}: the step changes what it is given, and others are given the same", hint="let it copy what it writes to")  # fmt: skip
+        return FlowError(f"task {said(self.graph, node)}: the step changes what it is given, and others are given the same", hint="let it copy what it writes to")  # fmt: skip
 
     def _take(self, report: Report, worker: str) -> None:
         started, ended = max(0.0, report.started_s - self.began), max(0.0, report.ended_s - self.began)
         step = self.graph.nodes[report.node].step
         if report.state == "lost":
             if self.course.loaded[report.node]:
-                self.unread[report.reason] = None
+                self.noticed.unread[report.reason] = None
             self.course.lost(report.node, report.turn)
             return
         if report.state == "suspected":
@@ -386,7 +315,7 @@ class _Run:
             return
         if report.state == "failed":
             if self.settings.stop_on_error and self.spoiler is None:
-                raise FlowError(f"task {self._said(report.node)}: {report.reason}", hint="leave out --stop-on-error to lose only its branch")  # fmt: skip
+                raise FlowError(f"task {said(self.graph, report.node)}: {report.reason}", hint="leave out --stop-on-error to lose only its branch")  # fmt: skip
             self.course.failed(Failure(report.node, report.turn, report.reason, started, ended, worker))
             return
         took = ended - started
@@ -394,34 +323,23 @@ class _Run:
         self.looked_s += report.look_s
         if not (report.stored and self.course.loaded[report.node]):
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
-            self._gap(report.node, worker, started, ended + report.look_s)
+            self.foresight.ran(report.node, worker, started, ended + report.look_s)
         self.done[report.node] = report.value
         if report.stored and not self.course.loaded[report.node]:
             self.kept[report.node] = self.course.key(report.node)
         if report.reason:
-            self.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
+            self.noticed.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
         if report.looked:
             self.checked.add(step)
         if report.same is False:
-            self.changing.add(step)
+            self.noticed.changing.add(step)
         self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.stored))  # fmt: skip
         if report.same is False:
             self._withdraw(self._changes)
         elif self._changes(report.node):
             self._withdraw(lambda n: n == report.node)
         if self.course.state[report.node] == State.HELD:
-            self._moved(report.node, (worker, report.size_bytes), ended)
-
-    def _moved(self, node: int, to: tuple[str, float] | None, when: float | None = None) -> None:
-        """Keep account of which worker holds how much."""
-        t = time.time() - self.began if when is None else when
-        for place, sign in ((self.lies.pop(node, None), -1.0), (to, 1.0)):
-            if place is not None:
-                worker, size = place
-                self.by_worker[worker] = max(0.0, self.by_worker.get(worker, 0.0) + sign * size)
-                self.memory.append(MemoryRow(t, worker, self.by_worker[worker]))
-        if to is not None:
-            self.lies[node] = to
+            self.held.came(report.node, worker, report.size_bytes, ended)
 
     # ---- the end ----------------------------------------------------------------------------------------------------------
 
@@ -447,127 +365,16 @@ class _Run:
         return tuple(None if v is None else mapped(v, found.__getitem__) for v in views)
 
     def _record(self, seconds: float, values: Sequence[Any]) -> RunRecord:
-        course, graph = self.course, self.graph
-        rows = tuple(self._task_row(k) for k, n in enumerate(graph.nodes) if n.kind == "call")
-        states = [r.state for r in rows]
-        choices = tuple(self._choice_row(k) for k in course.judged)
-        never = sum(
-            len(_candidates(graph, k)) - len(j.scores.keys() | j.failed.keys()) for k, j in course.judged.items()
-        )
+        told = {**tasks_told(self.course), **choices_told(self.course)}
         return RunRecord(
-            seconds=seconds, started_s=self.settings.started_s,
-            tasks_run=states.count("run"), tasks_shared=max(0, graph.applied - graph.tasks) + states.count("shared"),
-            tasks_cached=states.count("cached"), tasks_pruned=states.count("pruned"),
-            tasks_cancelled=states.count("cancelled"), tasks_failed=states.count("failed"),
-            configurations=graph.configurations, branches=graph.branches, branches_pruned=never,
-            chosen=tuple(self._chosen(k, v) for k, v in enumerate(values)),
-            peak_bytes=course.peak_bytes, workers=self.engine.workers, dropped=course.dropped,
-            predicted_s=next((p.seconds for p in self.predictions[:1] if p.part <= FIRST_AT), None), predictions=tuple(self.predictions), busy_s=self.busy_s, notes=tuple(self._notes()),
-            tasks=rows, choices=choices, memory=thinned(self.memory, MEMORY_ROWS),
+            seconds=seconds, started_s=self.settings.started_s, chosen=chosen(self.course, values),
+            peak_bytes=self.course.peak_bytes, workers=self.engine.workers, dropped=self.course.dropped,
+            predicted_s=self.foresight.first_s, predictions=tuple(self.foresight.predictions), busy_s=self.busy_s,
+            notes=tuple(notes(self.course, self.noticed)), memory=thinned(self.held.rows), **told,
         )  # fmt: skip
-
-    def _task_row(self, k: int) -> TaskRow:
-        course, node = self.course, self.graph.nodes[k]
-        event = course.ran[k]
-        readers = len(self.graph.consumers[k])
-        if k in course.twin or k in course.borrowed:
-            return TaskRow(node.key, node.label, node.options, "shared", reason="it is another task of this run", readers=readers)  # fmt: skip
-        if event is None:
-            if k in course.reason:
-                return TaskRow(node.key, node.label, node.options, "failed", reason=course.reason[k], readers=readers)
-            cut = k in course.cancelled
-            why = "its branch lost while it ran" if cut else "nobody needed it"
-            return TaskRow(
-                node.key, node.label, node.options, "cancelled" if cut else "pruned", reason=why, readers=readers
-            )
-        state: TaskState = (
-            "failed" if k in course.reason else "cached" if course.loaded[k] and not course.times_run[k] else "run"
-        )
-        ran = event.worker != ""  # otherwise its number was known
-        return TaskRow(
-            node.key, node.label, node.options, state, event.started_s if ran else None, event.ended_s if ran else None, event.worker, event.size_bytes,
-            course.reason.get(k, ""), course.times_run[k], readers,
-        )  # fmt: skip
-
-    def _choice_row(self, k: int) -> ChoiceRow:
-        node, j = self.graph.nodes[k], self.course.judged[k]
-        assert node.choice is not None
-        c = node.choice
-        kept = j.kept or ()
-        scores = tuple(
-            ScoreRow(
-                one.options, j.scores.get(i), i in kept,
-                f"failed: {j.failed[i]}" if i in j.failed else "kept" if i in kept else j.lost.get(i, "not needed"),
-            )
-            for i, one in enumerate(c.candidates)
-        )  # fmt: skip
-        return ChoiceRow(c.name, node.options, c.over, str(c.select), c.shape, j.contradiction, scores)
-
-    def _chosen(self, k: int, value: Any) -> Chosen:
-        options, sink = self.graph.sinks[k]
-        if self.course.state[sink] == State.FAILED:
-            return Chosen(options, None, None, "", self.course.reason.get(sink, "failed"))
-        number = number_of(value) if isinstance(value, bool | int | float) else None
-        plain = value if number is not None and math.isfinite(number) else None
-        shown = value[:200] if isinstance(value, str) else plain
-        return Chosen({**self.course.options_of(sink), **options}, self._score_of(sink), shown, type(value).__name__)
-
-    def _score_of(self, sink: int) -> float | None:
-        """By which a result was chosen: the outermost choose's."""
-        j = self.course.judged.get(sink)
-        return j.scores.get(j.kept[0]) if j is not None and j.kept else None
-
-    def _notes(self) -> list[str]:
-        """What a person should know."""
-        notes = [f"{self.graph.steps[s].name} is not deterministic: run twice, it gave two results; nothing that depends on it is kept for later" for s in sorted(self.changing)]  # fmt: skip
-        notes += [
-            f"results of {label} and its like are not kept: {why}" for why, label in list(self.unkept.items())[:5]
-        ]
-        notes += [f"computed again: {why}" for why in list(self.unread)[:5]]
-        if self.course.stretch > 1:
-            notes.append(
-                f"results were allowed {self.course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs"
-            )
-        for k, j in self.course.judged.items():
-            if j.contradiction:
-                name = self.graph.nodes[k].label
-                notes.append(f"{name}{_on(self.graph.nodes[k].options)}: {j.contradiction}; all options were run")
-        lost: dict[str, int] = {}
-        for k, why in self.course.reason.items():
-            if self.graph.nodes[k].kind == "call" and self.course.ran[k] is not None:
-                told = f"{self._said(k)}: {why}"
-                lost[told] = lost.get(told, 0) + 1
-        notes += [f"lost: {told}" for told in list(lost)[:20]] + (
-            [f"and {len(lost) - 20} more lost"] if len(lost) > 20 else []
-        )
-        return notes
 
     # ---- short ------------------------------------------------------------------------------------------------------------
 
-    def _said(self, k: int) -> str:
-        return self.graph.nodes[k].label + _on(self.graph.nodes[k].options)
-
     def _standing(self) -> str:
-        left = [self._said(k) for k, s in enumerate(self.course.state) if s == State.WAITING]
+        left = [said(self.graph, k) for k, s in enumerate(self.course.state) if s == State.WAITING]
         return ", ".join(left[:5])
-
-
-def _candidates(graph: FlowGraph, choose: int) -> Sequence[Candidate]:
-    choice = graph.nodes[choose].choice
-    return choice.candidates if choice is not None else ()
-
-
-def _on(options: Any) -> str:
-    told = ", ".join(f"{n}={v}" for n, v in options.items())
-    return f" ({told})" if told else ""
-
-
-def thinned(rows: Sequence[MemoryRow], most: int) -> tuple[MemoryRow, ...]:
-    """At most `most` rows and the peaks of each worker among them."""
-    if len(rows) <= most:
-        return tuple(rows)
-    step = len(rows) / most
-    chosen = {int(k * step) for k in range(most)} | {len(rows) - 1}
-    for worker in {r.worker for r in rows}:
-        chosen.add(max((k for k, r in enumerate(rows) if r.worker == worker), key=lambda k: rows[k].bytes))
-    return tuple(rows[k] for k in sorted(chosen))

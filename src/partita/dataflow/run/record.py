@@ -50,6 +50,7 @@ class ChoiceRow:
     shape: str | None
     contradiction: str
     scores: tuple[ScoreRow, ...]
+    larger_is_better: bool = True
 
 
 @dataclass(frozen=True, slots=True)
