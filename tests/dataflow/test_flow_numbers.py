@@ -42,12 +42,12 @@ def test_numbers_that_are_not_there_are_none(tmp_path: Path) -> None:
 def test_a_task_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
     told = Told(0, 1, 0, "load", ONE, "step", (), True)
-    _, report = execute(told, len, [], store, set())
+    _, report = execute(told, len, [], store)
     assert (report.state, report.reason) == ("lost", "the store has it no longer")
     store.put(ONE, [1], 1.0)
-    assert execute(told, len, [], store, set())[0] == [1]
+    assert execute(told, len, [], store)[0] == [1]
     store.entries()[0].path.write_bytes(b"damaged")
-    _, report = execute(told, len, [], store, set())
+    _, report = execute(told, len, [], store)
     assert report.state == "lost"
     assert str(tmp_path) in report.reason
     assert report.reason.endswith(": dropped")

@@ -20,6 +20,7 @@ from partita.dataflow.plan.course import Course
 from partita.dataflow.plan.events import Done, Failure, Job, Limits, State, flat, mapped
 from partita.dataflow.run.foresight import Foresight
 from partita.dataflow.run.held import Held, thinned
+from partita.dataflow.run.looks import Looks
 from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.run.record import RunRecord
 from partita.dataflow.run.task import Order, Report, Told
@@ -31,7 +32,6 @@ Progress = Callable[[str, int, int], None]
 AHEAD_S = 1.0  #: work that a worker should always have before it
 LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 UNKNOWN_S = 0.1  #: of a task whose like never ran
-FREE_LOOKS_S, LOOKS_SHARE = 0.05, 0.02  #: seconds, and part of the time, that running tasks twice may take in all
 CLOCKS_S = 2.0  #: clocks of machines that differ by less, or seem to since a report was late, are taken as they are
 DRAIN_S = 30.0  #: how long tasks under way are waited for, where the run has failed and what they keep may be wrong
 BRIEF_S, BRIEF_BYTES = 0.02, 100e3  #: tasks below both travel together
@@ -113,8 +113,6 @@ class _Run:
     numbers: Numbers | None
     progress: Progress | None
     busy_s: float = 0.0
-    looked_s: float = 0.0
-    checked: set[int] = field(default_factory=set)  #: steps whose tasks were run twice
     changed: tuple[int, dict[int, bool]] = (0, {})  #: how many steps it was found for, and what depends on them
     done: dict[int, float | None] = field(default_factory=dict)  #: node -> its number
     expected: dict[int, float] = field(default_factory=dict)  #: task handed out -> seconds
@@ -133,7 +131,7 @@ class _Run:
         self.course = Course(
             self.graph, self._known(), self.numbers.found if self.numbers else {}, limits, self.costs.worth
         )
-
+        self.looks = Looks.of(self.graph, self.engine.workers)
         self.foresight = Foresight(self.course, self.costs, self.engine.workers)
 
     def _now(self) -> float:
@@ -186,6 +184,7 @@ class _Run:
             self.engine.release(gone)
             for node, _ in gone:
                 self.held.went(node, self._now())
+                self.looks.ended(node, self.graph.nodes[node].step)
         needless = set(gone)  # a score that was known may have cancelled what was handed out just before
         self._submit([j for j in jobs if (j.node, j.turn) not in needless])
         while (idle := self.engine.idle) and self.course.running < self.engine.workers * MOST_WINDOW:
@@ -225,7 +224,7 @@ class _Run:
         node = self.graph.nodes[job.node]
         keep = self.graph.lasting[job.node] and not self._changes(job.node)
         told = Told(
-            job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_again(job)
+            job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_s(job)
         )
         size_bytes = self.costs.mean(node.step)[1] or None
         return Order(told, job.inputs, job.place, self._brief(node.step), self._expects(job), size_bytes)
@@ -234,14 +233,12 @@ class _Run:
         seconds, size = self.costs.mean(step)
         return 0.0 < seconds < BRIEF_S and size < BRIEF_BYTES
 
-    def _look_again(self, job: Job) -> float:
-        """Seconds that a second look at a task may take: until one of its step was looked at, and where that is little against
-        the time spent so far."""
-        step = self.graph.nodes[job.node].step
-        allowed = FREE_LOOKS_S + LOOKS_SHARE * self.busy_s - self.looked_s
-        if not self.settings.check or job.kind == "load" or step in self.checked or self.costs.mean(step)[0] > allowed:
+    def _look_s(self, job: Job) -> float:
+        """Seconds that a second look at a task may take."""
+        if not self.settings.check or job.kind == "load":
             return 0.0
-        return allowed
+        step = self.graph.nodes[job.node].step
+        return self.looks.begin_s(job.node, step, self.costs.mean(step)[0], self.busy_s)
 
     def _changes(self, node: int) -> bool:
         """Whether a step upstream, or its own, was seen to give something else the second time. O(upstream), then known."""
@@ -301,6 +298,7 @@ class _Run:
     def _take(self, report: Report, worker: str) -> None:
         started, ended = max(0.0, report.started_s - self.began), max(0.0, report.ended_s - self.began)
         step = self.graph.nodes[report.node].step
+        self.looks.ended(report.node, step)
         if report.state == "lost":
             if self.course.loaded[report.node]:
                 self.noticed.unread[report.reason] = None
@@ -320,7 +318,7 @@ class _Run:
             return
         took = ended - started
         self.busy_s += took
-        self.looked_s += report.look_s
+        self.looks.spent_s += report.look_s
         if not (report.stored and self.course.loaded[report.node]):
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
             self.foresight.ran(report.node, worker, started, ended + report.look_s)
@@ -330,7 +328,7 @@ class _Run:
         if report.reason:
             self.noticed.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
         if report.looked:
-            self.checked.add(step)
+            self.looks.seen.add(step)
         if report.same is False:
             self.noticed.changing.add(step)
         self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.stored))  # fmt: skip

@@ -23,7 +23,6 @@ class InProcess:
     results: dict[int, Any] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
     waiting: deque[Order] = field(default_factory=deque)
-    looked: set[int] = field(default_factory=set)  #: steps that were run twice
     gone: set[tuple[int, int]] = field(default_factory=set)  #: what is not to be begun
 
     @property
@@ -51,7 +50,7 @@ class InProcess:
             return [(missing(told), "here")]
         found = [mapped(v, self.results.__getitem__) for v in inputs]
         told = told._replace(arguments=tuple((name, _own(a)) for name, a in told.arguments))
-        result, report = execute(told, self.functions[told.step], found, self.store, self.looked)
+        result, report = execute(told, self.functions[told.step], found, self.store)
         if report.state == "done":
             self.results[told.node], self.turns[told.node] = result, told.turn
         return [(report, "here")]

@@ -84,17 +84,15 @@ def missing(told: Told) -> Report:
     return Report(told.node, told.turn, "lost", now, now, reason="what it needs is lost")
 
 
-def execute(
-    told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None, looked: set[int]
-) -> tuple[Any, Report]:
-    """(result, report) of a task; the result of one that failed is None. `looked`: steps that were run twice in this process."""
+def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None) -> tuple[Any, Report]:
+    """(result, report) of a task; the result of one that failed is None."""
     started = time.time()
     if told.kind == "load":
         return _loaded(told, started, store)
     arguments = {name: _filled(a, inputs) for name, a in told.arguments}
     before = None
     try:
-        if told.look_s and told.step not in looked and 2 * size_of(list(inputs)) <= told.look_s * DIGEST_BYTES_PER_S:
+        if told.look_s and 2 * size_of(list(inputs)) <= told.look_s * DIGEST_BYTES_PER_S:
             before = _content(list(inputs))
         began = time.time()
         result = _called(function, arguments)
@@ -107,8 +105,6 @@ def execute(
         size = size_of(result)
         enough = before is not None and took + 2 * size / DIGEST_BYTES_PER_S <= told.look_s
         same = _again(function, arguments, result) if enough else None
-        if enough:
-            looked.add(told.step)
         look_s = time.time() - ended if before else 0.0
         stored, why = _stored(told, store, result, took, size) if told.keep and same is not False else (False, "")
         number = number_of(result)

@@ -96,8 +96,10 @@ def _task_row(course: Course, k: int) -> TaskRow:
     cached = course.loaded[k] and not course.times_run[k]
     state: TaskState = "failed" if k in course.reason else "cached" if cached else "run"
     ran = event.worker != ""  # otherwise its number was known
-    times = (event.started_s, event.ended_s) if ran else (None, None)
-    return TaskRow(*short, state, *times, event.worker, event.size_bytes, course.reason.get(k, ""), course.times_run[k], readers)  # fmt: skip
+    return TaskRow(
+        *short, state, event.started_s if ran else None, event.ended_s if ran else None, event.worker, event.size_bytes,
+        course.reason.get(k, ""), course.times_run[k], readers,
+    )  # fmt: skip
 
 
 def _choice_row(course: Course, k: int) -> ChoiceRow:

@@ -52,7 +52,6 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
     lock: Any = field(default=None, init=False)
-    looked: set[int] = field(default_factory=set, init=False)  #: steps that were run twice here
     movable: set[tuple[int, type]] = field(
         default_factory=set, init=False
     )  #: (step, type of a result) that was seen to pickle
@@ -123,7 +122,7 @@ def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *
             result, report = None, missing(told)
         else:
             inputs = [mapped(v, read.__getitem__) for v in member.inputs]
-            result, report = execute(told, plugin.functions[told.step], inputs, plugin.store, plugin.looked)
+            result, report = execute(told, plugin.functions[told.step], inputs, plugin.store)
             if report.state == "done" and (why := _unmovable(told, result, plugin.movable)):
                 report = report._replace(state="failed", value=None, reason=why)
         results.append(result if report.state == "done" else Missing())
