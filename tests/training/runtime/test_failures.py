@@ -49,8 +49,8 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_what_it_did(tmp_path: Pa
     assert gone(list(workers.values()), 0)
     error = run.error()
     assert re.match(
-        rf"rank 1 \(process {workers[1]}\) was killed by SIGKILL during step \d+, "
-        r"((compute|recv|send|update) [FBU]\S+( micro-batch \d+)?|between instructions)\. hint: ",
+        rf"rank 1 \(process {workers[1]}\) was killed by SIGKILL during (saving a checkpoint after step \d+|step \d+, "
+        r"((compute|recv|send|update) [FBU]\S+( micro-batch \d+)?|between instructions))\. hint: ",
         error,
     ), error
     assert f"--resume {run.out / 'checkpoints'}" in error
