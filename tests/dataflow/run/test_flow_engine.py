@@ -110,7 +110,7 @@ class Blaming(InProcess):
             if self.chance.random() < 0.2:
                 self.suspects.add(report.node)
                 found[k] = report._replace(state="suspected"), worker
-        lost = [n for n in self.results if self.chance.random() < 0.02]
+        lost = self.chance.sample(sorted(self.results), 1) if self.results and self.chance.random() < 0.1 else []
         for n in lost:
             del self.results[n]
         return found + [(Report(n, self.turns[n], "lost", 0.0, 0.0), "") for n in lost]

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from partita.dataflow.graph import Choice
 from partita.dataflow.plan.search import Scores, Step, crossing, end, peak
-from partita.dataflow.select import Best, First, Halving, Threshold
+from partita.dataflow.select import Best, First, Halving, Threshold, larger_is_better
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Leaders:
 
     @property
     def sign(self) -> float:
-        return 1.0 if (self.select.largest if isinstance(self.select, Best) else self.select.above) else -1.0
+        return 1.0 if larger_is_better(self.select) else -1.0
 
     def add(self, i: int, score: float) -> None:
         self.scores[i] = score
@@ -351,7 +351,7 @@ class Shaped:
         """What the search says; whoever it never asks for is lost without a score."""
         select, n = self.choice.select, len(self.choice.candidates)
         assert not isinstance(select, Halving)  # refused when the flow is unfolded
-        sign = 1.0 if (select.largest if isinstance(select, Best) else select.above) else -1.0
+        sign = 1.0 if larger_is_better(select) else -1.0
         signed = {i: sign * s for i, s in self.scores.items()}
         if isinstance(select, Best) and self.choice.shape == "convex":
             return peak(n, signed, select.count, self.ahead)

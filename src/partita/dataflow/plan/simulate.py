@@ -18,7 +18,7 @@ from partita.dataflow.plan.course import Course
 from partita.dataflow.plan.events import Done, Job, Limits, State, flat
 from partita.dataflow.plan.keep import reload_s
 from partita.dataflow.plan.search import GOLDEN
-from partita.dataflow.select import Best, First, Halving, Threshold
+from partita.dataflow.select import First, Threshold, larger_is_better
 
 AHEAD = 4  #: tasks a worker that may be handed out before they begin
 MOST_RUNS = 3  #: times the tasks there are: where memory is far too small, a run goes in circles, and there is nothing to foretell
@@ -96,8 +96,7 @@ def _guesses(graph: FlowGraph) -> dict[int, float]:
         if node.choice is None:
             continue
         select, n = node.choice.select, len(node.choice.candidates)
-        up = select.largest if isinstance(select, Best | Halving) else select.above
-        sign = 1.0 if up else -1.0
+        sign = 1.0 if larger_is_better(select) else -1.0
         for i, c in enumerate(node.choice.candidates):
             if isinstance(select, Threshold | First):
                 found[c.score] = select.at + sign * (i - n / 2 + 0.25)
