@@ -427,16 +427,18 @@ def pruning(given: Any, machine: Machine, talk: Talk) -> Json:
             values = shaped_case(kind, dice)
             record = (outcome := chosen_by_flow(values, shape)).record
             told = any(c.contradiction for c in record.choices)
+            seen = [s.score for s in record.choices[0].scores if s.score is not None]
             rows[kind].append(
                 {
                     "options": len(values),
                     "never_run": record.branches_pruned,
                     "right": outcome.value == max(values),
                     "told": told,
+                    "seen": not one_peak(seen),
                 }
             )
     share = {kind: statistics.fmean(r["right"] for r in found) for kind, found in rows.items()}
-    honest = [r["right"] or r["told"] for r in rows["declared wrongly"]]
+    honest = [r["told"] or not r["seen"] for r in rows["declared wrongly"]]
     claims = {
         "convex": (ALL_CASES, Interval.exact(share["convex"])),
         "monotone": (ALL_CASES, Interval.exact(share["monotone"])),
@@ -444,9 +446,23 @@ def pruning(given: Any, machine: Machine, talk: Talk) -> Json:
             ALL_CASES,
             Interval.exact(float(not any(r["told"] for kind in ("convex", "monotone") for r in rows[kind]))),
         ),
-        "declared wrongly: told, or right all the same": (ALL_CASES, Interval.exact(statistics.fmean(honest))),
+        "declared wrongly: told wherever a score that was seen contradicts it": (
+            ALL_CASES,
+            Interval.exact(statistics.fmean(honest)),
+        ),
     }
-    return {"cases": rows, "right": share, "told_or_right": statistics.fmean(honest), **_judged(machine, claims)}
+    return {"cases": rows, "right": share, **_judged(machine, claims)}
+
+
+def one_peak(scores: Sequence[float]) -> bool:
+    """Whether scores rise to a peak and fall from there: all that a few of a convex sequence can tell.
+
+    >>> one_peak([1.0, 2.0, 2.0, 0.5]), one_peak([1.0, 0.0, 2.0])
+    (True, False)
+    """
+    top = scores.index(max(scores))
+    rising, falling = scores[: top + 1], scores[top:]
+    return list(rising) == sorted(rising) and list(falling) == sorted(falling, reverse=True)
 
 
 def pruning_text(d: Json) -> str:
@@ -454,7 +470,7 @@ def pruning_text(d: Json) -> str:
     for kind, rows in d["cases"].items():
         never, options = sum(r["never_run"] for r in rows), sum(r["options"] for r in rows)
         lines.append(
-            f"{kind}: {never} of {options} branches never ran; the exhaustive choice in {sum(r['right'] for r in rows)} of {len(rows)}; a contradiction told in {sum(r['told'] for r in rows)}"
+            f"{kind}: {never} of {options} branches never ran; the exhaustive choice in {sum(r['right'] for r in rows)} of {len(rows)}; a contradiction seen in {sum(r['seen'] for r in rows)}, told in {sum(r['told'] for r in rows)}"
         )
     return "\n".join([*lines, said(d)])
 
