@@ -28,6 +28,7 @@ import contextlib
 import ctypes
 import gc
 import math
+import multiprocessing
 import os
 import random
 import shutil
@@ -38,6 +39,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,7 @@ REAL_MEMORY = Claim(
     "with a third the workers' resident memory grows by less than with plenty", high=1.0, most_drift=math.inf
 )
 ALL_CASES = Claim("all cases", low=1.0, high=1.0, most_drift=math.inf)
+FLAT = Claim("the scheduler's memory grows by at most 100 bytes a task", high=100.0, most_drift=math.inf)
 A_MS = Claim("at most 1 ms a task", high=1e-3, most_drift=RESTLESS_ALONE)
 #: A run is held against what was foreseen in it: how the machine drifts from run to run cancels out.
 FORESEEN = Claim(
@@ -497,27 +500,57 @@ def tiny(tasks: int) -> Any:
 
 def overhead(given: Any, machine: Machine, talk: Talk) -> Json:
     rows: Json = {}
-    here = psutil.Process()
     with workers() as (place, _):
         for tasks in (given.tasks // 4, given.tasks):
             began = time.perf_counter()
             graph = unfold(tiny(tasks))
             unfolded = time.perf_counter() - began
             works = {"in this process": lambda g=graph: run_flow(g, workers=0), "on Dask": lambda g=graph: run_flow(g, scheduler=place, paths=[HERE])}  # fmt: skip
-            before = here.memory_info().rss
             samples = turns(works, given.rounds, machine)
-            rows[str(graph.tasks)] = {
-                "unfold_s": unfolded,
-                "samples": {n: s.to_json() for n, s in samples.items()},
-                "grown_bytes": here.memory_info().rss - before,
-            }
+            rows[str(graph.tasks)] = {"unfold_s": unfolded, "samples": {n: s.to_json() for n, s in samples.items()}}
     n = max(map(int, rows))
     last = rows[str(n)]
     claims = {
         name: (A_MS, bootstrap(lambda t: (t + last["unfold_s"]) / n, s["wall_s"]))
         for name, s in last["samples"].items()
     }
-    return {"tasks": rows, **_judged(machine, claims)}
+    sizes = [given.tasks // 4, given.tasks, 4 * given.tasks]
+    peaks = [scheduler_peaks(sizes) for _ in range(given.rounds)]
+    claims["flat"] = FLAT, bootstrap(lambda b: b, [(row[-1] - row[0]) / (sizes[-1] - sizes[0]) for row in peaks])
+    return {"tasks": rows, "scheduler_bytes": peaks, **_judged(machine, claims)}
+
+
+def scheduler_peaks(sizes: Sequence[int]) -> list[int]:
+    """[sizes] the most memory that a scheduler in a process of its own takes while flows of so many tasks run, one after another."""
+    peaks = []
+    with scheduler_apart() as (place, pid):
+        run_flow(tiny(100), scheduler=place, paths=[HERE])  # imports
+        for tasks in sizes:
+            with resident([pid]) as seen:
+                run_flow(tiny(tasks), scheduler=place, paths=[HERE])
+            peaks.append(max(seen))
+    return peaks
+
+
+@contextlib.contextmanager
+def scheduler_apart() -> Iterator[tuple[Place, int]]:
+    """A cluster as flows begin it, but with its scheduler in another process than who runs flows: that process' number beside it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,))
+    process.start()
+    try:
+        yield ours.recv(), int(process.pid or 0)
+        ours.send(None)
+    finally:
+        ours.close()  # in any case it ends
+        process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    with cluster(CORES) as place, contextlib.suppress(EOFError):
+        pipe.send(place)
+        pipe.recv()
 
 
 def overhead_text(d: Json) -> str:
@@ -526,9 +559,11 @@ def overhead_text(d: Json) -> str:
         each = ", ".join(
             f"{n} {1e3 * statistics.median(s['wall_s']) / int(tasks):.2f} ms" for n, s in row["samples"].items()
         )
-        lines.append(
-            f"{tasks} tasks: unfolding {1e3 * row['unfold_s'] / int(tasks):.3f} ms a task; {each}; memory of scheduler and client grew by {row['grown_bytes'] / 1e6:.0f} MB"
-        )
+        lines.append(f"{tasks} tasks: unfolding {1e3 * row['unfold_s'] / int(tasks):.3f} ms a task; {each}")
+    sizes = [statistics.median(column) / 1e6 for column in zip(*d["scheduler_bytes"], strict=True)]
+    lines.append(
+        f"memory of a scheduler apart with a quarter of that, all, and four times that: {', '.join(f'{s:.1f} MB' for s in sizes)}"
+    )
     return "\n".join([*lines, said(d)])
 
 

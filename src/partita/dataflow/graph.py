@@ -124,7 +124,7 @@ def unfold(value: object) -> FlowGraph:
         lost = next((v for v in told if not isinstance(v, Value)), value)
         raise FlowError(f"the flow returned {lost!r}, no value of a step", hint="return what a step or a choose gave")
     unfolding = _Unfolding()
-    sinks = [(unfolding.labelled(options), node) for v in values for options, node in unfolding.table(v)]
+    sinks = [(unfolding.labelled(options), node) for v in values for options, node in unfolding.nodes_of(v)]
     configurations, applied = _one_after_another(values, unfolding.names)
     return FlowGraph(
         tuple(unfolding.nodes), tuple(unfolding.steps), tuple(sinks), {n: e.labels for n, e in unfolding.names.items()},
@@ -283,8 +283,8 @@ class _Unfolding:
                 self.level[v.name] = min(self.level.get(v.name, depth), depth)
 
     def _chosen(self, choose: Choose) -> Rows:
-        rows = joined([self._nodes(choose.value), self._nodes(choose.by)])
-        over = self._over(choose.over, rows, f"choose {choose.name}".strip(), all_of=self._nodes(choose.value))
+        rows = joined([self.nodes_of(choose.value), self.nodes_of(choose.by)])
+        over = self._over(choose.over, rows, f"choose {choose.name}".strip(), all_of=self.nodes_of(choose.value))
         budget = choose.select.budget if isinstance(choose.select, Halving) else ""
         if budget and budget not in over:
             over = (*over, *self._over((budget,), rows, f"choose {choose.name}".strip(), all_of=rows))
@@ -300,12 +300,15 @@ class _Unfolding:
             found.append((options, self._add(Node("choose", key, said, self.labelled(options), needs, choice=choice))))
         return found
 
-    def _nodes(self, value: Value) -> Rows:
-        """A value's table; of an explore only where its options are values."""
-        rows = self.tables[id(value)]
+    def nodes_of(self, value: Value) -> Rows:
+        """A value's table with nodes in it. Raises FlowError for an explore that has options of another kind."""
+        rows = self.table(value)
         if isinstance(value, Explore):
             if any(not isinstance(found, _Of) for _, found in rows):
-                raise FlowError(f"explore {value.name!r} is chosen from directly", hint="apply a step to it first")
+                raise FlowError(
+                    f"no step was applied to explore {value.name!r}, whose options are no values of steps",
+                    hint="apply a step to it first",
+                )
             return [(options, found.node) for options, found in rows]
         return rows
 
@@ -346,7 +349,7 @@ class _Unfolding:
         return tuple(found)
 
     def _gathered(self, gather: Gather) -> Rows:
-        rows = self._nodes(gather.value)
+        rows = self.nodes_of(gather.value)
         over = self._over(gather.over, rows, "gather", rows)
         found: Rows = []
         for options, group in _grouped(rows, over):

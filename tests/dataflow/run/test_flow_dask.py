@@ -270,6 +270,21 @@ def test_a_scheduler_whose_workers_stay_away_is_told(monkeypatch: pytest.MonkeyP
         engine.wait(0.0)
 
 
+def kept(dask_scheduler: Any) -> tuple[list[str], int]:
+    """(topics of runs, tasks and messages that a scheduler remembers)."""
+    messages = sum(len(s.recent_message_log) for s in dask_scheduler.stream_comms.values())
+    return [t for t in dask_scheduler._broker._topics if t.startswith("partita-")], messages + len(dask_scheduler.tasks)
+
+
+def test_a_scheduler_keeps_nothing_of_a_run(place: Place) -> None:
+    with place.client() as client:
+        for seed in range(3):
+            there(place, some_flow(seed))
+        topics, objects = client.run_on_scheduler(kept)
+    assert topics == []
+    assert objects <= 2 * 20
+
+
 def test_a_scheduler_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("partita.dataflow.run.on_dask.CONNECT_S", 0.5)
     with pytest.raises(BadInput, match="no Dask scheduler answers"):

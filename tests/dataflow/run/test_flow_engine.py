@@ -566,6 +566,15 @@ def test_what_follows_from_a_step_that_is_never_kept_is_not_kept_either(tmp_path
         assert once().value.tolist() == [number + 4] * 10
 
 
+def test_an_explore_of_values_is_a_result() -> None:
+    found = here(explore("m", {"a": begin(1), "b": mix(begin(1), explore("i", [1, 2]))}))
+    assert [options for options, _ in unfold(explore("m", {"a": begin(1), "b": begin(2)})).sinks] == [
+        {"m": "a"},
+        {"m": "b"},
+    ]
+    assert len(found.values) == 3
+
+
 def test_bad_flows_are_refused() -> None:
     one = mix(begin(1), explore("a", [1]))
     two = mix(begin(1), explore("a", [1, 2]))
@@ -580,6 +589,8 @@ def test_bad_flows_are_refused() -> None:
         ("two explores", lambda: unfold(mix(one, explore("a", [2])))),
         ("ordered", lambda: unfold(choose(two, by=score(two), shape="convex"))),
         ("no value", lambda: unfold(3)),
+        ("no step was applied", lambda: unfold([begin(1), explore("a", [1, 2])])),
+        ("no step was applied", lambda: unfold(choose(explore("a", [1, 2]), by=score(explore("a", [1, 2]))))),
         ("missing", lambda: mix(begin(1))),
         ("is true", lambda: bool(begin(1))),
         ("parameters cannot be told", lambda: step(max)),

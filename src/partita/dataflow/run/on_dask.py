@@ -64,6 +64,8 @@ _OURS = {
     "distributed.deploy.lost-worker-timeout": "365 days",
     "distributed.worker.http.routes": [],
     "distributed.worker.daemon": False,  # steps may begin processes of their own
+    #: messages that Dask keeps for whoever looks for a fault in it: by default the scheduler grows by 0.5 kB a task for them
+    "distributed.admin.low-level-log-length": 20,
 }
 
 
@@ -464,10 +466,14 @@ class OnDask:
             self.release([(n, t) for n, t in self.turns.items()])
             self._let_go()
             self.client.unregister_worker_plugin(self.name)
-            self.client.unsubscribe_topic(self.name)
+            self.client.run_on_scheduler(_forget, self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         _by_reference(self.modules)
+
+
+#: Dask keeps what was reported under a topic for ever. Without a name it travels by value: a scheduler may be without Partita
+_forget = lambda topic, dask_scheduler: dask_scheduler._broker._topics.pop(topic, None)  # noqa: E731
 
 
 def _by_reference(modules: Sequence[ModuleType]) -> None:
