@@ -201,7 +201,7 @@ def choose(
     """Keep the results that `select` says (default: the one with the largest score), over the names `over` (default: all).
 
     `by` is a value with one number for each result, or a step that makes one of it. With `largest`, `smallest` and `halving`
-    the result is what was kept; with the others the list of it, the best first (`first_over`: in the order of the options).
+    the result is what was kept; with the others the list of it: of `top` the best first, of thresholds in the order of the options.
     `shape` says what scores do over the one, ordered name: monotone (rise or fall throughout) or convex (worse on both
     sides of the best); then options that cannot win are never run. A sample that contradicts it is told, and all are run.
     """

@@ -24,7 +24,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """All that reach a threshold; each is decided by its own score."""
+    """All that reach a threshold, in the order of the options; each is decided by its own score."""
 
     at: float
     above: bool
@@ -89,10 +89,12 @@ def top(count: int, *, largest: bool = True) -> Best:
 
 
 def at_least(threshold: float) -> Threshold:
+    """All options whose score is at least `threshold`, in their order."""
     return Threshold(_at(threshold), above=True)
 
 
 def at_most(threshold: float) -> Threshold:
+    """All options whose score is at most `threshold`, in their order."""
     return Threshold(_at(threshold), above=False)
 
 
@@ -102,6 +104,7 @@ def first_over(threshold: float, count: int = 1) -> First:
 
 
 def first_under(threshold: float, count: int = 1) -> First:
+    """The first `count` options whose score is at most `threshold`."""
     return First(_count(count), _at(threshold), above=False)
 
 

@@ -17,7 +17,6 @@ import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
 from typing import Protocol
 
 from partita.dataflow.graph import Choice
@@ -117,7 +116,11 @@ class Leaders:
         wanted = () if self.asked else tuple(i for i in range(self.n) if i not in self.scores and i not in self.failed)
         self.asked, lost, self.lost = True, self.lost, {}
         done = len(self.scores) + len(self.failed) == self.n
-        return Verdict(wanted, lost, tuple(-m for _, m in sorted(self.heap, reverse=True)) if done else None)
+        return Verdict(wanted, lost, self._kept() if done else None)
+
+    def _kept(self) -> tuple[int, ...]:
+        best_first = tuple(-m for _, m in sorted(self.heap, reverse=True))
+        return best_first if isinstance(self.select, Best) else tuple(sorted(best_first))
 
 
 @dataclass
@@ -374,24 +377,8 @@ class Shaped:
 
 
 def _over(n: int, scores: Scores, at: float, select: First | Threshold) -> Step:
-    """Who reaches the threshold: the first few in their order, or all of them, the best first."""
+    """Who reaches the threshold, in the order of the options: the first few, or all of them."""
     step = crossing(n, scores, at)
-    if step.found is None:
-        return step
-    if isinstance(select, First):
+    if step.found is not None and isinstance(select, First):
         return Step(found=step.found[: select.count])
-    return Step(found=_backwards(step.found, scores) if scores[n - 1] > scores[0] else step.found)
-
-
-def _backwards(places: tuple[int, ...], scores: Scores) -> tuple[int, ...]:
-    """Places with rising scores, the best first; those that must be equal, since scores on both sides of them are, in their order.
-
-    >>> _backwards((0, 1, 2, 3), {0: 1.0, 2: 1.0, 3: 5.0})
-    (3, 0, 1, 2)
-    """
-    first: dict[int, int] = {}  #: place -> the first one that is as good
-    for a, b in pairwise(sorted(scores)):
-        if scores[a] == scores[b]:
-            first |= dict.fromkeys(range(a, b + 1), first.get(a, a))
-    runs = [tuple(run) for _, run in groupby(places, key=lambda i: first.get(i, i))]
-    return tuple(i for run in reversed(runs) for i in run)
+    return step
