@@ -109,7 +109,7 @@ class Step:
         except ValueError as error:
             raise FlowError(f"a step of {self.name}, whose parameters cannot be told", hint="call it in a function of your own: then its def tells") from error  # fmt: skip
         defaults = [p.default for p in signature.parameters.values()]
-        if any(isinstance(d, Value) or _hides_value(d) for d in defaults):
+        if any(isinstance(d, Value) for d in defaults):
             raise FlowError(f"step {self.name} has a value of the flow as a default", hint="hand it in as an argument")
         object.__setattr__(self, "signature", signature)
         object.__setattr__(self, "__doc__", self.function.__doc__)
@@ -223,18 +223,10 @@ def gather(value: Any, *, over: str | Sequence[str]) -> Any:
     return Gather(value, (over,) if isinstance(over, str) else tuple(over))
 
 
-def _hides_value(argument: Any, level: int = 0) -> bool:
-    """Whether a container that stays as it is holds a value of the flow."""
-    if not isinstance(argument, dict | list | tuple | set | frozenset) or level > MOST_LEVELS:
-        return False
-    rows = [*argument, *argument.values()] if isinstance(argument, dict) else argument
-    return any(isinstance(x, Value) or _hides_value(x, level + 1) for x in rows)
-
-
 def frozen(argument: Any, level: int = 0) -> Any:
     """An argument whose lists and dicts nobody else holds, so that values in them stay what they are.
 
-    Raises FlowError for a list that holds itself.
+    Values that lie elsewhere, in a set, say, are found and refused by `keys`. Raises FlowError for a list that holds itself.
     """
     if level > MOST_LEVELS:
         raise FlowError(
@@ -244,8 +236,4 @@ def frozen(argument: Any, level: int = 0) -> Any:
         return type(argument)(frozen(x, level + 1) for x in argument)
     if type(argument) is dict and not any(isinstance(k, Value) for k in argument):
         return {k: frozen(x, level + 1) for k, x in argument.items()}
-    if isinstance(argument, Step):
-        return argument.function
-    if not isinstance(argument, Value) and _hides_value(argument):
-        raise FlowError(f"a value of the flow lies in a {type(argument).__name__}, where it is not looked for", hint="hand it in by itself, or in a list, a tuple or as what a dict holds")  # fmt: skip
-    return argument
+    return argument.function if isinstance(argument, Step) else argument

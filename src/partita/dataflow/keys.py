@@ -30,11 +30,12 @@ from typing import Any
 
 import numpy as np
 
+from partita.dataflow.flow import Value
 from partita.dataflow.functions import class_parts, function_parts, is_own, module_parts, named_parts, plain, version_of
 from partita.errors import FlowError, sentence_of
 
 LENGTH = 40  #: characters of a key: 160 bits
-FORMAT = b"partita key 4"  #: another number where the meaning of keys changes
+FORMAT = b"partita key 5"  #: another number where the meaning of keys changes
 LARGE_BYTES = 1 << 14  #: arrays from here on are digested once in a run
 MOST_DEPTH = 80  #: of values in values
 
@@ -123,6 +124,10 @@ class _Untold(Exception):
     """A value without a content."""
 
 
+class _Misplaced(Exception):
+    """A value of the flow where `graph` does not look for it: in a set, an object, or what a step's function reads."""
+
+
 @dataclass
 class _Digester:
     """Digests values.
@@ -152,6 +157,8 @@ class _Digester:
                 parts.append(self._function(item) if isinstance(item, FunctionType) else self._class(item))
         except RecursionError:
             raise
+        except _Misplaced as error:
+            raise FlowError(f"{what} holds a value of the flow where it is not looked for", hint="hand it in by itself, or in a list, a tuple or as what a dict holds") from error  # fmt: skip
         except (
             _Untold,
             AttributeError,
@@ -209,6 +216,7 @@ class _Digester:
     @cached_property
     def _kinds(self) -> tuple[tuple[Any, Callable[[Any], bytes]], ...]:
         return (
+            (Value, self._misplaced),
             (ModuleType, lambda v: _sealed("module", module_parts(v))),
             (MethodType, lambda v: _sealed("method", [self(v.__self__), self(v.__func__)])),
             (BuiltinFunctionType, self._builtin),
@@ -292,14 +300,13 @@ class _Digester:
             return _sealed("file", [path.suffix, hashlib.file_digest(file, "sha256").digest()])
 
     def _array(self, array: np.ndarray[Any, Any]) -> bytes:
-        if array.dtype.hasobject:
-            return _sealed("objects", [str(array.shape), *self._objects(array)])
         masked = [self(np.asarray(array.mask)), self(array.fill_value)] if isinstance(array, np.ma.MaskedArray) else []
+        head = [_dtype(array.dtype), str(array.shape), *masked, *self._kind(array, _ARRAYS, _OF_MASKED)]
+        if array.dtype.hasobject:
+            return _sealed("objects", [*head, *self._objects(np.asarray(array))])
         plain: Any = np.ascontiguousarray(array)
         raw = self._raw(plain.reshape(-1).view(np.uint8)) if plain.size and plain.dtype.itemsize else b""
-        return _sealed(
-            "array", [_dtype(array.dtype), str(array.shape), raw, *masked, *self._kind(array, _ARRAYS, _OF_MASKED)]
-        )
+        return _sealed("array", [*head, raw])
 
     def _kind(self, value: Any, usual: Container[type], told: Container[str] = ()) -> list[bytes]:
         """The class of a library's value where it is not the usual one, and what was set on it: np.matrix multiplies otherwise."""
@@ -319,7 +326,8 @@ class _Digester:
             codes = map(np.asarray, value.codes)
             return _sealed("levels", [self(list(value.names)), *map(self, value.levels), *map(self, codes)])
         if isinstance(value, pandas.Index):
-            return _sealed("column", [str(value.dtype), self(value.name), self._cells(value)])
+            freq = getattr(value, "freqstr", None)
+            return _sealed("column", [str(value.dtype), self(value.name), freq, self._cells(value)])
         more = [
             *map(self, (value.index, value.attrs)),
             *self._kind(value, (pandas.DataFrame, pandas.Series), _OF_TABLES),
@@ -409,6 +417,9 @@ class _Digester:
             return self([(k, v) for k, v in sorted(vars(value).items()) if k not in _OF_THE_WRAPPED])
         except (_Untold, TypeError, RecursionError):
             return b""
+
+    def _misplaced(self, value: Value) -> bytes:
+        raise _Misplaced
 
     def _untold(self, value: object) -> bytes:
         raise _Untold(_shown(value))

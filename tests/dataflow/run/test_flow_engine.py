@@ -213,6 +213,11 @@ def test_what_can_be_read_once_is_no_result() -> None:
     assert "gives a generator, which can be read only once" in found.record.choices[0].scores[0].reason
 
 
+@dataclass(frozen=True)
+class Boxed:
+    value: Any
+
+
 class _Awkward:
     """Fails when it is asked about itself."""
 
@@ -595,7 +600,7 @@ def test_bad_flows_are_refused() -> None:
         ("is true", lambda: bool(begin(1))),
         ("parameters cannot be told", lambda: step(max)),
         ("as a default", lambda: step(lambda x, y=one: x)),
-        ("OrderedDict", lambda: begin([OrderedDict(a=[one])])),
+        ("not looked for", lambda: unfold(begin([OrderedDict(a=[one])]))),
         ("the text", lambda: explore("a", "rbf")),
         ("depends on a", lambda: unfold(choose(two, by=score(two), over="a", select=halving("epochs")))),
         ("in each other", lambda: unfold(functools.reduce(lambda v, k: gather(v, over=f"n{k}"), range(120), plenty))),
@@ -665,10 +670,29 @@ def test_a_version_that_stands_for_two_functions_is_refused() -> None:
         here([made(2)(3), made(5)(3)])
 
 
+def test_a_step_that_changes_its_constants_gives_the_same_again() -> None:
+    @step
+    def fit(row: list[int], params: dict[str, int]) -> int:
+        return len(row) + params.pop("a")
+
+    found = here(gather(fit(begin(1), explore("p", [{"a": 1}, {"a": 2}])), over="p"))
+    assert not found.record.notes
+
+
+def test_a_step_may_not_give_another_one() -> None:
+    inner = step(lambda x: x + 1)
+    with pytest.raises(FlowError, match="nobody computes"):
+        here(step(lambda x: inner(x))(1))
+
+
 def test_a_value_that_would_not_be_found_is_refused() -> None:
-    for hidden in (OrderedDict(a=begin(1)), {begin(1): 1}, {begin(1)}):
-        with pytest.raises(FlowError, match="not looked for"):
-            mix(hidden, 1)
+    one = begin(1)
+    reads = step(lambda a: (a, one))
+    for hidden in (OrderedDict(a=one), {one: 1}, {one}, {(one, 1): 2}, Boxed(one), [{"a": Boxed([one])}], lambda: one):
+        with pytest.raises(FlowError, match=r"of mix holds .* not looked for"):
+            here([mix(hidden, 1)])
+    with pytest.raises(FlowError, match=r"<lambda> holds .* not looked for"):
+        here([reads(1)])
 
 
 def test_an_option_that_ends_the_program_loses_its_branch_only() -> None:

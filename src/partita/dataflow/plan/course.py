@@ -11,7 +11,8 @@ needs has been handed out. So a branch that a choose never wants is never run.
 A result is held while somebody may still read it: `refs` counts the readers left (calls not yet run, chooses it may win,
 results asked for). Readers vanish when they have run, lost, or failed; at zero the result is released, a task under way
 is cancelled, a task that never ran is pruned, and with it whatever only it would have read. Every event costs O(edges it
-touches), the whole run O(nodes + edges) log nodes; where memory is limited, a result that is dropped costs O(results held).
+touches), the whole run O(nodes + edges) log nodes: a call that has to wait sleeps until a task ends. Where memory is limited,
+a result that is dropped costs O(results held).
 
 Where memory is limited, `keep.py` says which result goes first when another one needs its place. A result that was
 dropped is asked for again when its next reader comes: loaded, if the store has it and that is quicker, or computed anew.
@@ -104,7 +105,11 @@ class Course:
         self.after_choice = self._after_choice()
         self.by_key = {node.key: k for k, node in enumerate(self.graph.nodes)}
         self.memo = Memo()
-        self.heap: list[tuple[int, int]] = []
+        self.queue: list[
+            tuple[int, int]
+        ] = []  #: heap of (urgency, call) to hand out; some no longer wanted, some twice
+        self.queue_at_once: list[tuple[int, int]] = []  #: those whose inputs are there, or were not looked at yet
+        self.asleep: dict[int, list[int]] = {}  #: task under way -> calls that wait for its end
         self.blocked: dict[int, list[int]] = {}  #: node -> calls that wait for it
         self.blockers: dict[int, Iterator[int]] = {}
         self.released: list[tuple[int, int]] = []
@@ -151,21 +156,23 @@ class Course:
         """
         if any(self.state[n] == State.RUNNING for n in self.suspects):
             return []
+        queue = self.queue_at_once if at_once else self.queue
         jobs: list[Job] = []
         later: list[tuple[int, int]] = []
-        while self.heap and len(jobs) < room:
-            _, node = heapq.heappop(self.heap)
+        while queue and len(jobs) < room:
+            _, node = heapq.heappop(queue)
             if self.state[node] != State.WAITING or not self._unblocked(node):
                 continue
             key = self.key(node)
             kind: Literal["compute", "load"] = "load" if self._better_loaded(node, key) else "compute"
             if kind == "compute" and self._is_twin(node, key):
                 continue
-            if at_once and kind == "compute" and not self._could_begin(node):
+            if node in self.suspects:
                 later.append((self.urgency[node], node))
                 continue
-            if node in self.suspects or self._is_unknown(node):
-                later.append((self.urgency[node], node))
+            underway = self._underway_first(node, at_once and kind == "compute")
+            if underway is not None:
+                self.asleep.setdefault(underway, []).append(node)
                 continue
             if not self._fits(node, kind):
                 later.append((self.urgency[node], node))
@@ -175,7 +182,7 @@ class Course:
         if suspected and not jobs and not self.running:
             jobs.append(self._by_itself(min(suspected)[1]))
         for entry in later:
-            heapq.heappush(self.heap, entry)
+            heapq.heappush(queue, entry)
         return jobs
 
     def _by_itself(self, suspect: int) -> Job:
@@ -184,9 +191,15 @@ class Course:
         self._fits(suspect, kind)
         return self._hand_out(suspect, kind, key)
 
-    def _could_begin(self, node: int) -> bool:
-        """All that a call reads is there."""
-        return all(self.state[n] == State.HELD for need in self.graph.nodes[node].needs for n in flat(self.view(need)))
+    def _underway_first(self, node: int, inputs: bool) -> int | None:
+        """A task under way that a ready call has to wait for: one of its `inputs`; or, where memory is limited, the first task
+        of its step, which shows what its results take."""
+        step = self.graph.nodes[node].step
+        first = self.first.get(step)
+        if first is not None and step not in self.sized and not math.isinf(self.limits.memory_bytes) and self.state[first] == State.RUNNING:  # fmt: skip
+            return first
+        needs = self.graph.nodes[node].needs if inputs else ()
+        return next((n for need in needs for n in flat(self.view(need)) if self.state[n] != State.HELD), None)
 
     def done(self, event: Done) -> None:
         """A task has run. Events of tasks that were cancelled since, or came twice, change nothing."""
@@ -379,7 +392,8 @@ class Course:
             yield node
 
     def _ready(self, node: int) -> None:
-        heapq.heappush(self.heap, (self.urgency[node], node))
+        heapq.heappush(self.queue, (self.urgency[node], node))
+        heapq.heappush(self.queue_at_once, (self.urgency[node], node))
 
     def _wake(self, node: int) -> None:
         """Those that waited for a node look again."""
@@ -440,6 +454,8 @@ class Course:
         if not self.loaded[node]:
             for n in flat(tuple(self.view(n) for n in self.graph.nodes[node].needs)):
                 self.pins[n] -= 1
+        for call in self.asleep.pop(node, ()):
+            self._ready(call)
 
     # ---- readers ----------------------------------------------------------------------------------------------------------
 
@@ -739,13 +755,6 @@ class Course:
         return node
 
     # ---- memory -----------------------------------------------------------------------------------------------------------
-
-    def _is_unknown(self, node: int) -> bool:
-        """Where memory is limited, the first task of a step shows what its results take; the others wait for it."""
-        step = self.graph.nodes[node].step
-        if math.isinf(self.limits.memory_bytes) or step in self.sized:
-            return False
-        return self.state[self.first.get(step, node)] == State.RUNNING
 
     def _fits(self, node: int, kind: str) -> bool:
         """Whether there is room for another result; drops what is worth least until there is. Something always runs."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from partita.dataflow.plan.events import mapped
-from partita.dataflow.run.task import Order, Report, execute, missing, needed
+from partita.dataflow.run.task import Order, Report, execute, missing, needed, with_own_constants
 from partita.dataflow.store import Store
 
 
@@ -49,8 +48,7 @@ class InProcess:
         if not all(n in self.results for n in needed(inputs)):
             return [(missing(told), "here")]
         found = [mapped(v, self.results.__getitem__) for v in inputs]
-        told = told._replace(arguments=tuple((name, _own(a)) for name, a in told.arguments))
-        result, report = execute(told, self.functions[told.step], found, self.store)
+        result, report = execute(with_own_constants(told), self.functions[told.step], found, self.store)
         if report.state == "done":
             self.results[told.node], self.turns[told.node] = result, told.turn
         return [(report, "here")]
@@ -60,11 +58,3 @@ class InProcess:
 
     def close(self) -> None:
         self.results.clear()
-
-
-def _own(argument: Any) -> Any:
-    """A constant as a task may change it without another one seeing that: as if it had travelled to a worker."""
-    try:
-        return copy.deepcopy(argument)
-    except Exception:  # what cannot be copied cannot travel either
-        return argument

@@ -6,6 +6,7 @@ to see whether a step gives the same again and leaves its arguments as they were
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from partita.dataflow.flow import Value
 from partita.dataflow.graph import Slot
 from partita.dataflow.keys import content_of
 from partita.dataflow.plan.events import View, flat
@@ -89,22 +91,24 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
     started = time.time()
     if told.kind == "load":
         return _loaded(told, started, store)
-    arguments = {name: _filled(a, inputs) for name, a in told.arguments}
     before = None
     try:
         if told.look_s and 2 * size_of(list(inputs)) <= told.look_s * DIGEST_BYTES_PER_S:
             before = _content(list(inputs))
+        second = with_own_constants(told) if before else told  # the first call may change the constants
         began = time.time()
-        result = _called(function, arguments)
+        result = _called(function, told, inputs)
         if hasattr(type(result), "__next__") or isawaitable(result):
             raise PartitaError(f"it gives a {type(result).__name__}, which can be read only once", hint="return a list")
+        if isinstance(result, Value):
+            raise PartitaError("it gives a value of the flow, which nobody computes", hint="inside a step, call a plain function")  # fmt: skip
         took = time.time() - began
         ended = started + took
         if _changed(before, inputs):
             return None, Report(told.node, told.turn, "spoils", started, ended)
         size = size_of(result)
         enough = before is not None and took + 2 * size / DIGEST_BYTES_PER_S <= told.look_s
-        same = _again(function, arguments, result) if enough else None
+        same = _again(function, second, inputs, result) if enough else None
         look_s = time.time() - ended if before else 0.0
         stored, why = _stored(told, store, result, took, size) if told.keep and same is not False else (False, "")
         number = number_of(result)
@@ -128,9 +132,22 @@ def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Repor
     return found.value, Report(told.node, told.turn, "done", started, time.time(), size, number, None, True)
 
 
-def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def with_own_constants(told: Told) -> Told:
+    """The same with constants that nobody else holds, so that a step may change them as if they had travelled to a worker."""
+    return told._replace(arguments=tuple((name, _copied(a)) for name, a in told.arguments))
+
+
+def _copied(argument: Any) -> Any:
+    try:
+        return copy.deepcopy(argument)
+    except Exception:  # what cannot be copied cannot travel either
+        return argument
+
+
+def _called(function: Callable[..., Any], told: Told, inputs: Sequence[Any]) -> Any:
     """By position up to the first parameter that was left to its default, by name from there on."""
-    bound = BoundArguments(_signature(function), OrderedDict(arguments))
+    arguments = OrderedDict((name, _filled(a, inputs)) for name, a in told.arguments)
+    bound = BoundArguments(_signature(function), arguments)
     return function(*bound.args, **bound.kwargs)
 
 
@@ -155,13 +172,13 @@ def _changed(before: str | None, inputs: Sequence[Any]) -> bool:
     return after is not None and after != before
 
 
-def _again(function: Callable[..., Any], arguments: dict[str, Any], result: Any) -> bool | None:
+def _again(function: Callable[..., Any], told: Told, inputs: Sequence[Any], result: Any) -> bool | None:
     """Whether the same comes out again; None where results cannot be compared. A second time that raises gives something else."""
     first = _content(result)
     if first is None:
         return None
     try:
-        return _content(_called(function, arguments)) == first
+        return _content(_called(function, told, inputs)) == first
     except Exception:  # it makes a folder, say
         return False
 
@@ -182,9 +199,9 @@ def _stored(told: Told, store: Store | None, result: Any, took_s: float, size_by
 
 
 def number_of(result: Any) -> float | None:
-    """A result as a finite number or infinity; None where it is none, or too large for one."""
+    """A result as a float, infinity and NaN too; None where it is no real number, or too large for a float."""
     try:
-        if isinstance(result, bool | int | float | np.number | np.bool_):
+        if isinstance(result, bool | int | float | np.integer | np.floating | np.bool_):
             return float(result)
         if isinstance(result, np.ndarray) and result.size == 1 and result.dtype.kind in "biuf":
             return float(result.reshape(-1)[0])

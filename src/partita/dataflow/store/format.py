@@ -160,7 +160,7 @@ class _Taken:
         ):
             return None
         plain = value.detach().cpu().contiguous()
-        if plain.data_ptr() in {t.data_ptr() for t in self.tensors.values()}:
+        if plain.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in self.tensors.values()}:
             plain = plain.clone()
         name = str(len(self.tensors))
         self.tensors[name] = plain
@@ -208,9 +208,19 @@ def _arrow(frame: Any) -> bytes | None:
     except Exception:  # columns of mixed kinds, doubled names, pyarrow missing ..
         return None
     same = frame.equals(again) and (frame.dtypes == again.dtypes).all() and frame.attrs == again.attrs
+    plain = frame.flags.allows_duplicate_labels and _cells(frame) == _cells(again)
     axes = ((frame.index, again.index), (frame.columns, again.columns))
     alike = (a.dtype == b.dtype and a.names == b.names and type(a) is type(b) and getattr(a, "freq", None) == getattr(b, "freq", None) for a, b in axes)  # fmt: skip
-    return raw if same and all(alike) else None
+    return raw if same and plain and all(alike) else None
+
+
+def _cells(frame: Any) -> list[list[Any]]:
+    """The kinds of the cells of columns of objects: `equals` finds b"x" and bytearray(b"x") the same. In a cell that
+    holds others they would not be seen: its own identity stands there, which no other table shares."""
+    levels = [frame.index.get_level_values(k) for k in range(frame.index.nlevels)]
+    columns = [*levels, *(frame.iloc[:, k] for k in range(frame.shape[1]))]
+    holds = (list, dict, tuple, np.ndarray)
+    return [[id(v) if isinstance(v, holds) else type(v) for v in c] for c in columns if c.dtype == object]
 
 
 def _frame(raw: Any) -> Any:
