@@ -12,7 +12,7 @@ import contextlib
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,9 @@ from partita.simulate.run_speed import RunSpeed, run_speed
 from partita.training.runtime.baton import Baton, Ring
 
 WARMUP = side_by_side.WARMUP  #: rounds of a block that are not counted
+#: Of the counted steps of a turn: a core that has slept while others had their turn may be another machine's for a moment.
+#: Where an Inception's steps of 83 ms were counted after one other, 12 of 32 took 110 ms or more; 6 of 600 in a row did (2026-11-24).
+TURN_S, MOST_IN_A_TURN = 0.4, 8
 
 FORESEEN = Claim("the prediction is within 10 % of a step", low=0.9, high=1.1, most_drift=RESTLESS_ALONE)
 FORESEEN_AT_RUN_SPEED = Claim(
@@ -175,6 +178,12 @@ def with_models(options: argparse.ArgumentParser, known: Sequence[str]) -> argpa
     return given
 
 
+def in_a_turn(files: Iterable[PlanFile]) -> int:
+    """Steps of a turn, by the fastest of the plans."""
+    shortest_s = min(f.verdict.value_s for f in files)
+    return 1 + min(max(1, math.ceil(TURN_S / shortest_s)), MOST_IN_A_TURN)
+
+
 def shares(rounds: int, blocks: int) -> list[int]:
     """Rounds of each block.
 
@@ -207,16 +216,16 @@ def plans_in_turn(
     talk: Talk,
     settings: Mapping[str, str] = MappingProxyType({}),
     with_copies: bool = False,
-    in_a_row: int = 1,
+    in_a_row: int = 0,
     out: Path | None = None,
 ) -> dict[str, Compared]:
     """Plans of a job, each under its own engines: `rounds` less WARMUP counted rounds in so many blocks, each with a warm-up of
     its own and a probe before it; another plan and another engine first each time.
 
     In a block all have their processes, and take turns round by round (`Ring`): round k of one was within seconds of round k of
-    another, so that ratios by `ratio_within_rounds` know nothing of how the machine drifts. Of `in_a_row` steps the last one
-    counts; with copies these are two at least, for all alike: a step after another's finds cold caches. Raises BadInput where no
-    round would be counted, and what a worker failed with.
+    another, so that ratios by `ratio_within_rounds` know nothing of how the machine drifts. A turn has
+    `in_a_row` steps of which the median counts, without the first; of as many that they take TURN_S where it is 0. Raises BadInput
+    where no round would be counted, and what a worker failed with.
     """
     check_rounds(rounds, WARMUP)
     found = {n: Compared() for n in files}
@@ -225,7 +234,7 @@ def plans_in_turn(
         for k, counted in enumerate(shares(rounds - WARMUP, blocks)):
             machine.look_again(every_s=5.0)
             talk.progress(f"block {k + 1} of {blocks}", 0, counted)
-            spec = _Block(source, settings, counted, max(in_a_row, 2) if with_copies else in_a_row, out)
+            spec = _Block(source, settings, counted, in_a_row or in_a_turn(files.values()), out)
             block, copies = spec.run({n: (files[n], order(engines[n], k)) for n in order(list(files), k)}, side)
             for name, comparison in block.items():
                 found[name].blocks.append(comparison)
@@ -281,7 +290,7 @@ class _Block:
         rows = []
         for _ in range(WARMUP + self.counted):
             baton.wait()
-            rows.append(side_by_side.turn(side, 1, warmup=self.in_a_row - 1))
+            rows.append([side_by_side.middle(s) for s in side_by_side.turn(side, self.in_a_row - 1, warmup=1)])
             baton.give()
         return [side_by_side.joined(copy[WARMUP:]) for copy in zip(*rows, strict=True)]
 

@@ -11,6 +11,7 @@ A copy is the runtime's own engine for one process, with the job's data, batch a
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,13 @@ def joined(turns: Sequence[Steps]) -> Steps:
     return Steps([s for t in turns for s in t.wall_s], [s for t in turns for s in t.cpu_s])
 
 
+def middle(steps: Steps) -> Steps:
+    """The median step of a turn, as one."""
+    return Steps([statistics.median(steps.wall_s)], [statistics.median(steps.cpu_s)])
+
+
 def turn(found: Crew, steps: int, warmup: int = WARMUP) -> list[Steps]:
-    """Let all copies step until each has done so many; every counted step ran while all the others ran, too."""
+    """Let all copies step on a batch until each has done so many; every counted step ran while all the others ran, too."""
     wanted = warmup + steps
     for k in range(len(found)):
         found.say(k, GO)
@@ -95,9 +101,9 @@ def _serve() -> None:
 
 
 def _steps(engine: Any, batches: Iterator[Any], answers: IO[str]) -> None:
-    """Steps until a word comes."""
+    """Steps on one batch, as `compare` takes them, until a word comes."""
+    turn = next(batches)
     while not is_told():
-        turn = next(batches)
         began, used = time.perf_counter(), time.process_time()
         engine.step(turn.batch, turn.done.step - 1)
         answer(answers, {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - used})

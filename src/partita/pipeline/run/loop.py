@@ -92,8 +92,8 @@ def compare_engines(
     watch: Watch | None = None,
     ring: Sequence[str] = (),
 ) -> Comparison:
-    """Let the engines take the same steps in turn, `rounds` times, of `in_a_row` steps of which the last one counts. `ring`:
-    a place in a `Ring`, where other runs take turns with this one. Raises what a worker failed with."""
+    """Let the engines take the same steps in turn, `rounds` times, of `in_a_row` steps of which the median counts, without the
+    first where there are several. `ring`: a place in a `Ring`, where other runs take turns with this one. Raises what a worker failed with."""
     check_rounds(rounds, warmup)
     if in_a_row < 1:
         raise BadInput(f"{in_a_row} steps in a row", hint="ask for at least 1")

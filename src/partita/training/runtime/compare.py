@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,15 +46,18 @@ def compare(session: Session) -> None:
             check_same_everywhere(turn.batch, turn.done.epoch)
         board.begin_step(session.rank, turn.done.step, batch_size(turn.batch))
         for name, engine in engines.items():
-            for _ in range(spec.in_a_row):  # the last one counts: those before it fill the caches, as in a run
-                step_s, loss, cpu_s, core_share = _timed(engine, turn.batch, turn.done.step)
+            taken = [_timed(engine, turn.batch, turn.done.step) for _ in range(spec.in_a_row)]
+            # the first of several finds caches cold, and a core that has slept; how a run goes tells the middle of the others
+            step = _Timed(*map(statistics.median, zip(*(taken[1:] or taken), strict=True)))
             recorder = recorders.get(name)
             if recorder:
-                recorder.after(spec.in_a_row * step_s, core_share)
-            times[name].append(step_s)
-            losses[name].append(loss)
-            cpu[name].append(cpu_s)
-            traces = with_trace(traces, session, engine, turn.batch, step_s, first=turn.done.step <= spec.warmup)
+                recorder.after(spec.in_a_row * step.wall_s, step.core_share)
+            times[name].append(step.wall_s)
+            losses[name].append(taken[-1].loss)
+            cpu[name].append(step.cpu_s)
+            traces = with_trace(
+                traces, session, engine, turn.batch, taken[-1].wall_s, first=turn.done.step <= spec.warmup
+            )
         first = next(iter(engines))
         board.end_step(session.rank, losses[first][-1], times[first][-1])
         if spec.check_gradients and turn.done.step == 1:
@@ -77,8 +81,16 @@ def compare(session: Session) -> None:
         write_timeline(session, pipeline.program_of(full), pipeline.numbers_of(full), traces, sum(cpu["pipeline"]))
 
 
-def _timed(engine: Engine | None, batch: Batch, step: int) -> tuple[float, float, float, float]:
-    """(seconds from a common start until all ranks are done, loss, CPU seconds of all ranks, this rank's share of its core)."""
+class _Timed(NamedTuple):
+    """A step of one engine."""
+
+    wall_s: float  #: from a common start until all ranks are done
+    loss: float
+    cpu_s: float  #: of all ranks
+    core_share: float  #: of its core that this rank had
+
+
+def _timed(engine: Engine | None, batch: Batch, step: int) -> _Timed:
     dist.barrier()
     began, cpu = time.perf_counter(), time.process_time()
     result = engine.step(batch, step - 1) if engine is not None else StepResult(math.nan, 0.0)
@@ -93,7 +105,7 @@ def _timed(engine: Engine | None, batch: Batch, step: int) -> tuple[float, float
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(share)
     mean_loss = float(share[2] / share[3]) if share[3] > 0 else math.nan
-    return float(most[0]), mean_loss, float(share[1]), result.core_share
+    return _Timed(float(most[0]), mean_loss, float(share[1]), result.core_share)
 
 
 def _gradient_errors(session: Session) -> dict[str, float]:

@@ -286,7 +286,7 @@ def open_mailboxes(rank: int, ranks: int, *, wanted: bool = True, patience_s: fl
     with contextlib.ExitStack() as stack:
         listener, path = _listening(stack, ranks) if wanted else (None, b"")
         told = torch.zeros(ranks, _INTRODUCED, dtype=torch.int64)
-        told[rank, 0] = this_boot()
+        told[rank, 0] = _this_host()
         told[rank, 1 : 1 + len(path)] = torch.tensor(list(path))
         dist.all_reduce(told)
         found, reached = dict[int, socket.socket](), torch.zeros(ranks, ranks, dtype=torch.int64)
@@ -304,6 +304,13 @@ def open_mailboxes(rank: int, ranks: int, *, wanted: bool = True, patience_s: fl
     crowded = on_this > min(os.cpu_count() or 1, quota_cores(cpu_quota()))  # a look takes of the quota, too
     pairs = [(a, b) for a, b in reached.nonzero().tolist()]
     return Mailboxes(found, rank, pairs, spin_s=0.0 if crowded else SPIN_S, patience_s=patience_s)
+
+
+def _this_host() -> int:
+    """A number for this machine's network as this process sees it: ranks in network namespaces of their own are on hosts of their
+    own, whatever else they share, and what they send each other is the business of the link between."""
+    network = Path("/proc/self/ns/net")
+    return this_boot() ^ (network.stat().st_ino if network.exists() else 0)
 
 
 def _listening(stack: contextlib.ExitStack, ranks: int) -> tuple[socket.socket | None, bytes]:

@@ -1,0 +1,299 @@
+"""Four unequal hosts: Partita's plan against the even split and against data parallelism with equal shares, on CIFAR-10.
+
+    python benchmarks/unequal.py [--data DIR] [--shares 80,50,40,20] [--rate 200mbit] [--rounds 22] [--blocks 2] [--json]
+
+Each host of the test bed has a share of a core (percent) and a link of that rate, shaped both ways; wants root. The job is measured
+on a whole core, a link between two hosts that have whole cores; the cluster file of the plans holds these with the hosts' shares as speeds,
+as a user would write it by hand. DIR holds CIFAR-10's train.parquet as examples/cifar_resnet.py wants it; without it the ResNet sees
+scikit-learn's digits.
+
+    chosen        what `partita plan --cluster` finds
+    even          as many tasks on each host, at the number of micro-batches that is best for it
+    equal shares  the whole model on every host, a quarter of the micro-batches each; likewise at the best number
+
+All plans have a process on every host and take turns, round by round; one device, the fastest, takes turns with the first of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engines import WARMUP, add_turns, shares
+from harness import Json, Machine, order, parser, run_script, said
+from intervals import WITHIN_ROUNDS, Claim, Interval, over_median, ratio_within_rounds
+
+from partita.cli.talk import Talk
+from partita.errors import PartitaError
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.plan import PlanFile, Verdict
+from partita.nouns.profile import Profile
+from partita.page.text import table
+from partita.pipeline.plan.planner import plan_pipeline
+from partita.pipeline.run.loop import check_rounds
+from partita.simulate.predicted import predicted
+from partita.spawn import last_line, threads_env
+from partita.testbed.hosts import Testbed
+from partita.training.measure.job import measure_job
+from partita.training.measure.links import link_from, with_sums
+from partita.training.runtime.baton import Ring
+from partita.training.runtime.prepare import prepared
+from partita.training.runtime.spec import Spec
+
+JOBS = Path(__file__).with_name("schedule_jobs.py")
+PORT = 29600  #: of the first plan's meeting point; each plan has one of its own
+PATIENCE_S = 240.0  #: for a block of rounds
+ALIKE = 1e-5  #: largest difference of gradients
+
+CLAIMS = {
+    "faster than the even split": Claim("the chosen plan is at least 1.3 times as fast as the even split", low=1.3, most_drift=WITHIN_ROUNDS),
+    "faster than equal shares": Claim("the chosen plan is at least 1.15 times as fast as data parallelism with equal shares", low=1.15, most_drift=WITHIN_ROUNDS),
+    "near the simulated step": Claim("the chosen plan reaches at least 0.92 of the simulated speed", low=0.92, most_drift=WITHIN_ROUNDS),
+}  # fmt: skip
+
+
+# ---- what is asked ------------------------------------------------------------------------------------------------------
+
+
+def link_between_hosts(rate: str, folder: Path) -> Link:
+    """A link of the test bed, measured between two hosts that have whole cores: times of a message there are CPU seconds."""
+    told = folder / "link.json"
+    with Testbed.up(2, [rate]) as bed:
+        spec = {
+            "rendezvous": f"tcp://{bed.address('h0')}:{PORT - 1}",
+            "out": str(folder / "out.json"),
+            "repeats": 20,
+            "between": 1 << 25,
+        }
+        told.write_text(json.dumps(spec))
+        words = [sys.executable, "-m", "partita.training.measure.links", str(told)]
+        _to_the_end([_started(bed, f"h{k}", words, {"RANK": str(k)}, folder / f"link-{k}.log") for k in range(2)])
+    found = json.loads((folder / "out.json").read_text())
+    return with_sums(link_from("", "", found["messages"]), found["sums"])
+
+
+def cluster_of(shares_of_core: Sequence[float], link: Link, like: Device) -> Cluster:
+    """As a user would write it down: a host has its share of the measured core, and takes so much longer for its part of a message;
+    what it sends shares its own cable."""
+    devices = tuple(
+        Device(f"h{k}", like.kind, speed=share, host=f"h{k}", instruction_s=like.instruction_s, step_s=like.step_s)
+        for k, share in enumerate(shares_of_core)
+    )
+    links = tuple(
+        replace(
+            link, source=a.name, target=b.name, medium=f"cable of {a.name}", fair=True,
+            send_s=link.send_s / a.speed, message_s=link.message_s / b.speed,
+        )
+        for a in devices for b in devices if a != b
+    )  # fmt: skip
+    return Cluster(devices, links)
+
+
+def equal_shares(profile: Profile, cluster: Cluster) -> PlanFile:
+    """Data parallelism: every device has the whole model and as many micro-batches, of the size that is predicted to be best."""
+    devices = tuple(d.name for d in cluster.devices)
+    found = []
+    for sample in profile.samples:
+        micro_batches, rest = divmod(profile.batch_size, sample.micro_batch_size)
+        if rest or micro_batches % len(devices):
+            continue
+        one = plan_pipeline(profile, cluster, method="single", micro_batches=micro_batches)
+        assert isinstance(one.plan, PipelinePlan)
+        stage = Stage(one.plan.stages[0].tasks, devices)
+        plan = replace(one.plan, stages=(stage,), in_flight=len(devices), schedule="1f1b", orders={})
+        value = predicted(one.problem, plan).duration_s
+        verdict = Verdict(value, min(value, one.verdict.lower_bound_s), one.verdict.bound, "equal shares", 0.0, "step")
+        found.append(PlanFile(plan, verdict, one.problem))
+    return min(found, key=lambda f: f.verdict.value_s)
+
+
+# ---- how it is run ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """All plans at once on their hosts, a round of one of them at a time."""
+
+    bed: Testbed
+    settings: Mapping[str, str]
+    counted: int
+
+    def run(self, files: Mapping[str, PlanFile], number: int) -> dict[str, Json]:
+        """Plan -> what its ranks wrote down."""
+        with tempfile.TemporaryDirectory() as folder, Ring.started(Path(folder), len(files)) as ring:
+            names = order(list(files), number)
+            ranks = [
+                p for k, n in enumerate(names) for p in self._ranks(files[n], Path(folder) / n, k, ring, n == "chosen")
+            ]
+            try:
+                _to_the_end(ranks)
+            except BaseException:
+                ring.end()
+                raise
+            return {n: json.loads((Path(folder) / n / "compare.json").read_text()) for n in names}
+
+    def _ranks(self, file: PlanFile, out: Path, k: int, ring: Ring, beside_single: bool) -> list[Rank]:
+        """The ranks of the k-th plan, each on the host of its device."""
+        assert isinstance(file.plan, PipelinePlan)
+        folder, hosts = prepared(out, file), file.plan.devices
+        spec = Spec(
+            f"{JOBS}:resnet", dict(self.settings), str(folder / "plan.json"), str(folder), task="compare",
+            engine="single,pipeline" if beside_single else "pipeline", steps=WARMUP + self.counted, warmup=WARMUP,
+            check_gradients=beside_single, ring=ring.place(k),
+        )  # fmt: skip
+        told = folder / "spec.json"
+        told.write_text(json.dumps(asdict(spec)))
+        place = {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": self.bed.address(hosts[0]), "MASTER_PORT": str(PORT + k)}
+        words = [sys.executable, str(Path(__file__).resolve()), "--rank", str(told)]
+        return [
+            _started(self.bed, host, words, {**place, "RANK": str(r)}, folder / f"rank-{r}.txt")
+            for r, host in enumerate(hosts)
+        ]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process on a host."""
+
+    host: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+def _started(bed: Testbed, host: str, words: Sequence[str], env: Mapping[str, str], log: Path) -> Rank:
+    with open(log, "wb") as out:
+        process = bed.popen(
+            host, words, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            env={**os.environ, **threads_env(1), "GLOO_SOCKET_IFNAME": "eth0", **env},
+        )  # fmt: skip
+    return Rank(host, process, log)
+
+
+def _to_the_end(ranks: Sequence[Rank]) -> None:
+    """Wait for all; where one fails the others are ended. Raises PartitaError with what it said."""
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while any(r.process.poll() is None for r in ranks):
+            failed = [r for r in ranks if r.process.poll() not in (None, 0)]
+            if failed or time.monotonic() > deadline:
+                who = failed[0] if failed else next(r for r in ranks if r.process.poll() is None)
+                why = f"ended with {who.process.poll()}" if failed else f"was not done within {PATIENCE_S:g} s"
+                raise PartitaError(f"a rank on {who.host} {why}: {last_line(who.log)}")
+            time.sleep(0.1)
+    finally:
+        for r in ranks:
+            if r.process.poll() is None:
+                r.process.kill()
+            r.process.wait()
+
+
+def one_rank(told: Path) -> int:
+    """This process is a rank on a host."""
+    from partita.training.runtime.worker import run_rank_alone
+
+    run_rank_alone(Spec(**json.loads(told.read_text())), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return 0
+
+
+# ---- what came out ------------------------------------------------------------------------------------------------------
+
+
+def benchmark(options: Any, machine: Machine, talk: Talk) -> Json:
+    check_rounds(options.rounds, WARMUP)
+    settings = {"data": str(Path(options.data).resolve())} if options.data else {}
+    profile = measure_job(f"{JOBS}:resnet", settings, devices=2, progress=talk.progress)
+    with tempfile.TemporaryDirectory() as folder:
+        talk.progress("measuring a link", 0, 1)
+        link = link_between_hosts(options.rate, Path(folder))
+    cluster = cluster_of([s / 100 for s in options.shares], link, profile.cluster.devices[0])
+    files = {
+        "chosen": plan_pipeline(profile, cluster, schedule="auto"),
+        "even": plan_pipeline(profile, cluster, method="even"),
+        "equal shares": equal_shares(profile, cluster),
+    }
+    blocks = []
+    with Testbed.up(len(options.shares), [options.rate], options.shares) as bed:
+        for k, counted in enumerate(shares(options.rounds - WARMUP, options.blocks)):
+            machine.look_again(every_s=5.0)
+            talk.progress(f"block {k + 1} of {options.blocks}", 0, 1)
+            blocks.append(Block(bed, settings, counted).run(files, k))
+    steps = {n: [s for b in blocks for s in b[n]["step_s"]["pipeline"]] for n in files}
+    one = [s for b in blocks for s in b["chosen"]["step_s"]["single"]]
+    ratios = {n: ratio_within_rounds(steps[n], steps["chosen"]) for n in files if n != "chosen"}
+    ratios["one device"] = ratio_within_rounds(one, steps["chosen"])
+    near = over_median(files["chosen"].verdict.value_s, steps["chosen"])
+    claims: dict[str, tuple[Claim, Interval]] = {
+        "even": (CLAIMS["faster than the even split"], ratios["even"]),
+        "equal_shares": (CLAIMS["faster than equal shares"], ratios["equal shares"]),
+        "near": (CLAIMS["near the simulated step"], near),
+    }
+    record = machine.finished()
+    return {
+        "shares": options.shares, "rate": options.rate, "link": asdict(link), "single_step_s": statistics.median(one),
+        "plans": {n: _told(f, steps[n]) for n, f in files.items()},
+        "ratio": {n: [r.value, *(r.ends or [])] for n, r in ratios.items()},
+        "gradient_error": max(b["chosen"]["gradient_errors"]["pipeline"] for b in blocks),
+        "samples": blocks, "verdicts": machine.verdicts(claims), "machine_record": record,
+    }  # fmt: skip
+
+
+def _told(file: PlanFile, steps: Sequence[float]) -> Json:
+    plan = file.plan
+    assert isinstance(plan, PipelinePlan)
+    return {
+        "predicted_s": file.verdict.value_s, "bound_s": file.verdict.lower_bound_s, "measured_s": statistics.median(steps),
+        "method": file.verdict.method, "schedule": plan.schedule, "micro_batches": plan.micro_batches, "in_flight": plan.in_flight,
+        "stages": [{"tasks": len(s.tasks), "devices": list(s.devices), "shares": list(s.shares)} for s in plan.stages],
+    }  # fmt: skip
+
+
+def text(document: Json) -> str:
+    rows = []
+    for name, p in document["plans"].items():
+        value, *ends = document["ratio"].get(name, [1.0])
+        where = "; ".join(f"{s['tasks']} on {' '.join(s['devices'])}" for s in p["stages"])
+        rows.append(
+            [
+                name,
+                p["measured_s"],
+                p["predicted_s"],
+                value,
+                f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else "",
+                f"{p['micro_batches']} micro-batches, {where}",
+            ]
+        )
+    rows.append(["one device", document["single_step_s"], None, document["ratio"]["one device"][0], "", "h0"])
+    columns = [("plan", "text"), ("a step", "s"), ("predicted", "s"), ("of the chosen", "ratio"), ("interval", "text"), ("", "text")]  # fmt: skip
+    hosts = f"hosts with {', '.join(f'{s:g}' for s in document['shares'])} % of a core, links of {document['rate']}"
+    return f"{hosts}; largest difference of gradients {document['gradient_error']:.1e}\n{table(columns, rows)}\n\n{said(document)}"  # type: ignore[arg-type]
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--rank"]:
+        return one_rank(Path(sys.argv[2]))
+    options = parser(__doc__)
+    options.add_argument("--data", default="", metavar="DIR", help="CIFAR-10; default: digits")
+    options.add_argument(
+        "--shares", type=lambda s: [float(p) for p in s.split(",")], default=[80.0, 50.0, 40.0, 20.0], metavar="P,P,..",
+        help="percent of a core that each host has; default: 80,50,40,20",
+    )  # fmt: skip
+    options.add_argument("--rate", default="200mbit", help="of every host's link; default: 200mbit")
+    add_turns(options, 22, 2)
+    given = options.parse_args()
+    return run_script(
+        given, lambda m, t: benchmark(given, m, t), text, ("torch",), lambda d: d["gradient_error"] > ALIKE
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
