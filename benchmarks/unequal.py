@@ -45,7 +45,7 @@ from partita.simulate.predicted import predicted
 from partita.spawn import last_line, threads_env
 from partita.testbed.hosts import Testbed
 from partita.training.measure.job import measure_job
-from partita.training.measure.links import link_from, with_sums
+from partita.training.measure.links import measured_link
 from partita.training.runtime.baton import Ring
 from partita.training.runtime.prepare import prepared
 from partita.training.runtime.spec import Spec
@@ -78,8 +78,7 @@ def link_between_hosts(rate: str, folder: Path) -> Link:
         told.write_text(json.dumps(spec))
         words = [sys.executable, "-m", "partita.training.measure.links", str(told)]
         _to_the_end([_started(bed, f"h{k}", words, {"RANK": str(k)}, folder / f"link-{k}.log") for k in range(2)])
-    found = json.loads((folder / "out.json").read_text())
-    return with_sums(link_from("", "", found["messages"]), found["sums"])
+    return measured_link("", "", json.loads((folder / "out.json").read_text()))
 
 
 def cluster_of(shares_of_core: Sequence[float], link: Link, like: Device) -> Cluster:
@@ -92,7 +91,8 @@ def cluster_of(shares_of_core: Sequence[float], link: Link, like: Device) -> Clu
     links = tuple(
         replace(
             link, source=a.name, target=b.name, medium=f"cable of {a.name}", fair=True,
-            send_s=link.send_s / a.speed, message_s=link.message_s / b.speed,
+            send_s=link.send_s / a.speed, send_s_per_byte=link.send_s_per_byte / a.speed,
+            message_s=link.message_s / b.speed, message_s_per_byte=link.message_s_per_byte / b.speed,
         )
         for a in devices for b in devices if a != b
     )  # fmt: skip

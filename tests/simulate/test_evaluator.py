@@ -43,7 +43,14 @@ def random_cluster(random: Random) -> Cluster:
         0.05,
         0.03,
     )
-    own = (Link("a", "b", 2.0, 0.3, message_s=0.02), Link("c", "a", 0.5, sum_s_per_byte=0.1)) if kind == 1 else ()
+    own = (
+        (
+            Link("a", "b", 2.0, 0.3, message_s=0.02, message_s_per_byte=0.01, send_s_per_byte=0.02),
+            Link("c", "a", 0.5, sum_s_per_byte=0.1),
+        )
+        if kind == 1
+        else ()
+    )
     return Cluster(devices, own, default)
 
 

@@ -14,33 +14,38 @@ from partita.simulate.lower import program_of
 from partita.simulate.overheads import overheads
 from partita.simulate.predicted import predicted
 
-CALL_S, STEP_S, SEND_S = 0.1, 0.3, 0.05
+CALL_S, STEP_S, SEND_S, SEND_BYTE_S, MESSAGE_BYTE_S = 0.1, 0.3, 0.05, 0.002, 0.003
 
 
 def priced(devices: int):
     """The chain on devices where calls, the beginning of a step and posting a message take their time."""
     profile = chain_profile(devices=devices)
     there = tuple(Device(f"cpu{i}", instruction_s=CALL_S, step_s=STEP_S) for i in range(devices))
-    link = replace(Link("", "", 1e6), send_s=SEND_S)
+    link = replace(Link("", "", 1e6), send_s=SEND_S, send_s_per_byte=SEND_BYTE_S, message_s_per_byte=MESSAGE_BYTE_S)
     return replace(profile, cluster=replace(profile.cluster, devices=there, default_link=link))
 
 
 def test_one_stage_costs_what_was_measured() -> None:
     file = plan_pipeline(priced(2), stages=1, allow_replicas=False)
-    assert not overheads(program_of(file.problem, file.plan), file.cluster).any()
+    problem = file.problem
+    assert not overheads(program_of(problem, file.plan), problem.graph, problem.costs, file.cluster).any()
 
 
 def test_two_stages_pay_half_a_call_each_and_post_their_messages() -> None:
     file = plan_pipeline(priced(2), stages=2, allow_replicas=False)
     program = program_of(file.problem, file.plan)
-    found = overheads(program, file.cluster)
+    found = overheads(program, file.problem.graph, file.problem.costs, file.cluster)
     sends = np.flatnonzero(program.op == Op.SEND)
     posted = np.zeros(len(program))
     for i in sends.tolist():
-        posted[[k for k in program.needs.row(i).tolist() if program.op[k] == Op.COMPUTE][-1]] += SEND_S
+        posted[[k for k in program.needs.row(i).tolist() if program.op[k] == Op.COMPUTE][-1]] += (
+            SEND_S + SEND_BYTE_S * program.size_bytes[i]
+        )
+        received = [k for k in range(len(program)) if program.op[k] == Op.RECV and i in program.needs.row(k).tolist()]
+        np.testing.assert_allclose(found[received], MESSAGE_BYTE_S * program.size_bytes[i])
     np.testing.assert_allclose(found[program.op == Op.COMPUTE], (CALL_S / 2 + posted)[program.op == Op.COMPUTE])
     np.testing.assert_allclose(found[program.op == Op.UPDATE], STEP_S / 2)
-    assert posted.sum() == pytest.approx(SEND_S * len(sends))
+    assert posted.sum() == pytest.approx(SEND_S * len(sends) + SEND_BYTE_S * program.size_bytes[sends].sum())
     assert predicted(file.problem, file.plan).duration_s == pytest.approx(file.verdict.value_s)
 
 

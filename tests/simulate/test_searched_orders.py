@@ -35,11 +35,12 @@ def shop(
     rest = np.where(np.arange(stages) > 0, backward / 2, 0.0)
     each = np.stack([forward, backward, backward - rest, rest])[:, :, None]
     apart = 1.0 - np.eye(len(names))
+    messages = np.full((2, stages - 1, len(names), len(names)), 1.0)
     return Shop(
         np.repeat(np.array(place, np.int64)[:, None], plan.micro_batches, 1), np.repeat(each, len(names), 2),
         np.ones(stages, np.bool_), np.arange(stages - 1), np.arange(1, stages), np.ones(stages - 1, np.bool_),
-        np.full((2, stages - 1, len(names), len(names)), carry_s), np.arange(len(names) ** 2).reshape(len(names), -1),
-        lag_s * apart, 0.0 * apart, 0.0 * apart, np.zeros(len(names)), np.full(stages, keep), np.full(len(names), room),
+        carry_s * messages, np.arange(len(names) ** 2).reshape(len(names), -1),
+        lag_s * apart, 0.0 * messages, 0.0 * messages, np.zeros(len(names)), np.full(stages, keep), np.full(len(names), room),
     )  # fmt: skip
 
 

@@ -88,7 +88,9 @@ def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
             "rate_bytes_per_s": _finite(link.rate_bytes_per_s),
             "latency_s": link.latency_s,
             "send_s": link.send_s,
+            "send_s_per_byte": link.send_s_per_byte,
             "message_s": link.message_s,
+            "message_s_per_byte": link.message_s_per_byte,
             "sum_s": link.sum_s,
             "sum_s_per_byte": link.sum_s_per_byte,
         },
@@ -165,7 +167,7 @@ def _profile_text(document: dict[str, Any]) -> str:
             ),
             ("devices", _devices(document)),
             *[("split", line) for line in counted(read_splits(document["splits"], BadInput, "splits"))],
-            *([("link", _link(document["link"]))] if document["link"]["rate_bytes_per_s"] else []),
+            *([("link", _link(document["link"]))] if len(document["devices"]) > 1 else []),
             ("calls", f"{seconds(calls['instruction_s'])} a forward or a backward, {seconds(calls['step_s'])} a step"),
             (
                 "load",
@@ -192,6 +194,7 @@ def _link(link: dict[str, Any]) -> str:
     from partita.page.text import rate, seconds
 
     return (
-        f"{rate(link['rate_bytes_per_s'])}, {seconds(link['latency_s'])} latency; a message takes "
-        f"{seconds(link['send_s'])} of its sender, {seconds(link['message_s'])} of its receiver"
+        f"{rate(link['rate_bytes_per_s']) if link['rate_bytes_per_s'] else 'no wire'}, {seconds(link['latency_s'])} latency; a message takes "
+        f"{seconds(link['send_s'])} of its sender, {seconds(link['message_s'])} of its receiver, "
+        f"a MB {seconds(1e6 * link['send_s_per_byte'])} and {seconds(1e6 * link['message_s_per_byte'])} more"
     )

@@ -33,6 +33,16 @@ from partita.errors import ClusterError, refuse
 from partita.files import read_toml
 from partita.records import lean, record
 
+SECONDS_OF_A_LINK = (
+    "latency_s",
+    "message_s",
+    "message_s_per_byte",
+    "send_s",
+    "send_s_per_byte",
+    "sum_s",
+    "sum_s_per_byte",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -58,8 +68,10 @@ class Link:
     latency_s: float = 0.0
     medium: str = ""  #: links that name one medium share it; empty: this direction has its own
     fair: bool = False  #: transfers on the medium share its rate; otherwise they are served in order
-    message_s: float = 0.0  #: time that receiving a message takes of the receiving *device*
-    send_s: float = 0.0  #: that posting it takes of the sending one
+    message_s: float = 0.0  #: time that receiving a message takes of the receiving *device*,
+    message_s_per_byte: float = 0.0  #: and every byte of it
+    send_s: float = 0.0  #: that posting it takes of the sending one,
+    send_s_per_byte: float = 0.0  #: and every byte of it
     sum_s: float = 0.0  #: that a sum of gradients over devices takes beyond its messages,
     sum_s_per_byte: float = 0.0  #: and every byte that it sends: copying and adding
 
@@ -71,6 +83,12 @@ class Link:
     def transfer_s(self, size_bytes: float) -> float:
         """Seconds during which a transfer occupies the link (its latency comes after)."""
         return size_bytes / self.rate_bytes_per_s
+
+    @property
+    def delivered_bytes_per_s(self) -> float:
+        """The rate at which one message goes from device to device, both of which have a part in it."""
+        per_byte = 1 / self.rate_bytes_per_s + self.send_s_per_byte + self.message_s_per_byte
+        return 1 / per_byte if per_byte > 0 else math.inf
 
     @property
     def exchange_bytes_per_s(self) -> float:
@@ -193,7 +211,7 @@ class Cluster:
             ]
             if not k.rate_bytes_per_s > 0:
                 faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
-            seconds = {w: getattr(k, w) for w in ("latency_s", "message_s", "send_s", "sum_s", "sum_s_per_byte")}
+            seconds = {w: getattr(k, w) for w in SECONDS_OF_A_LINK}
             faults += [f"{where} has {w} = {v}" for w, v in seconds.items() if not (v >= 0 and math.isfinite(v))]
             if k.medium in names:
                 faults.append(f"{where} shares the medium {k.medium!r}, which is the name of a device")

@@ -7,11 +7,15 @@ each of its devices (1 - 1/K) of what comes once a step.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from partita.nouns.cluster import Cluster, Device
-from partita.nouns.graph import FloatArray
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import FloatArray, IntArray, TaskGraph
 from partita.nouns.program import Op, Program
+from partita.simulate.simulator import given_part
 
 
 def call_s(device: Device, stages: int) -> float:
@@ -24,24 +28,49 @@ def begin_s(device: Device, stages: int) -> float:
     return device.step_s / device.speed * (1 - 1 / stages)
 
 
-def posting_s(program: Program, cluster: Cluster) -> FloatArray:
-    """[instructions] seconds that posting its messages takes of a device, at the computation that they wait for."""
-    found = np.zeros(len(program))
-    posts = [cluster.link(*p.route).send_s if p.kind in ("values", "gradients") else 0.0 for p in program.pieces]
-    if any(posts):
-        for i in np.flatnonzero(program.op == Op.SEND).tolist():
-            made = [k for k in program.needs.row(i).tolist() if program.op[k] == Op.COMPUTE]
-            if made:
-                found[made[-1]] += posts[program.piece[i]]
-    return found
+class Ends(NamedTuple):
+    """What messages take of the devices at their ends, beside the links' `message_s`. [ends]"""
+
+    at: IntArray  #: the instruction that takes longer: the computation that a message waits for, and its receiving
+    send: IntArray  #: the message
+    fixed_s: FloatArray
+    per_byte_s: FloatArray
+
+    @staticmethod
+    def of(program: Program, cluster: Cluster) -> Ends:
+        """O(instructions)."""
+        rows = []
+        links = [cluster.link(*p.route) if p.kind in ("values", "gradients") else None for p in program.pieces]
+        if any(k and (k.send_s or k.send_s_per_byte or k.message_s_per_byte) for k in links):
+            for i in np.flatnonzero((program.op == Op.SEND) | (program.op == Op.RECV)).tolist():
+                link, sends = links[program.piece[i]], program.op[i] == Op.SEND
+                needs = program.needs.row(i).tolist()
+                others = [k for k in needs if program.op[k] == (Op.COMPUTE if sends else Op.SEND)]
+                if link and others and sends:
+                    rows.append((others[-1], i, link.send_s, link.send_s_per_byte))
+                elif link and others:
+                    rows.append((i, others[-1], 0.0, link.message_s_per_byte))
+        at, send, fixed, per_byte = np.array(rows, np.float64).reshape(-1, 4).T
+        return Ends(at.astype(np.int64), send.astype(np.int64), fixed, per_byte)
+
+    def seconds(self, size_bytes: FloatArray) -> FloatArray:
+        """[instructions] with messages of so many bytes [instructions]."""
+        took = self.fixed_s + self.per_byte_s * size_bytes[self.send]
+        return np.asarray(np.bincount(self.at, took, len(size_bytes)), np.float64)
 
 
-def overheads(program: Program, cluster: Cluster) -> FloatArray:
-    """[instructions] seconds of the device beside those of tasks and of receiving. O(instructions)."""
+def open_bytes(program: Program, graph: TaskGraph, costs: CostTable) -> FloatArray:
+    """[instructions] bytes moved for which no time is given."""
+    rest = np.array([given_part(p, graph, costs)[1] if p.route != ("", "") else 1.0 for p in program.pieces])
+    return np.asarray(program.size_bytes * rest[program.piece])
+
+
+def overheads(program: Program, graph: TaskGraph, costs: CostTable, cluster: Cluster) -> FloatArray:
+    """[instructions] seconds of the device beside those of tasks and the links' `message_s`. O(instructions)."""
     devices = [cluster.by_name[n] for n in program.queues[: program.devices]]
     stages = len({p.stage for p in program.pieces if p.kind == "forward"})
     updates = program.op == Op.UPDATE
-    found = posting_s(program, cluster)
+    found = Ends.of(program, cluster).seconds(open_bytes(program, graph, costs))
     for at, each in (
         (program.op == Op.COMPUTE, [call_s(d, max(1, stages)) for d in devices]),
         (updates, [begin_s(d, max(1, stages)) for d in devices]),

@@ -28,7 +28,7 @@ def durations_of(problem: GraphProblem, plan: GraphPlan, program: Program) -> Du
         return durations(program, problem.graph, problem.costs, problem.cluster)
     cluster = problem.cluster_of(plan)
     known = durations(program, problem.graph, problem.costs, cluster)
-    return Durations(known.busy_s + overheads(program, cluster), known.lag_s)
+    return Durations(known.busy_s + overheads(program, problem.graph, problem.costs, cluster), known.lag_s)
 
 
 def computing_s(problem: PipelineProblem, plan: PipelinePlan) -> dict[str, float]:

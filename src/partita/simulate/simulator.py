@@ -137,7 +137,7 @@ def _transfer_facts(program: Program, graph: TaskGraph, costs: CostTable, cluste
     for p, piece in enumerate(program.pieces):
         if piece.route != ("", ""):
             link = cluster.link(*piece.route)
-            given_s, rest = _given(piece, graph, costs)
+            given_s, rest = given_part(piece, graph, costs)
             summed = piece.group >= 0  # a ring: one piece a member, so many messages one after another
             rate = link.exchange_bytes_per_s if summed else link.rate_bytes_per_s
             lag = ring_steps(members[piece.group]) * link.latency_s + link.sum_s if summed else link.latency_s
@@ -145,7 +145,7 @@ def _transfer_facts(program: Program, graph: TaskGraph, costs: CostTable, cluste
     return facts
 
 
-def _given(piece: Piece, graph: TaskGraph, costs: CostTable) -> tuple[float, float]:
+def given_part(piece: Piece, graph: TaskGraph, costs: CostTable) -> tuple[float, float]:
     """Seconds given for the tensors of a message, and the share of its bytes for which none are given."""
     tensors = list(piece.tensors)
     given = costs.transfer_s[tensors]

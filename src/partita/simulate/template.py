@@ -16,7 +16,7 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Op, Piece, Program
 from partita.simulate.exchange import ring_share
-from partita.simulate.overheads import posting_s
+from partita.simulate.overheads import Ends
 from partita.simulate.simulator import Durations, Simulator
 
 #: What an amount is of: (kind of piece, stage, number of the device among the plan's) of what a device computes, update:
@@ -26,12 +26,13 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """Instruction i takes fixed_s[i], and of its amount the seconds and per_byte_s[i] for each byte."""
+    """Instruction i takes fixed_s[i], of its amount the seconds and per_byte_s[i] for each byte, and its part in messages."""
 
     simulator: Simulator
     at: IntArray  #: [instructions] which of the amounts it takes its duration from
     per_byte_s: FloatArray  #: [instructions]
-    fixed_s: FloatArray  #: [instructions] what does not depend on the amounts: receiving, posting
+    fixed_s: FloatArray  #: [instructions] what does not depend on the amounts
+    ends: Ends
     lag_s: FloatArray  #: [instructions]
 
     @staticmethod
@@ -47,13 +48,14 @@ class Template:
                 piece = program.pieces[number]
                 found[row] = _place(op, queue, piece, place), _per_byte_s(op, piece, cluster, members)
             at[i], per_byte[i] = found[row]
-        fixed = np.where(at == len(keys), known.busy_s, 0.0) + posting_s(program, cluster)
-        return Template(Simulator(program), at, per_byte, fixed, known.lag_s)
+        fixed = np.where(at == len(keys), known.busy_s, 0.0)
+        return Template(Simulator(program), at, per_byte, fixed, Ends.of(program, cluster), known.lag_s)
 
     def makespan_s(self, amounts: FloatArray) -> float:
         """The program's seconds with other amounts: [keys + 1, (seconds, bytes)], the last one nothing."""
         seconds, size = amounts[self.at].T
-        return self.simulator.evaluate(seconds + size * self.per_byte_s + self.fixed_s, self.lag_s)
+        busy_s = seconds + size * self.per_byte_s + self.fixed_s + self.ends.seconds(size)
+        return self.simulator.evaluate(busy_s, self.lag_s)
 
 
 def _place(op: int, queue: int, piece: Piece, place: Mapping[Key, int]) -> int:

@@ -104,6 +104,7 @@ def _cluster(lot: np.random.Generator, m: int, kinds: tuple[str, ...], tight: bo
         "", "", float(lot.choice([1.0, 4.0, math.inf])), float(lot.choice([0.0, 0.5])),
         medium="bus" if lot.random() < 0.1 else "", fair=False,
         message_s=float(lot.choice([0.0, 0.25])), send_s=beside[2], sum_s_per_byte=float(lot.choice([0.0, 0.125])),
+        send_s_per_byte=beside[2] / 8, message_s_per_byte=float(lot.choice([0.0, 0.0, 0.125])),
     )  # fmt: skip
     links = tuple(
         Link(a.name, b.name, float(lot.choice([0.5, 2.0, 8.0])), float(lot.choice([0.0, 1.0])), message_s=float(lot.choice([0.0, 0.5])), send_s=float(lot.choice([0.0, 0.5])))
@@ -222,7 +223,9 @@ def simulated(plan: PipelinePlan, sample: Sample, cluster: Cluster) -> float:
         cluster = dataclasses.replace(cluster, devices=devices)
     try:
         known = durations(program, sample.graph, sample.costs, cluster)
-        _, end = times(program, Durations(known.busy_s + overheads(program, cluster), known.lag_s))
+        _, end = times(
+            program, Durations(known.busy_s + overheads(program, sample.graph, sample.costs, cluster), known.lag_s)
+        )
     except PlanError:
         return math.inf
     return float(end.max())

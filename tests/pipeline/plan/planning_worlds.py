@@ -66,6 +66,7 @@ def profiles(
         Link(
             "", "", draw(st.floats(1.0, 100.0)), draw(st.floats(0.0, 0.1)), message_s=draw(st.floats(0.0, 0.02)),
             send_s=beside[2], sum_s_per_byte=draw(st.floats(0.0, 0.1)),
+            send_s_per_byte=draw(st.floats(0.0, 0.01)), message_s_per_byte=draw(st.floats(0.0, 0.01)),
         ),
     )  # fmt: skip
     kinds = ("cpu", "gpu") if two_kinds else ("cpu",)

@@ -39,13 +39,26 @@ def test_any_times_give_a_link_that_can_be_used(ways: list[float]) -> None:
     found = link_from("a", "b", rows)
     assert found.latency_s >= 0
     assert found.rate_bytes_per_s > 0
-    assert math.isfinite(found.rate_bytes_per_s)
+    longest = max(ways)
+    took = SIZES[-1] / found.delivered_bytes_per_s
+    assert math.isfinite(took)
+    assert took <= 4 * longest
 
 
-def test_what_the_ends_take_of_a_byte_is_part_of_the_rate() -> None:
+def test_what_the_ends_take_of_a_byte_is_part_of_the_way_through_memory_and_beside_it_on_a_wire() -> None:
     for end, name in (("send_s", "send_s"), ("receive_s", "message_s")):
-        copied = [{**r, end: 4e-6 + r["bytes"] / 1e10} for r in rows(1e-4, 1e9)]
-        assert getattr(link_from("a", "b", copied), name) == pytest.approx(4e-6)
+        copied = [{**r, end: 4e-6 + r["bytes"] / 5e9} for r in rows(1e-4, 1e9)]
+        for wire, rate in ((False, 1.25e9), (True, 1e9)):
+            link = link_from("a", "b", copied, wire=wire)
+            assert getattr(link, name) == pytest.approx(4e-6)
+            assert getattr(link, f"{name}_per_byte") == pytest.approx(1 / 5e9)
+            assert link.rate_bytes_per_s == pytest.approx(rate)
+
+
+def test_ends_take_no_more_of_a_byte_than_its_way_through_memory() -> None:
+    link = link_from("a", "b", [{**r, "send_s": r["bytes"] / 5e8} for r in rows(1e-4, 1e9)])
+    assert link.send_s_per_byte == pytest.approx(1e-9)
+    assert link.rate_bytes_per_s > 1e12
 
 
 @given(st.floats(1e6, 1e11), st.floats(0, 1e-2), st.floats(0, 1e-2), st.floats(0, 1e-6))
@@ -69,7 +82,9 @@ def test_two_processes_of_this_machine_exchange_messages() -> None:
     cores = sorted(os.sched_getaffinity(0))
     a, b = (Device(f"cpu{i}", cores=(cores[i % len(cores)],)) for i in range(2))
     link = link_between(a, b, repeats=5)
-    assert 1e6 < link.rate_bytes_per_s < 1e12
+    assert 1e6 < link.delivered_bytes_per_s < 1e12
+    assert link.send_s_per_byte > 0
+    assert link.message_s_per_byte > 0
     assert 0 <= link.latency_s < 0.1
     assert 0 < link.message_s < 0.1
     assert 0 <= link.sum_s_per_byte < 1e-6

@@ -132,7 +132,7 @@ def as_placement(problem: PipelineProblem) -> PlacementProblem:
     graph, costs = with_sums(problem, _with_shared_together(problem))
     call_s = float(np.mean([d.instruction_s for d in problem.cluster.devices]))
     dearer = [
-        replace(k, message_s=k.message_s + k.send_s + call_s) for k in (problem.cluster.default_link, *problem.cluster.links)
+        replace(k, message_s=k.message_s + k.send_s + call_s, rate_bytes_per_s=k.delivered_bytes_per_s) for k in (problem.cluster.default_link, *problem.cluster.links)
     ]  # fmt: skip
     cluster = replace(problem.cluster, default_link=dearer[0], links=tuple(dearer[1:]))
     per_byte = bytes_per_parameter_byte(graph, problem.optimizer_bytes_per_parameter_byte)

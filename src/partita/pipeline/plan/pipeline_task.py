@@ -23,6 +23,7 @@ from partita.pipeline.plan.stage_costs import (
     micro_batches,
     sent_s,
     stage_costs,
+    tensor_ends_s,
     tensor_s,
     wires,
 )
@@ -157,10 +158,9 @@ class PipelineTask:
         for bench, wait in zip(self.benches, self.waits, strict=True):
             inner = np.ones(len(self.states))
             inner[[0, -1]] = 0.0
-            handles, sends = (
-                inner * typical.message_s,
-                inner * sent_s(bench.costs, tensor_s(bench.sample, typical.rate)),
-            )
+            sends = inner * sent_s(bench.costs, tensor_s(bench.sample, typical.rate))
+            ends = sent_s(bench.costs, tensor_ends_s(bench.sample, typical.end_s_per_byte))
+            handles = inner * (typical.message_s + ends)
             base = self._tables(bench.costs, wait)
             found.append(
                 base._replace(

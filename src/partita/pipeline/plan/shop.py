@@ -62,6 +62,9 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
 
     moves = messages(bench.crossings(chain), bench.sample.costs.transfer_s, bench.sample.graph.size_bytes)
     ways = [(i, j) for i, j in moves if i < j]
+    amounts = np.array([[moves[w] for w in ways], [moves.get((j, i), (0.0, 0.0)) for i, j in ways]]).reshape(
+        2, len(ways), 2
+    )
     trains = np.diff(costs.backward_tasks[np.stack([starts, ends])], axis=0)[0] > 0
     names = [bench.cluster.devices[d].name for d in numbers]
     links = _links(bench.cluster, tuple(names))
@@ -74,8 +77,7 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
         np.array([i for i, _ in ways], np.int64),
         np.array([j for _, j in ways], np.int64),
         np.array([(j, i) in moves for i, j in ways], np.bool_),
-        links.carry_s([moves[w] for w in ways], [moves.get((j, i), (0.0, 0.0)) for i, j in ways]),
-        links.queue, links.lag_s, links.post_s, links.handle_s,
+        links.carry_s(amounts), links.queue, links.lag_s, links.post_s(amounts), links.handle_s(amounts),
         _updates(bench, chain, numbers, each(costs.update_s)),
         keep, room,
     )  # fmt: skip
@@ -127,30 +129,38 @@ def _memory(bench: Bench, chain: Chain, numbers: tuple[int, ...]) -> tuple[Float
 
 @dataclass(frozen=True, eq=False)
 class _Links:
-    """[devices, devices] of everything that a link takes."""
+    """[devices, devices] of everything that a link takes. An amount is (seconds given, bytes for which none are) of a message;
+    `amounts` [2, messages, amount] are those there and back, and what they take is [2, messages, devices, devices]."""
 
-    per_byte_s: FloatArray
+    carry_per_byte_s: FloatArray
     lag_s: FloatArray
-    post_s: FloatArray
-    handle_s: FloatArray
+    each_post_s: FloatArray
+    post_per_byte_s: FloatArray
+    each_handle_s: FloatArray
+    handle_per_byte_s: FloatArray
     queue: IntArray
 
-    def carry_s(self, there: list[tuple[float, float]], back: list[tuple[float, float]]) -> FloatArray:
-        """[2, messages, devices, devices] seconds of (seconds given, bytes) there and back."""
-        amounts = np.array([there, back]).reshape(2, len(there), 2)
-        given, size = amounts[..., 0, None, None], amounts[..., 1, None, None]
-        return np.asarray(given + size * self.per_byte_s)
+    def carry_s(self, amounts: FloatArray) -> FloatArray:
+        return np.asarray(amounts[..., 0, None, None] + amounts[..., 1, None, None] * self.carry_per_byte_s)
+
+    def post_s(self, amounts: FloatArray) -> FloatArray:
+        return np.asarray(self.each_post_s + amounts[..., 1, None, None] * self.post_per_byte_s)
+
+    def handle_s(self, amounts: FloatArray) -> FloatArray:
+        return np.asarray(self.each_handle_s + amounts[..., 1, None, None] * self.handle_per_byte_s)
 
 
 @lru_cache(maxsize=64)
 def _links(cluster: Cluster, names: tuple[str, ...]) -> _Links:
     """Of the devices of these names."""
     n = len(names)
-    found, queue, known = np.zeros((4, n, n)), np.zeros((n, n), np.int64), dict[str, int]()
+    found, queue, known = np.zeros((6, n, n)), np.zeros((n, n), np.int64), dict[str, int]()
     for d, a in enumerate(names):
         for e, b in enumerate(names):
             if d != e:
                 link = cluster.link(a, b)
-                found[:, d, e] = 1.0 / link.rate_bytes_per_s, link.latency_s, link.send_s, link.message_s
+                ends = link.send_s, link.send_s_per_byte, link.message_s, link.message_s_per_byte
+                found[:, d, e] = 1.0 / link.rate_bytes_per_s, link.latency_s, *ends
                 queue[d, e] = known.setdefault(link.queue, len(known))
-    return _Links(found[0], found[1], found[2], found[3], queue)
+    carry, lag, post, post_byte, handle, handle_byte = found
+    return _Links(carry, lag, post, post_byte, handle, handle_byte, queue)

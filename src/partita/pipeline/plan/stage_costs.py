@@ -37,13 +37,20 @@ class Wire:
     exchange_rate: float  #: bytes/s at which gradients are summed
     latency_s: float
     message_s: float  #: that receiving a message takes of a device
+    end_s_per_byte: float  #: that a byte takes of a device at either end
     sum_s: float  #: that a sum of gradients takes beyond its messages
 
 
 def wires(cluster: Cluster) -> tuple[Wire, Wire]:
     """(a typical link, one that no link is better than in anything). O(links)."""
     links = cluster.links_in_use()
-    values = np.array([(k.rate_bytes_per_s, k.exchange_bytes_per_s, k.latency_s, k.message_s, k.sum_s) for k in links])
+    ends = [(k.send_s_per_byte + k.message_s_per_byte) / 2 for k in links]
+    values = np.array(
+        [
+            (k.rate_bytes_per_s, k.exchange_bytes_per_s, k.latency_s, k.message_s, e, k.sum_s)
+            for k, e in zip(links, ends, strict=True)
+        ]
+    )
     typical = np.quantile(values, 0.5, axis=0, method="lower")
     (rate, exchange, *_), (_, _, *least) = values.max(axis=0), values.min(axis=0)
     return Wire(*typical.tolist()), Wire(float(rate), float(exchange), *map(float, least))
@@ -187,8 +194,12 @@ def sent_s(costs: StageCosts, message_s: FloatArray) -> FloatArray:
 
 def tensor_s(sample: Sample, rate: float) -> FloatArray:
     """[tensors] seconds that sending one takes: as given, or its bytes over a rate."""
-    given = sample.costs.transfer_s
-    return np.where(np.isnan(given), sample.graph.size_bytes / rate, given)
+    return np.where(np.isnan(sample.costs.transfer_s), sample.graph.size_bytes / rate, sample.costs.transfer_s)
+
+
+def tensor_ends_s(sample: Sample, per_byte_s: float) -> FloatArray:
+    """[tensors] seconds that one takes of a device that sends or receives it; nothing where its time is given."""
+    return np.where(np.isnan(sample.costs.transfer_s), sample.graph.size_bytes * per_byte_s, 0.0)
 
 
 def check_phases(profile: Profile) -> None:

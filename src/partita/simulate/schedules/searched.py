@@ -54,8 +54,8 @@ class Shop(NamedTuple):
     carry_s: FloatArray  #: [2, E, D, D] of the link from device to device, there and back
     queue: IntArray  #: [D, D] the link from device to device
     lag_s: FloatArray  #: [D, D]
-    post_s: FloatArray  #: [D, D] of the sender
-    handle_s: FloatArray  #: [D, D] of the receiver
+    post_s: FloatArray  #: [2, E, D, D] of the sender
+    handle_s: FloatArray  #: [2, E, D, D] of the receiver
     update_s: FloatArray  #: [D] at the end of the step
     keep_bytes: FloatArray  #: [K] that a micro-batch keeps from its forward to the end of its backward
     room_bytes: FloatArray  #: [D] for what is kept
@@ -219,7 +219,7 @@ def walk(shop: Shop, order: IntArray, count: IntArray, joined: Bools) -> float:
                             ready = False
                             break
                         else:
-                            at = max(at, arrives[p, e, m]) + shop.handle_s[f, d]
+                            at = max(at, arrives[p, e, m]) + shop.handle_s[p, e, f, d]
                     if not ready:
                         break
                     if p == 0:
@@ -233,7 +233,7 @@ def walk(shop: Shop, order: IntArray, count: IntArray, joined: Bools) -> float:
                         if mine == k and (p == 0 or shop.back[e]):
                             f = shop.device[other, m]
                             if f != d:
-                                at += shop.post_s[d, f]
+                                at += shop.post_s[p, e, d, f]
                     end[p, k, m] = at
                     for e in range(edges):
                         mine, other = (shop.source[e], shop.target[e]) if p == 0 else (shop.target[e], shop.source[e])
@@ -329,13 +329,13 @@ def _listed(shop: Shop, admit: IntArray, patience: float) -> tuple[IntArray, Int
             for e in range(edges):
                 mine, other = (shop.target[e], shop.source[e]) if p == 0 else (shop.source[e], shop.target[e])
                 if mine == k and (p == 0 or shop.back[e]) and shop.device[other, m] != d:
-                    done += shop.handle_s[shop.device[other, m], d]
+                    done += shop.handle_s[p, e, shop.device[other, m], d]
         done += shop.seconds[0 if p == 0 else p + 1, k, d]
         if p < 2:
             for e in range(edges):
                 mine, other = (shop.source[e], shop.target[e]) if p == 0 else (shop.target[e], shop.source[e])
                 if mine == k and (p == 0 or shop.back[e]) and shop.device[other, m] != d:
-                    done += shop.post_s[d, shop.device[other, m]]
+                    done += shop.post_s[p, e, d, shop.device[other, m]]
         end[p, k, m] = free[d] = done
         if p < 2:
             for e in range(edges):

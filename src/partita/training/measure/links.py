@@ -4,8 +4,9 @@ summing gradients over it takes.
 Two processes, pinned like workers, exchange messages of several sizes as a run's ranks do (`Transport`), each behind a
 computation that fills the caches as the job's own do: half a megabyte takes 0.5 ms behind an Inception's segments, and 0.3 ms where
 nothing else was touched since the last message (AMD EPYC, 2026-11-23). A line through the times of one way gives latency and
-rate; the CPU time that a process spends on a message is what posting or receiving it takes of
-its device, and is no part of the latency.
+rate; the CPU time that a process spends on a message, and on a byte of it, is what posting or receiving it takes of its device, and
+is no part of the latency. Through memory it is no part of the rate either: nothing else carries the bytes. A wire carries them while the ends
+work at those before and behind.
 What a sum of gradients takes longer than its messages should is copying and adding.
 
     python -m partita.training.measure.links SPEC.json       (started by `link_between`)
@@ -14,15 +15,17 @@ What a sum of gradients takes longer than its messages should is copying and add
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -73,7 +76,7 @@ def link_between(
                 hint="give its rate in a cluster file",
             )
         found = json.loads(out.read_text())
-        return with_sums(link_from(a.name, b.name, found["messages"]), found["sums"])
+        return measured_link(a.name, b.name, found)
 
 
 def _start(told: Path, rank: int, device: Device) -> Process:
@@ -86,21 +89,37 @@ def _log(told: Path, rank: int) -> Path:
     return told.with_name(f"rank{rank}.log")
 
 
-def link_from(source: str, target: str, rows: list[dict[str, float]]) -> Link:
-    """Lines through (bytes, seconds) of one way and of the ends. What the ends take of a byte is part of the link's rate.
+def measured_link(source: str, target: str, found: Mapping[str, Any]) -> Link:
+    """The link that a measurement tells of, as `_measure` writes it down."""
+    return with_sums(link_from(source, target, found["messages"], wire=found["wire"]), found["sums"])
 
-    >>> rows = [{"bytes": b, "way_s": 1.5e-4 + b / 1e9, "send_s": 2e-5 + b / 1e10, "receive_s": 3e-5} for b in (1e3, 1e5, 1e6)]
+
+def link_from(source: str, target: str, rows: list[dict[str, float]], *, wire: bool = False) -> Link:
+    """Lines through (bytes, seconds) of one way and of the ends. A `wire` carries bytes while the ends work.
+
+    >>> rows = [{"bytes": b, "way_s": 1.5e-4 + b / 1e9, "send_s": 2e-5 + b / 5e9, "receive_s": 3e-5} for b in (1e3, 1e5, 1e6)]
     >>> link = link_from("a", "b", rows); round(link.latency_s * 1e6), round(link.rate_bytes_per_s / 1e6)
-    (100, 1000)
-    >>> round(link.send_s * 1e6), round(link.message_s * 1e6)
-    (20, 30)
+    (100, 1250)
+    >>> round(link.send_s * 1e6), round(link.message_s * 1e6), round(link.send_s_per_byte * 1e12)
+    (20, 30, 200)
+    >>> round(link_from("a", "b", rows, wire=True).rate_bytes_per_s / 1e6)
+    1000
     """
     size = np.array([r["bytes"] for r in rows])
     way, send, receive = (np.array([r[w] for r in rows]) for w in ("way_s", "send_s", "receive_s"))
-    (slope, latency), (_, send_s), (_, message_s) = (_line(size, y, y) for y in (way, send, receive))
-    rate = 1 / slope if slope > 0 else float(size[-1] / way[-1])
-    send_s, message_s = max(send_s, 0.0), max(message_s, 0.0)
-    return Link(source, target, rate, max(latency - send_s - message_s, 0.0), message_s=message_s, send_s=send_s)
+    (slope, latency), *ends = (_line(size, y, y) for y in (way, send, receive))
+    (send_byte_s, send_s), (message_byte_s, message_s) = ((max(each, 0.0), max(once, 0.0)) for each, once in ends)
+    slope = slope if slope > 0 else float(way[-1] / size[-1])
+    if (
+        not wire and send_byte_s + message_byte_s > slope
+    ):  # what lay in caches there did not on the way, or the other way round
+        part = slope / (send_byte_s + message_byte_s)
+        send_byte_s, message_byte_s = part * send_byte_s, part * message_byte_s
+    carried = slope if wire else slope - send_byte_s - message_byte_s
+    return Link(
+        source, target, 1 / carried if carried > 0 else math.inf, max(latency - send_s - message_s, 0.0),
+        message_s=message_s, message_s_per_byte=message_byte_s, send_s=send_s, send_s_per_byte=send_byte_s,
+    )  # fmt: skip
 
 
 def _line(x: FloatArray, y: FloatArray, scale: FloatArray) -> tuple[float, float]:
@@ -120,7 +139,7 @@ def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
     (500, 2.0)
     """
     size, took = np.array([r["bytes"] for r in rows]), np.array([r["sum_s"] for r in rows])
-    beyond = took - ring_s(2, size, link.rate_bytes_per_s, link.latency_s)
+    beyond = took - ring_s(2, size, link.rate_bytes_per_s, link.latency_s)  # what the ends take of a byte among it
     per_byte, each = _line(size, beyond, took)
     return replace(link, sum_s=max(each, 0.0), sum_s_per_byte=max(per_byte, 0.0))
 
@@ -150,7 +169,8 @@ def _measure(spec: dict[str, object]) -> None:
         rows.append({"bytes": float(size), "way_s": float(np.median(ways)), **ends})
     sums = [{"bytes": float(size), "sum_s": _sum_time(size, transport)} for size in GRADIENT_BYTES]
     if rank == 0:
-        Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums}))
+        wire = mailboxes is None or 1 not in mailboxes
+        Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums, "wire": wire}))
     dist.barrier()
 
 

@@ -154,6 +154,6 @@ class _Flow:
                 size, messages = size + b, messages + 1
         away = (parts - 1) / parts
         weights = sum(self.weights[t] for t in run)
-        sent_s = 2 * (size + weights) * away / link.rate_bytes_per_s
+        sent_s = 2 * (size + weights) * away / link.delivered_bytes_per_s
         call_s = 2 * (messages + telling) * (parts - 1) * (link.latency_s + link.send_s + link.message_s) + link.sum_s
         return self.time_s(run) * away - sent_s - call_s

@@ -73,7 +73,9 @@ class Crews:
     @cached_property
     def alike(self) -> bool:
         """All links are alike."""
-        return all(np.ptp(a) == 0 for a in (self.line.per_byte_s, self.line.latency_s, self.line.message_s))
+        line = self.line
+        tables = (line.per_byte_s, line.latency_s, line.message_s, line.post_byte_s, line.handle_byte_s)
+        return all(np.ptp(a) == 0 for a in tables)
 
     def pipe(self, group: Group, batches: int = 0) -> Pipe | None:
         """The fastest pipeline that is found over all devices of a group, for so many micro-batches (0: its part of them by

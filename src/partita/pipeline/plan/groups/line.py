@@ -42,6 +42,8 @@ class Line(NamedTuple):
     per_byte_s: FloatArray  #: [D, D] of the link from one device to another
     latency_s: FloatArray  #: [D, D]
     message_s: FloatArray  #: [D, D] that receiving takes of the device
+    post_byte_s: FloatArray  #: [D, D] that a byte takes of the sender, and
+    handle_byte_s: FloatArray  #: [D, D] of the receiver
     sum_byte_s: FloatArray  #: [D, D] for each byte of a sum that goes over it
     sum_s: FloatArray  #: [D, D] that a sum takes beyond its messages
     room: FloatArray  #: [D] bytes
@@ -56,11 +58,13 @@ def line_of(task: PipelineTask, bench: Bench, most: int = MOST_PLACES) -> Line:
     c, n = np.array(bench.class_of), len(cluster.devices)
     at = np.ix_(state, c)
     calls = np.array([call_s(d, 2) for d in cluster.devices])
+    per_byte, latency, message, post_byte, handle_byte, sum_byte, sums = _links(cluster, n)
     return Line(
         state, costs.forward_s[at].T.copy(), costs.backward_s[at].T.copy(), costs.update_s[at].T.copy(),
         costs.cannot[at].T.copy(), calls, there[state], back[state], there_s[state], back_s[state],
         costs.weight_bytes[np.ix_(state, state)] * costs.per_parameter_byte, costs.activation_bytes[state],
-        costs.own_bytes[state], *_links(cluster, n), np.array([d.memory_bytes for d in cluster.devices]),
+        costs.own_bytes[state], per_byte, latency, message, post_byte, handle_byte, sum_byte, sums,
+        np.array([d.memory_bytes for d in cluster.devices]),
     )  # fmt: skip
 
 
@@ -89,15 +93,23 @@ def _sent(bench: Bench) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]
     return found[0], found[1], found[2], found[3]
 
 
-def _links(cluster: Cluster, n: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """[D, D] each: seconds for a byte, latency, handling, seconds for a byte of a sum, of a sum. O(devices + links)."""
+def _links(cluster: Cluster, n: int) -> FloatArray:
+    """[7, D, D]: seconds for a byte, latency, handling, of a byte at either end, for a byte of a sum, of a sum. O(devices + links)."""
     number = {d.name: k for k, d in enumerate(cluster.devices)}
     default = cluster.default_link
     rows = [
-        (1 / k.rate_bytes_per_s, k.latency_s, k.message_s + k.send_s, 1 / k.exchange_bytes_per_s, k.sum_s)
+        (
+            1 / k.rate_bytes_per_s,
+            k.latency_s,
+            k.message_s + k.send_s,
+            k.send_s_per_byte,
+            k.message_s_per_byte,
+            1 / k.exchange_bytes_per_s,
+            k.sum_s,
+        )
         for k in (default, *cluster.links)
     ]
     tables = np.tile(np.array(rows[0])[:, None, None], (1, n, n))
     for k, row in zip(cluster.links, rows[1:], strict=True):
         tables[:, number[k.source], number[k.target]] = row
-    return tables[0], tables[1], tables[2], tables[3], tables[4]
+    return tables

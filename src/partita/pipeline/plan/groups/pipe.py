@@ -36,6 +36,7 @@ def cut(line: Line, order: IntArray, batches: int, slack: int) -> tuple[float, I
                 inward = line.there_bytes[i] * line.per_byte_s[e, d] + line.there_s[i]
                 inward = max(inward, line.back_bytes[i] * line.per_byte_s[d, e] + line.back_s[i])
                 enter = line.message_s[e, d]
+                enter += line.there_bytes[i] * line.handle_byte_s[e, d] + line.back_bytes[i] * line.post_byte_s[d, e]
             for j in range(i + 1, places):
                 if value[p + 1, j] >= value[p, i]:
                     continue
@@ -46,7 +47,9 @@ def cut(line: Line, order: IntArray, batches: int, slack: int) -> tuple[float, I
                 took = line.forward_s[d, j] - line.forward_s[d, i] + line.backward_s[d, j] - line.backward_s[d, i]
                 took += enter + (2 * line.call_s[d] if n > 1 else 0.0)
                 if p < n - 1:
-                    took += line.message_s[order[p + 1], d]
+                    e = order[p + 1]
+                    took += line.message_s[e, d]
+                    took += line.there_bytes[j] * line.post_byte_s[d, e] + line.back_bytes[j] * line.handle_byte_s[e, d]
                 took = max(took, inward, value[p + 1, j])
                 if took < value[p, i]:
                     value[p, i] = took
@@ -82,6 +85,14 @@ def lasting(line: Line, order: IntArray, cuts: IntArray, batches: int, slack: in
         call = line.call_s[d] if n > 1 else 0.0
         f[p] = line.forward_s[d, cuts[p + 1]] - line.forward_s[d, cuts[p]] + call
         b[p] = line.backward_s[d, cuts[p + 1]] - line.backward_s[d, cuts[p]] + call
+        if p > 0:
+            e, k = order[p - 1], cuts[p]
+            f[p] += line.there_bytes[k] * line.handle_byte_s[e, d]
+            b[p] += line.back_bytes[k] * line.post_byte_s[d, e]
+        if p < n - 1:
+            e, k = order[p + 1], cuts[p + 1]
+            f[p] += line.there_bytes[k] * line.post_byte_s[d, e]
+            b[p] += line.back_bytes[k] * line.handle_byte_s[e, d]
     free = np.zeros(n)
     sent, turned = np.zeros(n), np.zeros(n)  # the link to the next device, and to the one before, is free again
     came = np.full((n, batches), np.inf)  # what a forward waits for
