@@ -1,8 +1,10 @@
-"""The jobs of schedules.py: the ResNet of examples/cifar_resnet.py, and a transformer whose weights no two stages share."""
+"""The jobs of schedules.py: the ResNet of examples/cifar_resnet.py, and a transformer whose weights no two stages share; of unequal.py: a
+plain CNN."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -36,6 +38,24 @@ def resnet(data: str = "") -> TrainingJob:
         batches=batches,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     )
+
+
+def cnn(data: str = "") -> TrainingJob:
+    """On the same images: six convolutions, ever wider, in pairs with pooling behind each; 1.2 million parameters."""
+    return replace(resnet(data), model=_cnn)
+
+
+def _cnn() -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 64), (64, 128), (128, 256)):
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1),
+            nn.ReLU(),
+        ]
+        layers += [nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * 16, 10))
 
 
 def _enlarged() -> tuple[Tensor, Tensor]:

@@ -1,14 +1,14 @@
 """Four unequal hosts: Partita's plan against the even split and against data parallelism with equal shares, on CIFAR-10.
 
-    python benchmarks/unequal.py [--data DIR] [--shares 80,50,40,20] [--rate 200mbit] [--rounds 22] [--blocks 2] [--json]
+    python benchmarks/unequal.py [--data DIR] [--shares 80,50,40,20] [--rate 100mbit] [--rounds 22] [--blocks 2] [--json]
 
 Each host of the test bed has a share of a core (percent) and a link of that rate, shaped both ways; wants root. The job is measured
 on a whole core, a link between two hosts that have whole cores; the cluster file of the plans holds these with the hosts' shares as speeds,
-as a user would write it by hand. DIR holds CIFAR-10's train.parquet as examples/cifar_resnet.py wants it; without it the ResNet sees
+as a user would write it by hand. DIR holds CIFAR-10's train.parquet as examples/cifar_resnet.py wants it; without it the CNN sees
 scikit-learn's digits.
 
     chosen        what `partita plan --cluster` finds
-    even          as many tasks on each host, at the number of micro-batches that is best for it
+    even          a stage on every host, by a planner that takes them for equal
     equal shares  the whole model on every host, a quarter of the micro-batches each; likewise at the best number
 
 All plans have a process on every host and take turns, round by round; one device, the fastest, takes turns with the first of them.
@@ -99,6 +99,16 @@ def cluster_of(shares_of_core: Sequence[float], link: Link, like: Device) -> Clu
     return Cluster(devices, links)
 
 
+def taken_for_equal(profile: Profile, cluster: Cluster) -> PlanFile:
+    """A stage on every device, by the speed that they have on average; its value is by their own."""
+    mean = statistics.fmean(d.speed for d in cluster.devices)
+    alike = replace(cluster, devices=tuple(replace(d, speed=mean) for d in cluster.devices))
+    file = plan_pipeline(profile, alike, stages=len(cluster.devices), allow_replicas=False)
+    problem = replace(file.problem, cluster=cluster)
+    value = predicted(problem, file.plan).duration_s
+    return PlanFile(file.plan, replace(file.verdict, value_s=value, lower_bound_s=0.0), problem)
+
+
 def equal_shares(profile: Profile, cluster: Cluster) -> PlanFile:
     """Data parallelism: every device has the whole model and as many micro-batches, of the size that is predicted to be best."""
     devices = tuple(d.name for d in cluster.devices)
@@ -147,7 +157,7 @@ class Block:
         assert isinstance(file.plan, PipelinePlan)
         folder, hosts = prepared(out, file), file.plan.devices
         spec = Spec(
-            f"{JOBS}:resnet", dict(self.settings), str(folder / "plan.json"), str(folder), task="compare",
+            f"{JOBS}:cnn", dict(self.settings), str(folder / "plan.json"), str(folder), task="compare",
             engine="single,pipeline" if beside_single else "pipeline", steps=WARMUP + self.counted, warmup=WARMUP,
             check_gradients=beside_single, ring=ring.place(k),
         )  # fmt: skip
@@ -211,14 +221,14 @@ def one_rank(told: Path) -> int:
 def benchmark(options: Any, machine: Machine, talk: Talk) -> Json:
     check_rounds(options.rounds, WARMUP)
     settings = {"data": str(Path(options.data).resolve())} if options.data else {}
-    profile = measure_job(f"{JOBS}:resnet", settings, devices=2, progress=talk.progress)
+    profile = measure_job(f"{JOBS}:cnn", settings, devices=2, progress=talk.progress)
     with tempfile.TemporaryDirectory() as folder:
         talk.progress("measuring a link", 0, 1)
         link = link_between_hosts(options.rate, Path(folder))
     cluster = cluster_of([s / 100 for s in options.shares], link, profile.cluster.devices[0])
     files = {
         "chosen": plan_pipeline(profile, cluster, schedule="auto"),
-        "even": plan_pipeline(profile, cluster, method="even"),
+        "even": taken_for_equal(profile, cluster),
         "equal shares": equal_shares(profile, cluster),
     }
     blocks = []
@@ -287,7 +297,7 @@ def main() -> int:
         "--shares", type=lambda s: [float(p) for p in s.split(",")], default=[80.0, 50.0, 40.0, 20.0], metavar="P,P,..",
         help="percent of a core that each host has; default: 80,50,40,20",
     )  # fmt: skip
-    options.add_argument("--rate", default="200mbit", help="of every host's link; default: 200mbit")
+    options.add_argument("--rate", default="100mbit", help="of every host's link; default: 100mbit")
     add_turns(options, 22, 2)
     given = options.parse_args()
     return run_script(

@@ -18,7 +18,7 @@ def rows(latency_s: float, rate: float, send_s: float = 2e-5, receive_s: float =
     """Both ends are busy before and after the message is on its way."""
     way_s = [send_s + latency_s + b / rate + receive_s for b in SIZES]
     return [
-        {"bytes": float(b), "way_s": w, "send_s": send_s, "receive_s": receive_s}
+        {"bytes": float(b), "way_s": w, "send_s": send_s, "receive_s": receive_s, "stream_s": b / rate}
         for b, w in zip(SIZES, way_s, strict=True)
     ]
 

@@ -95,15 +95,19 @@ def measured_link(source: str, target: str, found: Mapping[str, Any]) -> Link:
 
 
 def link_from(source: str, target: str, rows: list[dict[str, float]], *, wire: bool = False) -> Link:
-    """Lines through (bytes, seconds) of one way and of the ends. A `wire` carries bytes while the ends work.
+    """Lines through (bytes, seconds) of one way and of the ends. A `wire` carries bytes while the ends work, as many a second as of
+    long messages that follow each other (`stream_s`).
 
-    >>> rows = [{"bytes": b, "way_s": 1.5e-4 + b / 1e9, "send_s": 2e-5 + b / 5e9, "receive_s": 3e-5} for b in (1e3, 1e5, 1e6)]
+    >>> rows = [
+    ...     {"bytes": b, "way_s": 1.5e-4 + b / 1e9, "send_s": 2e-5 + b / 5e9, "receive_s": 3e-5, "stream_s": b / 9e8}
+    ...     for b in (1e3, 1e5, 1e6)
+    ... ]
     >>> link = link_from("a", "b", rows); round(link.latency_s * 1e6), round(link.rate_bytes_per_s / 1e6)
     (100, 1250)
     >>> round(link.send_s * 1e6), round(link.message_s * 1e6), round(link.send_s_per_byte * 1e12)
     (20, 30, 200)
     >>> round(link_from("a", "b", rows, wire=True).rate_bytes_per_s / 1e6)
-    1000
+    900
     """
     size = np.array([r["bytes"] for r in rows])
     way, send, receive = (np.array([r[w] for r in rows]) for w in ("way_s", "send_s", "receive_s"))
@@ -115,7 +119,7 @@ def link_from(source: str, target: str, rows: list[dict[str, float]], *, wire: b
     ):  # what lay in caches there did not on the way, or the other way round
         part = slope / (send_byte_s + message_byte_s)
         send_byte_s, message_byte_s = part * send_byte_s, part * message_byte_s
-    carried = slope if wire else slope - send_byte_s - message_byte_s
+    carried = rows[-1]["stream_s"] / rows[-1]["bytes"] if wire else slope - send_byte_s - message_byte_s
     return Link(
         source, target, 1 / carried if carried > 0 else math.inf, max(latency - send_s - message_s, 0.0),
         message_s=message_s, message_s_per_byte=message_byte_s, send_s=send_s, send_s_per_byte=send_byte_s,
@@ -161,15 +165,15 @@ def _measure(spec: dict[str, object]) -> None:
     )
     mailboxes = None if gpu else open_mailboxes(rank, 2)
     transport = Transport(device, "nccl" if gpu else "gloo", mailboxes=mailboxes)
+    wire = mailboxes is None or 1 - rank not in mailboxes
     rows = []
     for size in SIZES:
         ways = _way_times(size, rank, transport, int(str(spec["repeats"])), int(str(spec["between"])))
-        ends = {"send_s": 0.0, "receive_s": 0.0}  # a GPU computes on while its copy engines send
-        ends = ends if gpu else _device_times(size, rank, transport)
+        ends = {"send_s": 0.0, "receive_s": 0.0, "stream_s": 0.0}  # a GPU computes on while its copy engines send
+        ends = ends if gpu else _device_times(size, rank, transport, wire=wire)
         rows.append({"bytes": float(size), "way_s": float(np.median(ways)), **ends})
     sums = [{"bytes": float(size), "sum_s": _sum_time(size, transport)} for size in GRADIENT_BYTES]
     if rank == 0:
-        wire = mailboxes is None or 1 not in mailboxes
         Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums, "wire": wire}))
     dist.barrier()
 
@@ -223,31 +227,37 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_times(size: int, rank: int, transport: Transport, count: int = 50) -> dict[str, float]:
-    """CPU seconds that one message takes of the device at either end; receives are posted ahead."""
+def _device_times(size: int, rank: int, transport: Transport, count: int = 50, *, wire: bool = False) -> dict[str, float]:
+    """CPU seconds that one message takes of the device at either end, of many that follow each other; receives are posted ahead.
+
+    From a wire a message is taken as it comes, mostly before anybody asks for it. In memory it waits until then; who looks for one
+    that has not come works, which is no part of what it takes, so there all have come.
+    """
     import torch
     import torch.distributed as dist
 
     from partita.training.capture.captured import TensorMeta
 
     meta, tensor = (TensorMeta((size,), (1,), torch.uint8, False),), [torch.zeros(size, dtype=torch.uint8)]
-    spent = torch.zeros(2, dtype=torch.float64)
+    spent = torch.zeros(3, dtype=torch.float64)
     for _ in range(2):  # once to touch the memory
         coming = [transport.receive(meta, 0, 1, i) for i in range(count)] if rank else []
         dist.barrier()
-        began = time.process_time()
+        began, clock = time.process_time(), time.perf_counter()
         for works in [transport.send(tensor, meta, 0, 1, i) for i in range(0 if rank else count)]:
             for work, _ in works:
                 work.wait()
         spent_s = time.process_time() - began
-        dist.barrier()  # all messages are there: nobody looks for one, which would count as work
-        began = time.process_time()
+        if not wire:
+            dist.barrier()
+            began = time.process_time()
         for c in coming:
             c.wait()
         spent.zero_()
         spent[rank] = (time.process_time() - began if rank else spent_s) / count
+        spent[2] = (time.perf_counter() - clock) / count if rank else 0.0
     dist.all_reduce(spent)
-    return {"send_s": float(spent[0]), "receive_s": float(spent[1])}
+    return {"send_s": float(spent[0]), "receive_s": float(spent[1]), "stream_s": float(spent[2])}
 
 
 def _sum_time(size: int, transport: Transport, repeats: int = 9) -> float:
