@@ -227,7 +227,9 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_times(size: int, rank: int, transport: Transport, count: int = 50, *, wire: bool = False) -> dict[str, float]:
+def _device_times(
+    size: int, rank: int, transport: Transport, count: int = 50, *, wire: bool = False
+) -> dict[str, float]:
     """CPU seconds that one message takes of the device at either end, of many that follow each other; receives are posted ahead.
 
     From a wire a message is taken as it comes, mostly before anybody asks for it. In memory it waits until then; who looks for one
