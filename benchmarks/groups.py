@@ -15,7 +15,6 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 
 import numpy as np
 from harness import Json, Machine, parser, run_script, said
@@ -30,7 +29,8 @@ from partita.nouns.pipeline_problem import Wish
 from partita.nouns.profile import Profile, Sample
 from partita.pipeline.plan.bench import Effort
 from partita.pipeline.plan.groups import method
-from partita.pipeline.plan.groups.crew import Crews, Group, Grouping
+from partita.pipeline.plan.groups.clusters import partitions
+from partita.pipeline.plan.groups.crew import Crews
 from partita.pipeline.plan.groups.line import line_of
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.planner import plan_pipeline
@@ -101,25 +101,12 @@ def large(seed: int = 0) -> Profile:
 # ---- the judge -----------------------------------------------------------------------------------------------------------
 
 
-def partitions(devices: tuple[int, ...]) -> Iterator[Grouping]:
-    """Every partition of every subset of some devices into groups."""
-    if not devices:
-        yield ()
-        return
-    first, rest = devices[0], devices[1:]
-    yield from partitions(rest)  # it is idle
-    for mask in range(2 ** len(rest)):
-        own: Group = (first, *(d for k, d in enumerate(rest) if mask >> k & 1))
-        for more in partitions(tuple(d for d in rest if d not in own)):
-            yield (own, *more)
-
-
 def exhaustive_s(profile: Profile) -> float:
     """The step of the best grouping; inf where none fits."""
     task = PipelineTask(profile, profile.cluster, Wish(budget_s=1e6))
     bench = task.benches[0]
     crews = Crews(line_of(task, bench), bench.costs.micro_batches, Effort(math.inf), all_orders=ALL_ORDERS)
-    found = sorted((s for g in partitions(crews.devices) if g and (s := crews.shared(g))), key=lambda s: s.step_s)
+    found = sorted((s for g in partitions(crews.devices) if (s := crews.shared(g))), key=lambda s: s.step_s)
     best, steps = math.inf, []
     for s in dict.fromkeys(found[:MOST]):
         if s.step_s > best * NEAR:
