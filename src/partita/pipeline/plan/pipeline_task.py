@@ -37,7 +37,7 @@ FEWEST_STATES = 100  #: that it is never thinned below
 MOST_DEVICES = 128  #: that a plan may use; of more, those that are fastest or hold most
 SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
 EFFORT_A_SECOND = 7e5  #: see `Effort`; less than a million, for what is not counted and for slower machines
-GROUPS, ORDERS = 0.25, 0.2  #: of the budget: for finding groups; for other schedules, where they are asked for
+GROUPS, ORDERS = 0.6, 0.2  #: of the budget: for finding groups; for other schedules, where they are asked for
 
 
 @dataclass(frozen=True, eq=False)

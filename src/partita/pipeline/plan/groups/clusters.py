@@ -25,7 +25,7 @@ PATIENCE = 3  #: times the number of changes there are, of random ones tried wit
 FEW = 9  #: devices; with at most so many every change is tried
 ALL_OF = 8  #: devices; so many have 21,147 groupings
 DESCENTS = 0.5  #: share of the effort for changes, where every grouping may be looked at afterwards
-KEPT = 8  #: groupings handed on, fastest first
+KEPT, KEPT_OF_FEW = 8, 40  #: groupings handed on, fastest first
 
 
 def best_groupings(crews: Crews, seed: int, alone: bool) -> list[Shared]:
@@ -35,17 +35,18 @@ def best_groupings(crews: Crews, seed: int, alone: bool) -> list[Shared]:
     if alone:
         starts = [g for g in starts if len(g) == 1]
     whole = crews.effort.left
-    share = DESCENTS if len(crews.devices) <= ALL_OF else 1.0
+    few = len(crews.devices) <= ALL_OF
+    share = DESCENTS if few else 1.0
     chosen = starts[: STARTS_OF_FEW if len(crews.devices) <= FEW else STARTS]
     for k, start in enumerate(chosen):
         _improved(crews, start, lots, alone, whole * (1 - share * (k + 1) / len(chosen)))
-    if len(crews.devices) <= ALL_OF and not alone:
+    if few and not alone:
         for grouping in partitions(crews.devices):
             if crews.effort.left <= 0:
                 break
             crews.shared(grouping)
     found = [s for g, s in crews.steps.items() if s is not None and (len(g) == 1 or not alone)]
-    return sorted(dict.fromkeys(found), key=lambda s: s.step_s)[:KEPT]
+    return sorted(dict.fromkeys(found), key=lambda s: s.step_s)[: KEPT_OF_FEW if few else KEPT]
 
 
 def partitions(devices: tuple[int, ...]) -> Iterator[Grouping]:

@@ -20,7 +20,7 @@ from partita.pipeline.plan.groups.sums import step_s
 ALL_ORDERS = 4  #: of a group of so many devices every order is tried
 SLACKS = (0, 1, 3)  #: micro-batches in flight beyond the least, for each hop behind a device
 OTHER = 1.6  #: times as many micro-batches: worth another pipeline
-CALL = 40.0  #: effort (see `bench.Effort`) of calling a kernel
+CALL = 15.0  #: effort (see `bench.Effort`) of calling a kernel
 LOOK, EVENT = 0.003, 0.05  #: of looking at a segment, and of simulating a forward or a backward
 
 Group = tuple[int, ...]  #: numbers of devices, ascending

@@ -26,10 +26,10 @@ from partita.pipeline.plan.groups.written import written
 from partita.pipeline.plan.pipeline_task import GROUPS, PipelineTask
 
 SHARE = 0.2  #: of what is left for each search around one
-ALL_ORDERS_OF_FEW = 5  #: of few devices, every order of groups of so many is tried
+ALL_ORDERS_OF_FEW = 6  #: of few devices, every order of groups of so many is tried
 STEPS = (1, -1, 2, -2, 4, -4)  #: places by which a cut is moved
 ROUNDS = 12  #: of changing one thing at a time
-TUNED = 3  #: plans that are
+TUNED, TUNED_OF_FEW = 3, 10  #: plans that are: where sums hide behind backwards, the fastest estimate is not the fastest plan
 SPLITS_TRIED, MOST_SPLITS = 8, 3  #: places tried by gradient bytes and by work, and splits made
 MATTERS = 1e-3  #: share of the step that a split must bring
 NEAR = 1.1  #: times the fastest estimate: worth a simulation
@@ -44,13 +44,14 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
         return
     for bench in task.benches:
         effort = Effort(task.whole_effort * GROUPS / len(task.benches))
-        orders = ALL_ORDERS_OF_FEW if len(task.cluster.devices) <= FEW else ALL_ORDERS
+        few = len(task.cluster.devices) <= FEW
+        orders = ALL_ORDERS_OF_FEW if few else ALL_ORDERS
         crews = Crews(line_of(task, bench), bench.costs.micro_batches, effort, orders)
         found = best_groupings(crews, wish.seed, alone=not wish.allow_replicas)
         near = [s for s in found if s.step_s <= NEAR * found[0].step_s]
         plans = {s: candidate(bench, crews, s) for s in near}
         yield from plans.values()
-        best = sorted(near, key=lambda s: bench.step_s(plans[s]))[:TUNED]
+        best = sorted(near, key=lambda s: bench.step_s(plans[s]))[: TUNED_OF_FEW if few else TUNED]
         for s in best:
             if math.isfinite(bench.step_s(plans[s])):
                 changed, plan = tuned(bench, crews, s, plans[s])
