@@ -37,11 +37,13 @@ from partita.errors import PartitaError
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.plan import PlanFile, Verdict
+from partita.nouns.probe import Readings
 from partita.nouns.profile import Profile
 from partita.page.text import table
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.run.loop import check_rounds
 from partita.simulate.predicted import predicted
+from partita.simulate.run_speed import RunSpeed, run_speed
 from partita.spawn import last_line, threads_env
 from partita.testbed.hosts import Testbed
 from partita.training.measure.job import measure_job
@@ -242,6 +244,7 @@ def benchmark(options: Any, machine: Machine, talk: Talk) -> Json:
     ratios = {n: ratio_within_rounds(steps[n], steps["chosen"]) for n in files if n != "chosen"}
     ratios["one device"] = ratio_within_rounds(one, steps["chosen"])
     near = over_median(files["chosen"].verdict.value_s, steps["chosen"])
+    readings = {n: Readings.from_json(blocks[-1][n]["readings"]["pipeline"]) for n in files}
     claims: dict[str, tuple[Claim, Interval]] = {
         "even": (CLAIMS["faster than the even split"], ratios["even"]),
         "equal_shares": (CLAIMS["faster than equal shares"], ratios["equal shares"]),
@@ -250,18 +253,19 @@ def benchmark(options: Any, machine: Machine, talk: Talk) -> Json:
     record = machine.finished()
     return {
         "shares": options.shares, "rate": options.rate, "link": asdict(link), "single_step_s": statistics.median(one),
-        "plans": {n: _told(f, steps[n]) for n, f in files.items()},
+        "plans": {n: _told(f, steps[n], run_speed(f, readings[n])) for n, f in files.items()},
         "ratio": {n: [r.value, *(r.ends or [])] for n, r in ratios.items()},
         "gradient_error": max(b["chosen"]["gradient_errors"]["pipeline"] for b in blocks),
         "samples": blocks, "verdicts": machine.verdicts(claims), "machine_record": record,
     }  # fmt: skip
 
 
-def _told(file: PlanFile, steps: Sequence[float]) -> Json:
+def _told(file: PlanFile, steps: Sequence[float], ran: RunSpeed | None) -> Json:
     plan = file.plan
     assert isinstance(plan, PipelinePlan)
     return {
         "predicted_s": file.verdict.value_s, "bound_s": file.verdict.lower_bound_s, "measured_s": statistics.median(steps),
+        "predicted_at_run_speed_s": ran.step_s if ran else None,
         "method": file.verdict.method, "schedule": plan.schedule, "micro_batches": plan.micro_batches, "in_flight": plan.in_flight,
         "stages": [{"tasks": len(s.tasks), "devices": list(s.devices), "shares": list(s.shares)} for s in plan.stages],
     }  # fmt: skip
@@ -277,13 +281,14 @@ def text(document: Json) -> str:
                 name,
                 p["measured_s"],
                 p["predicted_s"],
+                p["predicted_at_run_speed_s"],
                 value,
                 f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else "",
                 f"{p['micro_batches']} micro-batches, {where}",
             ]
         )
-    rows.append(["one device", document["single_step_s"], None, document["ratio"]["one device"][0], "", "h0"])
-    columns = [("plan", "text"), ("a step", "s"), ("predicted", "s"), ("of the chosen", "ratio"), ("interval", "text"), ("", "text")]  # fmt: skip
+    rows.append(["one device", document["single_step_s"], None, None, document["ratio"]["one device"][0], "", "h0"])
+    columns = [("plan", "text"), ("a step", "s"), ("predicted", "s"), ("at the run's speed", "s"), ("of the chosen", "ratio"), ("interval", "text"), ("", "text")]  # fmt: skip
     hosts = f"hosts with {', '.join(f'{s:g}' for s in document['shares'])} % of a core, links of {document['rate']}"
     return f"{hosts}; largest difference of gradients {document['gradient_error']:.1e}\n{table(columns, rows)}\n\n{said(document)}"  # type: ignore[arg-type]
 
