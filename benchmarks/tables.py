@@ -68,6 +68,42 @@ def _middle_and_worst(errors: Sequence[float]) -> str:
     return f"{percent(statistics.median(sizes))}, worst {percent(max(sizes))}"
 
 
+def unequal(found: Mapping[str, Any]) -> str:
+    """benchmarks/unequal.py: the plans in turn on hosts with a share of a core each."""
+    names = {
+        "chosen": "what `partita plan` chooses",
+        "even": "a stage on each host, taken for equal",
+        "equal shares": "data parallelism, equal shares",
+    }
+    body = []
+    for key, name in names.items():
+        plan, of = found["plans"][key], found["ratio"].get(key)
+        used = len({d for s in plan["stages"] for d in s["devices"]})
+        body.append(
+            [
+                name,
+                str(used),
+                seconds(plan["measured_s"]),
+                seconds(plan["predicted_s"]),
+                f"{times(of[0])} ({_span(of[1:], times)})" if of else "-",
+            ]
+        )
+    of = found["ratio"]["one device"]
+    body.append(
+        [
+            "one process, on the fastest host",
+            "1",
+            seconds(found["single_step_s"]),
+            "-",
+            f"{times(of[0])} ({_span(of[1:], times)})",
+        ]
+    )
+    shares = ", ".join(f"{s:g}" for s in found["shares"])
+    heads = ["plan", "hosts", "a step", "predicted", "of the chosen one"]
+    ends = f"A plain CNN on CIFAR-10, batch 64, on four hosts with {shares} % of a core and links of {found['rate']}, plans in turn; gradients are those of one process."
+    return f"{markdown(heads, body)}\n\n{ends}{_verdicts(found)} {_recorded(found)}"
+
+
 def pipeline(found: Mapping[str, Any]) -> str:
     """benchmarks/pipeline.py: the engines, the limit, what the prediction was; intervals and verdicts where they are known."""
     single, intervals = found["single_step_s"], found.get("ratio_interval", {})
@@ -244,6 +280,7 @@ TABLES: Mapping[str, Callable[[Any], str]] = {
     "offload": offload,
     "flow": flow,
     "schedules": schedules,
+    "unequal": unequal,
     "spark": spark,
     "spark_learned": spark_learned,
 }
