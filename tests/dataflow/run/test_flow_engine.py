@@ -164,6 +164,51 @@ def test_a_choose_after_a_choose_reuses_what_the_first_has_computed() -> None:
     assert sum(t.state == "shared" for t in found.record.tasks) == 3
 
 
+@step
+def graded(row: list[int], fold: int) -> float:
+    if row[0] % 5 == 3 and fold == 2:
+        raise ValueError("not this fold")
+    return float((row[0] * 7919 + fold * 31) % 1009)
+
+
+@pytest.mark.parametrize("memory_bytes", [float("inf"), 100.0])
+def test_a_score_may_be_a_choose(memory_bytes: float) -> None:
+    """The score of a family of options is that of its best member; chooses in chooses, and those that are the result too."""
+    model = mix(begin(1), explore("lr", [1, 2, 3]))
+    grade = graded(model, explore("fold", [0, 1, 2]))
+    best = choose(grade, by=grade, over="fold")
+    for by in (best, choose(grade, by=best, over="fold"), choose(grade, by=grade, over="fold", select=smallest())):
+        for value in (model, best, mix(model, 2)):
+            flow = choose(value, by=by, over="lr")
+            assert here(flow, check=False, memory_bytes=memory_bytes).value == plainly(flow, {})
+
+
+def test_a_score_whose_choose_fails_loses_its_branch() -> None:
+    @step
+    def shaky(row: list[int], lr: int, fold: int) -> float:
+        if lr == 2:
+            raise ValueError("two is too much")
+        return float(lr + fold)
+
+    lr = explore("lr", [1, 2, 3])
+    grade = shaky(begin(1), lr, explore("fold", [0, 1]))
+    found = here(choose(mix(begin(1), lr), by=choose(grade, by=grade, over="fold"), over="lr"), check=False)
+    (row,) = [c for c in found.record.choices if c.over == ("lr",)]
+    assert [s.score for s in row.scores] == [2.0, None, 4.0]
+    assert "two is too much" in row.scores[1].reason
+
+
+def test_a_score_that_is_a_list_is_refused() -> None:
+    model = mix(begin(1), explore("lr", [1, 2, 3]))
+    grade = graded(model, explore("fold", [0, 1]))
+    folds = gather(grade, over="fold")
+    lists = [folds, choose(grade, by=grade, over="fold", select=top(2)), choose(folds, by=score(model), over="lr")]
+    lr = [choose(model, by=by, over="lr") for by in lists[:2]]
+    for flow in (*lr, choose(mix(model, explore("x", [1, 2])), by=lists[2], over="x")):
+        with pytest.raises(FlowError, match=r"is a list, .* hint: .*mean"):
+            unfold(flow)
+
+
 def test_convex_branches_are_never_run() -> None:
     model = mix(begin(5), explore("x", list(range(40)), ordered=True))
 
