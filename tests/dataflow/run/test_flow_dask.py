@@ -289,3 +289,23 @@ def test_a_scheduler_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("partita.dataflow.run.on_dask.CONNECT_S", 0.5)
     with pytest.raises(BadInput, match="no Dask scheduler answers"):
         run_flow(wide(), scheduler="tcp://127.0.0.1:9")
+
+
+@step
+def slow(seed: int, seconds: float) -> Any:
+    time.sleep(seconds)
+    return np.full(3, float(seed))
+
+
+@step
+def spoil(x: Any) -> float:
+    x += 1
+    return 1.0
+
+
+def test_what_runs_on_after_a_step_was_seen_to_spoil_keeps_nothing(place: Place, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    with pytest.raises(FlowError, match="changes what it is given"):
+        there(place, shift(slow(1, 1.0), spoil(slow(2, 0.0))), store=store)
+    time.sleep(1.5)
+    assert store.entries() == []

@@ -37,9 +37,10 @@ from partita.dataflow.plan.course import Course
 from partita.dataflow.plan.events import Done, Failure, Job, Limits, flat
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.in_process import InProcess
+from partita.dataflow.run.keeping import Keeping
 from partita.dataflow.run.numbers import Numbers
-from partita.dataflow.run.task import Order, Report, size_of
-from partita.dataflow.store import Store
+from partita.dataflow.run.task import Order, Report, execute, needed, size_of
+from partita.dataflow.store import Found, Store
 from partita.files import dump_json
 
 
@@ -383,6 +384,36 @@ def test_what_a_spoiling_step_may_have_changed_is_not_kept(tmp_path: Path) -> No
     assert store.entries() == []
 
 
+def test_what_earlier_calls_of_a_spoiling_step_may_have_changed_is_not_kept(tmp_path: Path) -> None:
+    """The first call of the step was not looked at; it changed, through a view, what reads no input of the step read."""
+
+    @step
+    def data(k: int) -> Any:
+        time.sleep(0.01)
+        return np.full(1000, float(k))
+
+    @step
+    def head(x: Any) -> Any:
+        return x[:10]
+
+    @step
+    def spoil(x: Any) -> float:
+        x += 1
+        return float(x.sum())
+
+    @step
+    def reader(x: Any, spoilt: float) -> Any:
+        time.sleep(0.02)
+        return x * 1
+
+    d = data(explore("k", [10, 20]))
+    store = Store.open(tmp_path / "store")
+    with pytest.raises(FlowError, match="changes what it is given"):
+        here(gather(reader(d, spoil(head(d))), over="k"), store=store)
+    kept = [store.get(e.key) for e in store.entries()]
+    assert {k.value[0] for k in kept if isinstance(k, Found)} <= {10.0, 20.0}
+
+
 def test_a_step_that_is_not_deterministic_is_told_and_not_kept(tmp_path: Path) -> None:
     count = itertools.count()
 
@@ -397,6 +428,31 @@ def test_a_step_that_is_not_deterministic_is_told_and_not_kept(tmp_path: Path) -
     found = here(flow, store=store, numbers=numbers)
     assert any("draw is not deterministic" in note for note in found.record.notes)
     assert Numbers.open(tmp_path / "scores.jsonl").found == {}
+    assert store.entries() == []
+
+
+class Straggling(InProcess):
+    """What is cancelled runs to its end all the same, and nobody hears of it."""
+
+    def fetch(self, nodes: Sequence[int]) -> list[Any]:
+        for o in self.waiting:
+            execute(o.told, self.functions[o.told.step], [self.results[n] for n in needed(o.inputs)], self.store)
+        return super().fetch(nodes)
+
+
+def test_a_cancelled_task_of_a_step_that_is_not_deterministic_keeps_nothing(tmp_path: Path) -> None:
+    count = itertools.count()
+
+    @step(version="1")
+    def draw(a: int) -> int:
+        time.sleep(0.006)
+        return next(count)
+
+    value, store = draw(explore("a", list(range(5)))), Store.open(tmp_path / "store")
+    graph = unfold(choose(value, by=value, select=first_over(1)))
+    engine = Straggling([s.function for s in graph.steps], Keeping(store))
+    _Run(graph, engine, Settings(), store, None, None).to_the_end()
+    assert next(count) > 3  # two, a second look at the second, and the one that was cancelled
     assert store.entries() == []
 
 

@@ -19,6 +19,7 @@ from partita.dataflow.functions import is_own
 from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.run.engine import Engine, Outcome, Progress, Settings, run
 from partita.dataflow.run.in_process import InProcess
+from partita.dataflow.run.keeping import Keeping
 from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.store import Store
 from partita.errors import BadInput, FlowError, MissingDependency
@@ -58,7 +59,7 @@ def run_flow(
         began = time.monotonic()
         engine: Engine
         if workers == 0 and scheduler is None:
-            engine = InProcess(functions, store)
+            engine = InProcess(functions, Keeping(store) if store is not None else None)
         else:
             engine = _dask(stack, functions, workers, scheduler, store, dashboard, modules, paths)
         stack.callback(engine.close)

@@ -461,11 +461,15 @@ class OnDask:
             raise PartitaError("a result was lost on its way", hint="finished results are kept: partita flow resume")
         return found
 
+    def stop_keeping(self) -> None:
+        with contextlib.suppress(Exception):  # there are no workers any more, or this was said before
+            self.client.unregister_worker_plugin(self.name)
+
     def close(self) -> None:
+        self.stop_keeping()
         with contextlib.suppress(Exception):
             self.release([(n, t) for n, t in self.turns.items()])
             self._let_go()
-            self.client.unregister_worker_plugin(self.name)
             self.client.run_on_scheduler(_forget, self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)

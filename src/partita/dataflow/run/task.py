@@ -22,7 +22,8 @@ from partita.dataflow.flow import Value
 from partita.dataflow.graph import Slot
 from partita.dataflow.keys import content_of
 from partita.dataflow.plan.events import View, flat
-from partita.dataflow.store import Absent, Put, Store
+from partita.dataflow.run.keeping import Keeping
+from partita.dataflow.store import Absent, Put
 from partita.errors import PartitaError, place_of, sentence_of
 
 WRITE_BYTES_PER_S = 200e6
@@ -86,7 +87,9 @@ def missing(told: Told) -> Report:
     return Report(told.node, told.turn, "lost", now, now, reason="what it needs is lost")
 
 
-def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None) -> tuple[Any, Report]:
+def execute(
+    told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Keeping | None
+) -> tuple[Any, Report]:
     """(result, report) of a task; the result of one that failed is None."""
     started = time.time()
     if told.kind == "load":
@@ -124,7 +127,7 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
         return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
 
 
-def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Report]:
+def _loaded(told: Told, started: float, store: Keeping | None) -> tuple[Any, Report]:
     found = store.get(told.key) if store is not None else Absent("there is no store")
     if isinstance(found, Absent):
         return None, Report(told.node, told.turn, "lost", started, time.time(), reason=found.reason)
@@ -190,7 +193,7 @@ def _content(value: Any) -> str | None:
         return None
 
 
-def _stored(told: Told, store: Store | None, result: Any, took_s: float, size_bytes: float) -> tuple[bool, str]:
+def _stored(told: Told, store: Keeping | None, result: Any, took_s: float, size_bytes: float) -> tuple[bool, str]:
     """Keep what would cost more to compute again than to write: whether it is kept, and why it could not be."""
     if store is None or took_s < WORTH_KEEPING * (WRITE_S + size_bytes / WRITE_BYTES_PER_S):
         return False, ""

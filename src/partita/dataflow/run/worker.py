@@ -18,6 +18,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 
 from partita.dataflow.graph import Slot
 from partita.dataflow.plan.events import View, flat, mapped
+from partita.dataflow.run.keeping import Keeping
 from partita.dataflow.run.task import Report, Told, execute, missing
 from partita.dataflow.store import Store
 from partita.errors import sentence_of
@@ -49,6 +50,7 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     name: str = ""
     packed: bytes = b""  #: of the functions, by value where they are the user's own
     functions: Sequence[Callable[..., Any]] = field(default=(), init=False)
+    keeping: Keeping | None = field(default=None, init=False)
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
     lock: Any = field(default=None, init=False)
@@ -58,6 +60,7 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
 
     def setup(self, worker: Worker) -> None:
         self.worker, self.lock = worker, threading.Lock()
+        self.keeping = Keeping(self.store) if self.store is not None else None
         sys.path[:] = [*self.paths, *(p for p in sys.path if p not in self.paths)]
         for name in self.anew:
             sys.modules.pop(name, None)
@@ -66,6 +69,11 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
         for function in map(inspect.unwrap, self.functions):
             if getattr(function, "__module__", None) in self.shown and isinstance(function, FunctionType):
                 _show(function)
+
+    def teardown(self, worker: Worker) -> None:
+        """The run is over: what still runs of it keeps nothing."""
+        if self.keeping is not None:
+            self.keeping.stop()
 
     def report(self, report: Report) -> None:
         """From the thread that ran the task."""
@@ -122,7 +130,7 @@ def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *
             result, report = None, missing(told)
         else:
             inputs = [mapped(v, read.__getitem__) for v in member.inputs]
-            result, report = execute(told, plugin.functions[told.step], inputs, plugin.store)
+            result, report = execute(told, plugin.functions[told.step], inputs, plugin.keeping)
             if report.state == "done" and (why := _unmovable(told, result, plugin.movable)):
                 report = report._replace(state="failed", value=None, reason=why)
         results.append(result if report.state == "done" else Missing())
