@@ -539,3 +539,53 @@ def test_a_change_behind_a_module_is_a_change(tmp_path: Path) -> None:
             if key != before[k]:
                 found[k].add(changed)
     assert found == [reads for _, reads in _STEPS]
+
+
+_LIBRARY = """
+import functools
+def scaled(by, kind="x"):
+    def f(x, more=by): return more * by
+    return f
+def again(by):
+    def f(x): return f if x else by
+    return f
+def boxed(by):
+    class Box:
+        size = by
+    return Box
+def traced(function):
+    def inner(*args): return function(*args)
+    return inner
+TABLE = [lambda x: x + 1, lambda x: x + 2]
+def plain(x): return x
+"""
+
+
+def test_what_a_library_s_function_made_is_told_by_what_it_holds(tmp_path: Path) -> None:
+    """A function under its own name in its module is that name; one made by a factory is what it closes over, and its code."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    lib = module(_LIBRARY, folder, "some_library")
+    pairs = [
+        (lib.scaled(1), lib.scaled(2)),
+        (lib.again(1), lib.again(2)),
+        (lib.boxed(1), lib.boxed(2)),
+        (lib.traced(statistics.mean), lib.traced(statistics.median)),
+        (lib.traced(lambda x: x + 1), lib.traced(lambda x: x + 2)),
+        tuple(lib.TABLE),
+    ]
+    for one, other in pairs:
+        assert content_of(one) != content_of(other)
+    assert content_of(lib.scaled(1)) == content_of(lib.scaled(1))
+    assert content_of(lib.again(1)) == content_of(lib.again(1))
+    assert content_of(lib.boxed(1)) == content_of(lib.boxed(1))
+    before = content_of(lib.plain)
+    lib = module(_LIBRARY.replace("return x\n", "return -x\n"), folder, "some_library")
+    assert content_of(lib.plain) == before  # its version tells
+    del sys.modules["some_library"]
+
+
+def test_averages_of_torch_s_factory_differ() -> None:
+    swa = pytest.importorskip("torch.optim.swa_utils")
+    assert content_of(swa.get_ema_multi_avg_fn(0.9)) != content_of(swa.get_ema_multi_avg_fn(0.999))
+    assert content_of(swa.get_ema_multi_avg_fn(0.9)) == content_of(swa.get_ema_multi_avg_fn(0.9))

@@ -8,7 +8,8 @@
     imports     inside of the function: a library by its version; one's own file, and all of one's own that it imports, by the bytes
 
 The compiled code is what runs, even where the file was edited since; it belongs to one version of Python, which is in the
-digest. A function or class of a library (site-packages, the standard library) is its name and the library's version.
+digest. A function or class of a library (site-packages, the standard library) is its name and the library's version; one that
+its module does not have under its name, since a function of the library made it, is its code and what it closes over, too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,18 @@ def function_parts(function: FunctionType, content: Content) -> Iterator[object]
 
     `content` is called for defaults, cells and globals, and knows how to end at a function that calls itself.
     """
+    yield from _held_parts(function, content)
+    for name, value in globals_read(function):
+        yield name
+        yield content(value)
+    reads = _reads(function.__code__)
+    for name in sorted(reads["IMPORT_NAME"]):
+        yield name
+        yield imported(name, str(function.__globals__.get("__package__") or ""), sorted(reads["IMPORT_FROM"]))
+
+
+def _held_parts(function: FunctionType, content: Content) -> Iterator[object]:
+    """Its code and what it carries along."""
     yield PYTHON
     yield code_digest(function.__code__)
     yield content(function.__defaults__)
@@ -52,13 +65,12 @@ def function_parts(function: FunctionType, content: Content) -> Iterator[object]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield name
         yield content(_cell(cell))
-    for name, value in globals_read(function):
-        yield name
-        yield content(value)
-    reads = _reads(function.__code__)
-    for name in sorted(reads["IMPORT_NAME"]):
-        yield name
-        yield imported(name, str(function.__globals__.get("__package__") or ""), sorted(reads["IMPORT_FROM"]))
+
+
+def made_parts(function: FunctionType, content: Content) -> Iterator[object]:
+    """Of a function that a library's function made: what it reads of the library is named by the version."""
+    yield from named_parts(function)
+    yield from _held_parts(function, content)
 
 
 def _cell(cell: Any) -> object:
@@ -296,6 +308,19 @@ def is_own(item: object) -> bool:
     if file is None:  # built in; a notebook and `python -c` have no file either
         return module.__name__ == "__main__"
     return _own_file(file)
+
+
+def is_named(item: Any) -> bool:
+    """Whether a function or class is a library's that its name tells: what its module has under that name, or, of classes, anything
+    but what a function made."""
+    if is_own(item):
+        return False
+    if isinstance(item, type):
+        return "<locals>" not in item.__qualname__
+    found: Any = sys.modules.get(item.__module__ or "")
+    for name in item.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return getattr(found, "__func__", found) is item
 
 
 @cache

@@ -31,11 +31,21 @@ from typing import Any
 import numpy as np
 
 from partita.dataflow.flow import Value
-from partita.dataflow.functions import class_parts, function_parts, is_own, module_parts, named_parts, plain, version_of
+from partita.dataflow.functions import (
+    class_parts,
+    function_parts,
+    is_named,
+    is_own,
+    made_parts,
+    module_parts,
+    named_parts,
+    plain,
+    version_of,
+)
 from partita.errors import FlowError, sentence_of
 
 LENGTH = 40  #: characters of a key: 160 bits
-FORMAT = b"partita key 5"  #: another number where the meaning of keys changes
+FORMAT = b"partita key 6"  #: another number where the meaning of keys changes
 LARGE_BYTES = 1 << 14  #: arrays from here on are digested once in a run
 MOST_DEPTH = 80  #: of values in values
 
@@ -194,8 +204,8 @@ class _Digester:
         return self.memo.keep(value, found) if _is_large(value) else found
 
     def _code(self, item: Any) -> bytes:
-        """A function or class: a library's by name, one's own by its place among those met."""
-        if not is_own(item):
+        """A function or class: a library's by name, one's own, or one that a library made, by its place among those met."""
+        if is_named(item):
             return _sealed("named", named_parts(item))
         if id(item) not in self.number:
             self.number[id(item)] = len(self.code)
@@ -257,7 +267,8 @@ class _Digester:
         return self._typed(values, sorted(map(self, named)))
 
     def _function(self, function: FunctionType) -> bytes:
-        return _sealed("function", map(self._part, function_parts(function, self._read(function))))
+        parts = function_parts if is_own(function) else made_parts
+        return _sealed("function", map(self._part, parts(function, self._read(function))))
 
     def _read(self, function: FunctionType) -> Callable[[object], bytes]:
         """Digests what a function reads, and says which function it was where there is no content."""
