@@ -589,3 +589,34 @@ def test_averages_of_torch_s_factory_differ() -> None:
     swa = pytest.importorskip("torch.optim.swa_utils")
     assert content_of(swa.get_ema_multi_avg_fn(0.9)) != content_of(swa.get_ema_multi_avg_fn(0.999))
     assert content_of(swa.get_ema_multi_avg_fn(0.9)) == content_of(swa.get_ema_multi_avg_fn(0.9))
+
+
+class First(np.ndarray):
+    factor = 1
+
+
+class Second(np.ndarray):
+    factor = 2
+
+
+class Rated:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+
+def test_a_large_value_has_the_key_of_its_class_however_often_it_is_told() -> None:
+    """What was digested already in a run is not digested again, and its code is in the key all the same."""
+    pd = pytest.importorskip("pandas")
+    one, other = np.ones(4096).view(First), np.ones(4096).view(Second)
+    table, memo = pd.DataFrame({"a": [Rated(1), Colour.RED]}), Memo()
+    for value in (one, other, table, [one, one], {"a": other}):
+        alone = key_of(len, {"x": value}, None, Memo())
+        assert [key_of(len, {"x": value}, None, memo) for _ in range(2)] == [alone, alone]
+    assert len({content_of(v, memo) for v in (one, other, one.view(np.ndarray))}) == 3
+
+
+def test_a_table_that_holds_itself_ends() -> None:
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame({"a": [1, None]}, dtype=object)
+    table.iloc[1, 0] = [table]
+    assert content_of(table, Memo()) == content_of(table, Memo())

@@ -162,9 +162,7 @@ class _Digester:
             return known
         self.code, self.number = [], {}
         try:
-            parts = [self(value)]
-            for item in self.code:  # grows meanwhile
-                parts.append(self._function(item) if isinstance(item, FunctionType) else self._class(item))
+            found = self._with_code(self(value))
         except RecursionError:
             raise
         except _Misplaced as error:
@@ -180,8 +178,14 @@ class _Digester:
                 f"{what} cannot be told by content: {error if isinstance(error, _Untold) else sentence_of(error)}",
                 hint='name a version for the step, e.g. version="1", or hand in plain values, arrays or tables',
             ) from error
-        found = _sealed("told", parts)
         return self.memo.keep(value, found) if is_code else found
+
+    def _with_code(self, found: bytes) -> bytes:
+        """The digest of a value and of all code that was met in it."""
+        parts = [found]
+        for item in self.code:  # grows meanwhile
+            parts.append(self._function(item) if isinstance(item, FunctionType) else self._class(item))
+        return _sealed("told", parts)
 
     def __call__(self, value: object) -> bytes:
         simple = _SIMPLE.get(type(value))
@@ -198,10 +202,14 @@ class _Digester:
             raise _Untold(f"values in values more than {MOST_DEPTH} deep")
         self.path.append(id(value))
         try:
-            found = self._compound(value)
+            return self._large(value) if _is_large(value) else self._compound(value)
         finally:
             self.path.pop()
-        return self.memo.keep(value, found) if _is_large(value) else found
+
+    def _large(self, value: object) -> bytes:
+        """Digested once in a run, so with the code that it leads to, whose numbers mean something in one digest only."""
+        apart = _Digester(self.memo, self.brief, self.path)
+        return self.memo.keep(value, apart._with_code(apart._compound(value)))
 
     def _code(self, item: Any) -> bytes:
         """A function or class: a library's by name, one's own, or one that a library made, by its place among those met."""
