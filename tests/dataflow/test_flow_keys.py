@@ -620,3 +620,45 @@ def test_a_table_that_holds_itself_ends() -> None:
     table = pd.DataFrame({"a": [1, None]}, dtype=object)
     table.iloc[1, 0] = [table]
     assert content_of(table, Memo()) == content_of(table, Memo())
+
+
+_ENUM = """
+import enum
+class Base(enum.Enum):
+    def act(self): return 1
+class Mode(Base):
+    FAST = "fast"
+    SLOW = "slow"
+    ALSO = "fast"
+    unit = property(lambda self: "m")
+    def far(self): return 1
+    def near(self): return 2
+    @classmethod
+    def _missing_(cls, value): return cls.FAST
+def step(x): return Mode.FAST
+"""
+
+
+def test_all_of_an_enum_is_in_the_key(tmp_path: Path) -> None:
+    changes = [
+        ("return 1\nclass", "return 2\nclass"),
+        ("class Base(enum.Enum)", "class Base(str, enum.Enum)"),
+        ("    def act(self): return 1\n", "    __hash__ = None\n    def act(self): return 1\n"),
+        ("ALSO", "OTHER"),
+        ('ALSO = "fast"', 'ALSO = "slow"'),
+        ('"m"', '"km"'),
+        ("return 1\n    def near(self): return 2", "return 2\n    def near(self): return 1"),
+        ("return cls.FAST", "return cls.SLOW"),
+        ("unit = property(lambda self:", "unit = staticmethod(lambda self:"),
+    ]
+    keys = {}
+    for old, new in [("", ""), *changes, ("import enum", "import enum  # said")]:
+        assert old in _ENUM
+        m = module(_ENUM.replace(old, new) if old else _ENUM, tmp_path, "with_enum")
+        keys[new] = key_of(m.step, {"x": m.Mode.FAST})
+        assert key_of(m.step, {"x": m.Mode.FAST}) == keys[new]
+    assert len(set(keys.values())) == len(changes) + 1
+    assert keys[""] == keys["import enum  # said"]
+    flags = [enum.Flag("Flags", "A B", boundary=b) for b in (enum.KEEP, enum.STRICT)]  # type: ignore[misc]
+    assert content_of(flags[0].A) != content_of(flags[1].A)
+    del sys.modules["with_enum"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import enum
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -36,6 +37,8 @@ _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_NAME",
 _WHOLE = "whole"  #: of what `_reads` finds: globals of which more may be read than attributes
 _DULL = frozenset({"RESUME", "CACHE", "NOP", "EXTENDED_ARG", "PRECALL"})
 _CLASS_DULL = frozenset({"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__slotnames__", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__"})  # fmt: skip
+#: what enum makes of the members
+_OF_ENUMS = frozenset({"_member_names_", "_member_map_", "_value2member_map_", "_hashable_values_", "_unhashable_values_", "_unhashable_values_map_"})  # fmt: skip
 
 
 def function_parts(function: FunctionType, content: Content) -> Iterator[object]:
@@ -262,8 +265,11 @@ def class_parts(kind: type, content: Content) -> Iterator[object]:
     if made is not None:
         yield repr(getattr(kind, "__dataclass_params__", None))
         yield from ((name, getattr(f.type, "__name__", str(f.type)), content(_default(f))) for name, f in made.items())
+    members = dict(kind.__members__) if issubclass(kind, enum.Enum) else {}
+    yield from ((name, content(member.value)) for name, member in members.items())
+    dull = _CLASS_DULL | _OF_ENUMS | members.keys() if members else _CLASS_DULL
     for name, value in sorted(vars(kind).items()):
-        if name in _CLASS_DULL or (made is not None and name in _GENERATED and _generated(value)):
+        if name in dull or (made is not None and name in _GENERATED and _generated(value)):
             continue
         yield name
         yield content(plain(value))

@@ -39,7 +39,6 @@ from partita.dataflow.functions import (
     made_parts,
     module_parts,
     named_parts,
-    plain,
     version_of,
 )
 from partita.errors import FlowError, sentence_of
@@ -293,11 +292,6 @@ class _Digester:
         return part if isinstance(part, bytes) else self(part)
 
     def _class(self, kind: type) -> bytes:
-        if issubclass(kind, enum.Enum):
-            methods = [
-                v for v in vars(kind).values() if isinstance(v, FunctionType | property | classmethod | staticmethod)
-            ]
-            return _sealed("class", [kind.__name__, self([(m.name, m.value) for m in kind]), *map(self, map(plain, methods))])  # fmt: skip
         return _sealed("class", map(self._part, class_parts(kind, self)))
 
     def _builtin(self, function: Any) -> bytes:
