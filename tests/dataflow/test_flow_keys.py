@@ -662,3 +662,16 @@ def test_all_of_an_enum_is_in_the_key(tmp_path: Path) -> None:
     flags = [enum.Flag("Flags", "A B", boundary=b) for b in (enum.KEEP, enum.STRICT)]  # type: ignore[misc]
     assert content_of(flags[0].A) != content_of(flags[1].A)
     del sys.modules["with_enum"]
+
+
+def test_an_object_of_one_s_own_around_a_function_is_told_or_refused() -> None:
+    class Scaled:
+        def __init__(self, inner: Callable[..., Any], by: int) -> None:
+            functools.update_wrapper(self, inner)
+            self.by, self.lock = by, threading.Lock()
+
+    def base(x: Any) -> Any:
+        return x
+
+    with pytest.raises(FlowError, match=r"lock.* hint: name a version"):
+        content_of(Scaled(base, 1))

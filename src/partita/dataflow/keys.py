@@ -425,10 +425,12 @@ class _Digester:
         return _sealed("object", [self(type(value)), self(make), self(args), self(state), self(items)])
 
     def _wrapping(self, value: Any) -> bytes:
-        """What a decorator's object has beside the function's own; of a compiler's, say, which cannot be told, nothing."""
+        """What a decorator's object has beside the function's own; of a library's, a compiler's, say, which cannot be told, nothing."""
         try:
             return self([(k, v) for k, v in sorted(vars(value).items()) if k not in _OF_THE_WRAPPED])
         except (_Untold, TypeError, RecursionError):
+            if is_own(type(value)):
+                raise
             return b""
 
     def _misplaced(self, value: Value) -> bytes:
