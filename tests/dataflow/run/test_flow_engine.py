@@ -473,6 +473,42 @@ def test_a_kept_result_that_is_damaged_is_computed_again(tmp_path: Path) -> None
     assert any("computed again" in note for note in again.record.notes)
 
 
+class Dying(InProcess):
+    """The only worker dies once, when it has loaded two results, and all that it held with it."""
+
+    loads = 0
+
+    def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
+        found = super().wait(timeout_s)
+        self.loads += sum(r.state == "done" and r.stored for r, _ in found)
+        if self.loads == 2:
+            self.loads = 3
+            lost, self.results = self.results, {}
+            return [(Report(n, self.turns[n], "lost", 0.0, 0.0, reason="all workers died"), "") for n in lost]
+        return found
+
+
+def test_a_loaded_result_that_goes_with_its_worker_is_loaded_again(tmp_path: Path) -> None:
+    @step
+    def long(a: int) -> Any:
+        time.sleep(0.01)
+        return np.full(3, float(a))
+
+    @step
+    def brief(rows: list[Any]) -> Any:
+        return sum(rows)
+
+    flow, store = brief(gather(long(explore("a", [1, 2, 3])), over="a")), Store.open(tmp_path / "store")
+    first = here(flow, store=store, check=False)
+    graph = unfold(flow)
+    again = _Run(
+        graph, Dying([s.function for s in graph.steps], Keeping(store)), Settings(), store, None, None
+    ).to_the_end()
+    assert again.value.tolist() == first.value.tolist()
+    assert (again.record.tasks_cached, again.record.tasks_run) == (3, 1)
+    assert not any("computed again" in note for note in again.record.notes)
+
+
 def test_several_results_outlive_little_memory() -> None:
     """Two winners that do not fit together: neither goes for the other."""
 

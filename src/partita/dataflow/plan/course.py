@@ -128,7 +128,7 @@ class Course:
         self.forgets = False  #: whether some result was dropped or lost
         self.dropped = 0  #: results let go of for want of memory that were needed again
         self.stored: dict[str, bool] = {}  #: key -> whether the store had it when it was asked
-        self.absent: set[str] = set()  #: keys that the store turned out not to have
+        self.unstored: set[str] = set()  #: keys that the store turned out not to have
         self.resolved: dict[int, str] = {}  #: keys of calls after a decided choose
         self.open_sinks = [sink for _, sink in self.graph.sinks]
         self.is_sink = set(self.open_sinks)
@@ -238,8 +238,13 @@ class Course:
         self._fail(event.node, event.reason)
         self._judge_all()
 
+    def absent(self, node: int, turn: int) -> None:
+        """A result cannot be loaded: the store's file is gone or damaged."""
+        self.unstored.add(self.key(node))
+        self.lost(node, turn)
+
     def lost(self, node: int, turn: int) -> None:
-        """A task's result cannot be had after all: the store's file is gone or damaged, or the scheduler forgot it."""
+        """A task's result cannot be had after all: its worker died, or the scheduler forgot it."""
         if turn != self.turn[node] or self.state[node] not in (State.RUNNING, State.HELD):
             return
         self.forgets = True
@@ -250,8 +255,6 @@ class Course:
             self._landed(node)
         else:
             self._forget(node)
-        if self.loaded[node]:
-            self.absent.add(self.key(node))
         self.released.append((node, turn))
         self.state[node] = State.IDLE
         self._hold_needs(node)
@@ -716,7 +719,7 @@ class Course:
     def _better_loaded(self, node: int, key: str) -> bool:
         if key not in self.stored:  # asking the store is asking the disk
             self.stored[key] = self.graph.lasting[node] and key in self.known
-        return self.stored[key] and key not in self.absent
+        return self.stored[key] and key not in self.unstored
 
     def _is_twin(self, node: int, key: str) -> bool:
         """Whether a call is one that runs elsewhere in the flow, now that its inputs are known; then it stands for that."""

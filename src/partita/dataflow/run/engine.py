@@ -312,9 +312,11 @@ class _Run:
         self.looks.ended(report.node, step)
         self.reports += 1
         self.came[report.node] = self.reports
+        if report.state == "absent":
+            self.noticed.unread[report.reason] = None
+            self.course.absent(report.node, report.turn)
+            return
         if report.state == "lost":
-            if self.course.loaded[report.node]:
-                self.noticed.unread[report.reason] = None
             self.course.lost(report.node, report.turn)
             return
         if report.state == "suspected":

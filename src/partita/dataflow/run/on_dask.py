@@ -466,10 +466,10 @@ class OnDask:
             self.client.unregister_worker_plugin(self.name)
 
     def close(self) -> None:
-        self.stop_keeping()
         with contextlib.suppress(Exception):
             self.release([(n, t) for n, t in self.turns.items()])
             self._let_go()
+            self.stop_keeping()
             self.client.run_on_scheduler(_forget, self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)

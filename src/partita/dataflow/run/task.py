@@ -68,8 +68,9 @@ class Report(NamedTuple):
 
     node: int
     turn: int
-    #: suspected: lost, and perhaps the reason why workers died; spoils: it changed what it was given, and others read the same
-    state: Literal["done", "failed", "lost", "suspected", "spoils"]
+    #: absent: the store does not have it after all; suspected: lost, and perhaps the reason why workers died; spoils: it changed
+    #: what it was given, and others read the same
+    state: Literal["done", "failed", "lost", "absent", "suspected", "spoils"]
     started_s: float
     ended_s: float
     size_bytes: float = 0.0
@@ -130,7 +131,7 @@ def execute(
 def _loaded(told: Told, started: float, store: Keeping | None) -> tuple[Any, Report]:
     found = store.get(told.key) if store is not None else Absent("there is no store")
     if isinstance(found, Absent):
-        return None, Report(told.node, told.turn, "lost", started, time.time(), reason=found.reason)
+        return None, Report(told.node, told.turn, "absent", started, time.time(), reason=found.reason)
     size, number = size_of(found.value), number_of(found.value)
     return found.value, Report(told.node, told.turn, "done", started, time.time(), size, number, None, True)
 

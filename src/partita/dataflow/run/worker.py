@@ -54,6 +54,7 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
     lock: Any = field(default=None, init=False)
+    over: bool = field(default=False, init=False)
     movable: set[tuple[int, type]] = field(
         default_factory=set, init=False
     )  #: (step, type of a result) that was seen to pickle
@@ -71,7 +72,8 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
                 _show(function)
 
     def teardown(self, worker: Worker) -> None:
-        """The run is over: what still runs of it keeps nothing."""
+        """The run is over: what still runs of it keeps nothing, and tells nobody."""
+        self.over = True
         if self.keeping is not None:
             self.keeping.stop()
 
@@ -86,7 +88,7 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     def _flush(self) -> None:
         with self.lock:
             reports, self.reports = self.reports, []
-        if reports:
+        if reports and not self.over:  # a topic that is forgotten would come back
             with contextlib.suppress(Exception):  # the scheduler is away: it will ask for all this anew
                 self.worker.log_event(
                     self.name, {"worker": str(self.worker.name), "address": self.worker.address, "reports": reports}
