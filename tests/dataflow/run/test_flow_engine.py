@@ -41,6 +41,7 @@ from partita.dataflow.run.keeping import Keeping
 from partita.dataflow.run.numbers import Numbers
 from partita.dataflow.run.task import Order, Report, execute, needed, size_of
 from partita.dataflow.store import Found, Store
+from partita.errors import BadInput
 from partita.files import dump_json
 
 
@@ -471,6 +472,49 @@ def test_a_kept_result_that_is_damaged_is_computed_again(tmp_path: Path) -> None
     again = here(flow, store=store, check=False)
     assert first.value.tolist() == again.value.tolist()
     assert any("computed again" in note for note in again.record.notes)
+
+
+def test_more_memory_than_was_given_is_said() -> None:
+    """What one task reads and gives together may be more than all that results may take."""
+
+    @step
+    def load() -> Any:
+        return np.zeros(3_000)
+
+    @step
+    def scale(x: Any) -> Any:
+        return x * 2
+
+    found = here(scale(load()), memory_bytes=10_000.0, check=False)
+    assert found.record.peak_bytes == 48_000.0
+    assert any("results took 48.0 kB at a time" in note and "10.0 kB" in note for note in found.record.notes)
+    assert not any("at a time" in note for note in here(scale(load()), memory_bytes=50_000.0, check=False).record.notes)
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(BadInput, match="memory"):
+            here(scale(load()), memory_bytes=wrong)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.weights = np.zeros(1_000)
+
+    def __call__(self) -> None: ...
+
+
+def test_sizes_are_those_of_all_that_a_result_holds() -> None:
+    pd = pytest.importorskip("pandas")
+    rows = [np.zeros(1_000) for _ in range(300)]
+    cells = np.empty(300, object)
+    cells[:] = rows
+    texts = pd.DataFrame({"a": [f"{k:1000}" for k in range(500)], "b": [1.0] * 500}).astype({"a": object})
+    same = np.empty(300, object)
+    same[:] = [rows[0]] * 300
+    assert 8_000 < size_of(Model()) < 10_000
+    assert 2.4e6 < size_of(cells) < 2.6e6
+    assert size_of(same) < 2e4
+    assert 500_000 < size_of(texts) < 700_000
+    assert 500_000 < size_of(texts["a"]) < 700_000
+    assert size_of(here) < 1000
 
 
 class Dying(InProcess):

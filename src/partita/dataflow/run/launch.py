@@ -54,6 +54,10 @@ def run_flow(
     """
     graph = flow if isinstance(flow, FlowGraph) else unfold(flow() if callable(flow) else flow)
     workers = worker_count(workers)
+    if not memory_bytes > 0:
+        raise BadInput(
+            f"results may take {memory_bytes:g} bytes of memory", hint="give them some, e.g. 2e9, or leave it out"
+        )
     functions = [s.function for s in graph.steps]
     with contextlib.ExitStack() as stack:
         began = time.monotonic()

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from inspect import BoundArguments, Signature, isawaitable, signature
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -227,13 +228,30 @@ def size_of(value: Any) -> float:
         return 0.0
 
 
+def _object_columns(table: Any) -> list[Any]:
+    if table.ndim == 2:
+        return [
+            table.iloc[:, k].to_numpy() for k, dtype in enumerate(table.dtypes) if getattr(dtype, "hasobject", False)
+        ]
+    return [table.to_numpy()] if getattr(table.dtype, "hasobject", False) and not hasattr(table, "levels") else []
+
+
+def _cells(objects: Any, level: int) -> float:
+    """Bytes of the objects in an array, by a hundred of them; where many of those are the same one, each counts once."""
+    few = objects[:: max(1, len(objects) // 100)] if level <= 6 else []
+    each = {id(v): v for v in few}
+    found = sum(_size_of(v, level + 1) for v in each.values())
+    return found * len(objects) / len(few) if 2 * len(each) > len(few) else found
+
+
 def _size_of(value: Any, level: int) -> float:
     found = getattr(value, "nbytes", None)
-    if isinstance(found, int):
-        return float(found)
     usage = getattr(value, "memory_usage", None)
     if callable(usage):  # pandas
-        return float(np.sum(usage(deep=False)))
+        return float(np.sum(usage(deep=False))) + sum(_cells(o, level) for o in _object_columns(value))
+    if isinstance(found, int):
+        objects_too = isinstance(value, np.ndarray) and value.dtype.hasobject
+        return float(found) + (_cells(value.ravel(), level) if objects_too else 0.0)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         return 64.0 + sum(float(t.nbytes) for t in (*value.parameters(), *value.buffers()))
@@ -247,7 +265,7 @@ def _size_of(value: Any, level: int) -> float:
             return 64.0 + len(value) * sum(_size_of(v, level + 1) for v in few) / len(few)
         return 64.0 + sum(_size_of(v, level + 1) for v in value)
     own = getattr(value, "__dict__", None)
-    if own and not callable(value):
+    if own and not isinstance(value, FunctionType | MethodType | ModuleType | type):
         return 64.0 + _size_of(own, level + 1)
     state = getattr(value, "__getstate__", None)
     if callable(state) and type(value).__module__.startswith(
