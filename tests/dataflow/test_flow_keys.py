@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import hashlib
 import os
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partita.dataflow.functions import digest_behind
 from partita.dataflow.keys import Memo, Ref, content_of, key_of
 from partita.errors import FlowError
 
@@ -543,6 +545,7 @@ def test_a_change_behind_a_module_is_a_change(tmp_path: Path) -> None:
 
 _LIBRARY = """
 import functools
+import hashlib
 def scaled(by, kind="x"):
     def f(x, more=by): return more * by
     return f
@@ -675,3 +678,45 @@ def test_an_object_of_one_s_own_around_a_function_is_told_or_refused() -> None:
 
     with pytest.raises(FlowError, match=r"lock.* hint: name a version"):
         content_of(Scaled(base, 1))
+
+
+def test_how_a_class_holds_a_function_is_in_the_key(tmp_path: Path) -> None:
+    text = "class Maker:\n    {}\n    def make(x=5): return x\ndef step(x): return Maker().make()"
+    keys = []
+    for held in ("", "@staticmethod", "@classmethod", "@property"):
+        keys.append(key_of(module(text.format(held), tmp_path, "held").step, {}))
+    assert len(set(keys)) == 4
+    del sys.modules["held"]
+
+
+def test_files_that_exchange_what_they_hold_are_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(one: str, other: str) -> str:
+        (tmp_path / "swapped_a.py").write_text(one)
+        (tmp_path / "swapped_b.py").write_text(other)
+        return key_of(step.step, {})
+
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "def step(x):\n  import swapped_front\n  return swapped_front.less()"
+    (tmp_path / "swapped_front.py").write_text("import swapped_a, swapped_b\ndef less(): return swapped_a.K - swapped_b.K")
+    step = module(text, tmp_path, "swapping")
+    assert key("K = 1", "K = 2") != key("K = 2", "K = 1")
+    whole = [digest_behind([tmp_path / n for n in ("swapped_a.py", "swapped_b.py")])]
+    (tmp_path / "moved").mkdir()
+    for n in ("swapped_a.py", "swapped_b.py"):
+        (tmp_path / n).rename(tmp_path / "moved" / n)
+    assert digest_behind([tmp_path / "moved" / n for n in ("swapped_a.py", "swapped_b.py")]) == whole[0]
+
+
+def test_a_file_is_read_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr("hashlib.file_digest", lambda file, how: read.append(file.name) or digest(file, how))
+    path, memo = tmp_path / "data.txt", Memo()
+    path.write_text("one")
+    first = {key_of(len, {"x": Path(path), "k": 1}, None, memo) for _ in range(3)}
+    assert len(read) == 1
+    path.write_text("other")
+    second = key_of(len, {"x": path, "k": 1}, None, memo)
+    assert len(read) == 2
+    assert len(first) == 1
+    assert second not in first

@@ -20,6 +20,7 @@ import enum
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import sys
 import sysconfig
@@ -216,7 +217,8 @@ def own_files(name: str) -> list[Path]:
 
 
 def digest_behind(files: Iterable[Path]) -> str:
-    """Of the bytes of files and of all of the user's own that they import, and those. Where they lie is not in it."""
+    """Of the bytes of files and of all of the user's own that they import, and those, and of where they lie beside each other; where all
+    of them lie is not in it."""
     waiting, seen = list(files), set[Path]()
     while waiting:
         file = waiting.pop().resolve()
@@ -224,7 +226,9 @@ def digest_behind(files: Iterable[Path]) -> str:
             seen.add(file)
             stat = file.stat()
             waiting += _imported_by(file, stat.st_mtime_ns, stat.st_size)
-    return hashlib.sha256(b"".join(sorted(hashlib.sha256(f.read_bytes()).digest() for f in seen))).hexdigest()
+    top = os.path.commonpath([f.parent for f in seen]) if seen else ""
+    rows = sorted((f.relative_to(top).as_posix(), hashlib.sha256(f.read_bytes()).hexdigest()) for f in seen)
+    return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @lru_cache(maxsize=1024)
@@ -286,9 +290,9 @@ def _generated(value: object) -> bool:
 
 
 def plain(value: object) -> object:
-    """The functions inside of what a class holds."""
+    """The functions inside of what a class holds, and how it holds them."""
     if isinstance(value, staticmethod | classmethod):
-        return value.__func__
+        return (type(value).__name__, value.__func__)
     if isinstance(value, property):
         return (value.fget, value.fset, value.fdel)
     if isinstance(value, cached_property):

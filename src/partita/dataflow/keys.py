@@ -63,6 +63,9 @@ class Memo:
     digests: dict[int, tuple[object, bytes]] = field(
         default_factory=dict
     )  #: the object is held, so that its id stays its own
+    files: dict[tuple[object, ...], bytes] = field(
+        default_factory=dict
+    )  #: what tells a file and its state -> its digest
 
     def find(self, item: object) -> bytes | None:
         found = self.digests.get(id(item))
@@ -302,15 +305,18 @@ class _Digester:
     def _file(self, path: Path) -> bytes:
         """A path to a file by the bytes in it; one to nothing by its text."""
         try:
-            kind = path.stat().st_mode
+            found = path.stat()
         except (OSError, ValueError):  # there is none; or there cannot be
             return _sealed("path", [path])
-        if stat.S_ISDIR(kind):
+        if stat.S_ISDIR(found.st_mode):
             raise _Untold(f"the folder {path}")
-        if not stat.S_ISREG(kind):
+        if not stat.S_ISREG(found.st_mode):
             return _sealed("path", [path])
-        with open(path, "rb") as file:
-            return _sealed("file", [path.suffix, hashlib.file_digest(file, "sha256").digest()])
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if state not in self.memo.files:
+            with open(path, "rb") as file:
+                self.memo.files[state] = hashlib.file_digest(file, "sha256").digest()
+        return _sealed("file", [path.suffix, self.memo.files[state]])
 
     def _array(self, array: np.ndarray[Any, Any]) -> bytes:
         masked = [self(np.asarray(array.mask)), self(array.fill_value)] if isinstance(array, np.ma.MaskedArray) else []
