@@ -697,7 +697,9 @@ def test_files_that_exchange_what_they_hold_are_a_change(tmp_path: Path, monkeyp
 
     monkeypatch.syspath_prepend(tmp_path)
     text = "def step(x):\n  import swapped_front\n  return swapped_front.less()"
-    (tmp_path / "swapped_front.py").write_text("import swapped_a, swapped_b\ndef less(): return swapped_a.K - swapped_b.K")
+    (tmp_path / "swapped_front.py").write_text(
+        "import swapped_a, swapped_b\ndef less(): return swapped_a.K - swapped_b.K"
+    )
     step = module(text, tmp_path, "swapping")
     assert key("K = 1", "K = 2") != key("K = 2", "K = 1")
     whole = [digest_behind([tmp_path / n for n in ("swapped_a.py", "swapped_b.py")])]

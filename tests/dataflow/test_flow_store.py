@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,38 @@ def test_sparse_matrices_come_back_without_pickle(tmp_path: Path) -> None:
         found = got(store, f"{k:040d}")
         assert type(found.value) is kind
         assert (found.value != value).nnz == 0
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    """Tables in each other take several levels of JSON; a key may be half of a character; a sparse row has one axis."""
+    store = opened(tmp_path)
+
+    def nested(levels: int, around: Callable[[Any], Any]) -> Any:
+        value: Any = 1
+        for _ in range(levels):
+            value = around(value)
+        return value
+
+    kinds: list[Callable[[Any], Any]] = [
+        lambda v: {1: v},
+        lambda v: {"a": v},
+        lambda v: (v,),
+        lambda v: [v],
+        lambda v: [{2: (v,)}],
+    ]
+    for levels in (*range(5, 64), 90):
+        for around in kinds:
+            value = nested(levels, around)
+            assert isinstance(store.put(KEY, value, 1.0), Put)
+            assert got(store, KEY).value == value
+    for value in ({"\ud800": 1}, {"a": {"b\udfff": [1]}}):
+        store.put(KEY, value, 1.0)
+        assert got(store, KEY).value == value
+    sparse = pytest.importorskip("scipy.sparse")
+    row = sparse.csr_array(np.array([0.0, 1.0, 0.0, 2.0]))
+    store.put(KEY, row, 1.0)
+    assert got(store, KEY).value.shape == (4,)
+    assert (got(store, KEY).value != row).nnz == 0
 
 
 # ---- damage
