@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import itertools
 import os
@@ -51,6 +52,13 @@ def test_answers_are_those_of_one_process(place: Place) -> None:
     for seed in range(8):
         flow = some_flow(seed)
         assert there(place, flow).value == plainly(flow, {})
+
+
+def test_a_flow_runs_within_a_running_loop_as_a_notebook_s(place: Place) -> None:
+    async def cell() -> Any:
+        return there(place, some_flow(1)).value
+
+    assert asyncio.run(cell()) == plainly(some_flow(1), {})
 
 
 @step

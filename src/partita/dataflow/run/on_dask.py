@@ -25,6 +25,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from types import ModuleType
@@ -79,7 +80,9 @@ class Place(NamedTuple):
         """Raises BadInput where no scheduler answers."""
         security = self.security or Security()
         try:  # a client that does not reach its scheduler takes 20 s to be closed: so see first
-            asyncio.run(_reach(self.address, security.get_connection_args("client")))
+            reach = _reach(self.address, security.get_connection_args("client"))
+            with ThreadPoolExecutor(1) as apart:  # a notebook's own thread has a loop that runs
+                apart.submit(asyncio.run, reach).result()
             return Client(self.address, timeout=CONNECT_S, set_as_default=False, security=self.security)
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             hint = "start one: dask scheduler; dask worker ADDRESS"
