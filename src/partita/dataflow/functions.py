@@ -219,16 +219,22 @@ def own_files(name: str) -> list[Path]:
 def digest_behind(files: Iterable[Path]) -> str:
     """Of the bytes of files and of all of the user's own that they import, and those, and of where they lie beside each other; where all
     of them lie is not in it."""
-    waiting, seen = list(files), set[Path]()
-    while waiting:
-        file = waiting.pop().resolve()
-        if file not in seen:
-            seen.add(file)
-            stat = file.stat()
-            waiting += _imported_by(file, stat.st_mtime_ns, stat.st_size)
+    seen = files_behind(files)
     top = os.path.commonpath([f.parent for f in seen]) if seen else ""
     rows = sorted((f.relative_to(top).as_posix(), hashlib.sha256(f.read_bytes()).hexdigest()) for f in seen)
     return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def files_behind(files: Iterable[Path], but_for: Path | None = None) -> set[Path]:
+    """Files and all of the user's own that they import, and those; but for what lies in a folder."""
+    waiting, seen = list(files), set[Path]()
+    while waiting:
+        file = waiting.pop().resolve()
+        if file not in seen and not (but_for and _within(file, but_for)):
+            seen.add(file)
+            stat = file.stat()
+            waiting += _imported_by(file, stat.st_mtime_ns, stat.st_size)
+    return seen
 
 
 @lru_cache(maxsize=1024)

@@ -28,6 +28,7 @@ from distributed.security import Security
 
 from partita.dataflow import FlowError, choose, explore, gather, largest, run_flow, step, unfold
 from partita.dataflow.graph import Slot
+from partita.dataflow.load import load_flow
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.on_dask import OnDask, Place, cluster
 from partita.dataflow.run.task import Report, Told
@@ -253,6 +254,29 @@ def test_workers_of_an_earlier_run_take_up_changed_modules(place: Place, tmp_pat
             assert run_flow(tell(k), scheduler=place, paths=[folder]).value == said
         finally:
             sys.path.remove(str(folder))
+
+
+def test_what_workers_compute_by_code_that_is_newer_than_the_key_is_not_kept(place: Place, tmp_path: Path) -> None:
+    """A module beside the flow is imported by workers from its file, which may have been edited since the flow was read."""
+    (tmp_path / "edited_beside.py").write_text("def told(k): return [k, 1]\n")
+    (tmp_path / "edited_flow.py").write_text(
+        "import time\nfrom edited_beside import told\nfrom partita.dataflow import explore, gather, step\n\n@step\ndef tell(k):\n"
+        "    time.sleep(0.02)\n    return told(k)\n\ndef flow(): return gather(tell(explore('k', [1, 2, 3])), over='k')\n"
+    )
+    loaded, stores = load_flow(str(tmp_path / "edited_flow.py")), [Store.open(tmp_path / n) for n in ("a", "b")]
+    for store, kept in zip(stores, (3, 0), strict=True):
+        found = run_flow(
+            loaded.value,
+            scheduler=place,
+            paths=[tmp_path],
+            modules=[loaded.module],
+            sources=loaded.sources,
+            store=store,
+        )
+        assert len(store.entries()) == kept
+        (tmp_path / "edited_beside.py").write_text("def told(k): return [k, 22]\n")
+    assert found.value == [[1, 22], [2, 22], [3, 22]]
+    assert any("edited_beside.py was changed since the flow was read" in note for note in found.record.notes)
 
 
 def test_what_is_missing_deep_in_lists_does_not_reach_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

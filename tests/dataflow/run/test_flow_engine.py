@@ -474,6 +474,54 @@ def test_a_kept_result_that_is_damaged_is_computed_again(tmp_path: Path) -> None
     assert any("computed again" in note for note in again.record.notes)
 
 
+_LAZY = """
+import time
+from pathlib import Path
+from partita.dataflow import step
+@step
+def edit(path, text):
+    Path(path).write_text(text)
+    return 1
+@step
+def use(x, k):
+    import helped_{name}
+    time.sleep(0.01)
+    return helped_{name}.K + k
+def flow():
+    return [use(edit({path!r}, {text!r}), 1), use(1, 2)]
+"""
+
+
+@pytest.mark.parametrize("text", ["K = 2", "K = 1"])
+def test_what_a_file_that_was_changed_meanwhile_computes_is_not_kept(tmp_path: Path, text: str) -> None:
+    """The file is imported when the step runs; the key tells it as it was when the flow was unfolded."""
+    name = text[-1]
+    helped = tmp_path / f"helped_{name}.py"
+    helped.write_text("K = 1")
+    (tmp_path / "lazy.py").write_text(_LAZY.format(path=str(helped), text=text, name=name))
+    loaded = load_flow(str(tmp_path / "lazy.py"))
+    store, numbers = Store.open(tmp_path / "store"), Numbers.open(tmp_path / "scores.jsonl")
+    found = here(
+        loaded.value, store=store, numbers=numbers, modules=[loaded.module], sources=loaded.sources, check=False
+    )
+    assert found.values[0] == int(name) + 1
+    assert store.entries() == []
+    assert len(numbers.found) <= 1  # what edit gave
+    assert any(f"{helped} was changed" in note for note in found.record.notes)
+
+
+def test_a_file_that_changes_when_it_is_imported_already_is_no_matter(tmp_path: Path) -> None:
+    helped = tmp_path / "helped_3.py"
+    helped.write_text("K = 1")
+    text = _LAZY.format(path=str(helped), text="K = 2", name="3").replace("import time\n", "import time, helped_3\n")
+    (tmp_path / "eager.py").write_text(text)
+    loaded = load_flow(str(tmp_path / "eager.py"))
+    store = Store.open(tmp_path / "store")
+    found = here(loaded.value, store=store, modules=[loaded.module], sources=loaded.sources, check=False)
+    assert found.values == (2, 3)
+    assert len(store.entries()) == 2
+
+
 def test_more_memory_than_was_given_is_said() -> None:
     """What one task reads and gives together may be more than all that results may take."""
 

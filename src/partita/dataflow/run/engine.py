@@ -286,7 +286,9 @@ class _Run:
             fresh = [
                 r for r, _ in reports if r.state == "done" and r.value is not None and not self.course.loaded[r.node]
             ]
-            kept = {r.node: r.value for r in fresh if self.graph.lasting[r.node] and not self._changes(r.node)}
+            kept = {
+                r.node: r.value for r in fresh if r.sound and self.graph.lasting[r.node] and not self._changes(r.node)
+            }
             self.numbers.add({self.course.key(n): value for n, value in kept.items() if value is not None})
 
     def _withdraw(self, wrong: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ import statistics
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -197,14 +197,16 @@ class OnDask:
     @staticmethod
     def connect(
         place: Place, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType] = (), paths: Sequence[str] = (),
-        store: Store | None = None, anew: Sequence[str] = (), alone: bool = False,
+        store: Store | None = None, anew: Sequence[str] = (), alone: bool = False, sources: Mapping[str, str] = {},
     ) -> OnDask:  # fmt: skip
         """Raises BadInput where no scheduler answers, or it has no workers. `anew`: modules that workers import again; `alone`: whether
-        this run has the workers for itself."""
+        this run has the workers for itself; `sources`: files that they may import -> the sha256 of what belongs to the keys."""
         client = place.client()
         try:
             shown = tuple(m.__name__ for m in modules) if alone else ()
-            return OnDask._ready(client, functions, modules, Functions(tuple(paths), tuple(anew), store, shown))
+            return OnDask._ready(
+                client, functions, modules, Functions(tuple(paths), tuple(anew), store, shown, sources)
+            )
         except BaseException:
             client.close(timeout=2)
             _by_reference(modules)

@@ -81,6 +81,7 @@ class Report(NamedTuple):
     reason: str = ""  #: why it failed; or, where it is done, why its result could not be kept
     look_s: float = 0.0  #: spent on looking whether it gives the same again, beside its time
     looked: bool = False  #: all that looking could tell is told
+    sound: bool = True  #: whether it was computed by the code that is in its key
 
 
 def missing(told: Told) -> Report:
@@ -115,10 +116,12 @@ def execute(
         enough = before is not None and took + 2 * size / DIGEST_BYTES_PER_S <= told.look_s
         same = _again(function, second, inputs, result) if enough else None
         look_s = time.time() - ended if before else 0.0
-        stored, why = _stored(told, store, result, took, size) if told.keep and same is not False else (False, "")
+        changed = store.changed() if store is not None and told.keep else ""
+        keep = told.keep and same is not False and not changed
+        stored, why = _stored(told, store, result, took, size) if keep else (False, changed)
         number = number_of(result)
         return result, Report(
-            told.node, told.turn, "done", started, ended, size, number, same, stored, why, look_s, enough
+            told.node, told.turn, "done", started, ended, size, number, same, stored, why, look_s, enough, not changed
         )
     except BaseException as error:  # a library that wants to end the program loses its branch only
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():

@@ -8,7 +8,7 @@ import inspect
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 
 from partita.dataflow.graph import Slot
 from partita.dataflow.plan.events import View, flat, mapped
-from partita.dataflow.run.keeping import Keeping
+from partita.dataflow.run.keeping import Keeping, loaded
 from partita.dataflow.run.task import Report, Told, execute, missing
 from partita.dataflow.store import Store
 from partita.errors import sentence_of
@@ -47,6 +47,7 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     store: Store | None
     #: modules that travel by value, which pickle is to find by name all the same; of workers that serve this run alone
     shown: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)  #: files that tasks may import, as they were
     name: str = ""
     packed: bytes = b""  #: of the functions, by value where they are the user's own
     functions: Sequence[Callable[..., Any]] = field(default=(), init=False)
@@ -61,11 +62,12 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
 
     def setup(self, worker: Worker) -> None:
         self.worker, self.lock = worker, threading.Lock()
-        self.keeping = Keeping(self.store) if self.store is not None else None
         sys.path[:] = [*self.paths, *(p for p in sys.path if p not in self.paths)]
-        for name in self.anew:
+        of_files = (name for names in loaded(self.sources).values() for name in names if name not in _MAIN)
+        for name in (*self.anew, *of_files):
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
+        self.keeping = Keeping(self.store, self.sources)
         self.functions = cloudpickle.loads(self.packed)
         for function in map(inspect.unwrap, self.functions):
             if getattr(function, "__module__", None) in self.shown and isinstance(function, FunctionType):
@@ -93,6 +95,9 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
                 self.worker.log_event(
                     self.name, {"worker": str(self.worker.name), "address": self.worker.address, "reports": reports}
                 )
+
+
+_MAIN = ("__main__", "__mp_main__")
 
 
 def _show(function: FunctionType) -> None:
