@@ -375,6 +375,28 @@ def test_a_bound_of_nothing_is_refused(tmp_path: Path) -> None:
         Store.open(tmp_path / "file")
 
 
+def test_a_store_that_is_only_looked_at_loads_no_pickle(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(KEY, Point(1.0), 1.0)
+    assert "looked at" in why_not(Store(store.folder), KEY)
+    assert isinstance(store.get(KEY), Found)
+
+
+def test_a_store_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store.open("results")
+    monkeypatch.chdir("/")
+    assert isinstance(store.put(KEY, [1], 1.0), Put)
+    assert isinstance(opened(tmp_path).get(KEY), Found)
+
+
+def test_a_result_that_memory_does_not_hold_is_absent(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(KEY, [1], 1.0)
+    os.truncate(store.entries()[0].path, 1 << 43)
+    assert "memory" in why_not(store, KEY)
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     """A limit on the size of files stands for it: the write fails in the middle."""
     store = opened(tmp_path)
