@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import hashlib
 import os
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partita.dataflow.functions import digest_behind
 from partita.dataflow.keys import Memo, Ref, content_of, key_of
 from partita.errors import FlowError
 
@@ -539,3 +541,184 @@ def test_a_change_behind_a_module_is_a_change(tmp_path: Path) -> None:
             if key != before[k]:
                 found[k].add(changed)
     assert found == [reads for _, reads in _STEPS]
+
+
+_LIBRARY = """
+import functools
+import hashlib
+def scaled(by, kind="x"):
+    def f(x, more=by): return more * by
+    return f
+def again(by):
+    def f(x): return f if x else by
+    return f
+def boxed(by):
+    class Box:
+        size = by
+    return Box
+def traced(function):
+    def inner(*args): return function(*args)
+    return inner
+TABLE = [lambda x: x + 1, lambda x: x + 2]
+def plain(x): return x
+"""
+
+
+def test_what_a_library_s_function_made_is_told_by_what_it_holds(tmp_path: Path) -> None:
+    """A function under its own name in its module is that name; one made by a factory is what it closes over, and its code."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    lib = module(_LIBRARY, folder, "some_library")
+    pairs = [
+        (lib.scaled(1), lib.scaled(2)),
+        (lib.again(1), lib.again(2)),
+        (lib.boxed(1), lib.boxed(2)),
+        (lib.traced(statistics.mean), lib.traced(statistics.median)),
+        (lib.traced(lambda x: x + 1), lib.traced(lambda x: x + 2)),
+        tuple(lib.TABLE),
+    ]
+    for one, other in pairs:
+        assert content_of(one) != content_of(other)
+    assert content_of(lib.scaled(1)) == content_of(lib.scaled(1))
+    assert content_of(lib.again(1)) == content_of(lib.again(1))
+    assert content_of(lib.boxed(1)) == content_of(lib.boxed(1))
+    before = content_of(lib.plain)
+    lib = module(_LIBRARY.replace("return x\n", "return -x\n"), folder, "some_library")
+    assert content_of(lib.plain) == before  # its version tells
+    del sys.modules["some_library"]
+
+
+def test_averages_of_torch_s_factory_differ() -> None:
+    swa = pytest.importorskip("torch.optim.swa_utils")
+    assert content_of(swa.get_ema_multi_avg_fn(0.9)) != content_of(swa.get_ema_multi_avg_fn(0.999))
+    assert content_of(swa.get_ema_multi_avg_fn(0.9)) == content_of(swa.get_ema_multi_avg_fn(0.9))
+
+
+class First(np.ndarray):
+    factor = 1
+
+
+class Second(np.ndarray):
+    factor = 2
+
+
+class Rated:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+
+def test_a_large_value_has_the_key_of_its_class_however_often_it_is_told() -> None:
+    """What was digested already in a run is not digested again, and its code is in the key all the same."""
+    pd = pytest.importorskip("pandas")
+    one, other = np.ones(4096).view(First), np.ones(4096).view(Second)
+    table, memo = pd.DataFrame({"a": [Rated(1), Colour.RED]}), Memo()
+    for value in (one, other, table, [one, one], {"a": other}):
+        alone = key_of(len, {"x": value}, None, Memo())
+        assert [key_of(len, {"x": value}, None, memo) for _ in range(2)] == [alone, alone]
+    assert len({content_of(v, memo) for v in (one, other, one.view(np.ndarray))}) == 3
+
+
+def test_a_table_that_holds_itself_ends() -> None:
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame({"a": [1, None]}, dtype=object)
+    table.iloc[1, 0] = [table]
+    assert content_of(table, Memo()) == content_of(table, Memo())
+
+
+_ENUM = """
+import enum
+class Base(enum.Enum):
+    def act(self): return 1
+class Mode(Base):
+    FAST = "fast"
+    SLOW = "slow"
+    ALSO = "fast"
+    unit = property(lambda self: "m")
+    def far(self): return 1
+    def near(self): return 2
+    @classmethod
+    def _missing_(cls, value): return cls.FAST
+def step(x): return Mode.FAST
+"""
+
+
+def test_all_of_an_enum_is_in_the_key(tmp_path: Path) -> None:
+    changes = [
+        ("return 1\nclass", "return 2\nclass"),
+        ("class Base(enum.Enum)", "class Base(str, enum.Enum)"),
+        ("    def act(self): return 1\n", "    __hash__ = None\n    def act(self): return 1\n"),
+        ("ALSO", "OTHER"),
+        ('ALSO = "fast"', 'ALSO = "slow"'),
+        ('"m"', '"km"'),
+        ("return 1\n    def near(self): return 2", "return 2\n    def near(self): return 1"),
+        ("return cls.FAST", "return cls.SLOW"),
+        ("unit = property(lambda self:", "unit = staticmethod(lambda self:"),
+    ]
+    keys = {}
+    for old, new in [("", ""), *changes, ("import enum", "import enum  # said")]:
+        assert old in _ENUM
+        m = module(_ENUM.replace(old, new) if old else _ENUM, tmp_path, "with_enum")
+        keys[new] = key_of(m.step, {"x": m.Mode.FAST})
+        assert key_of(m.step, {"x": m.Mode.FAST}) == keys[new]
+    assert len(set(keys.values())) == len(changes) + 1
+    assert keys[""] == keys["import enum  # said"]
+    flags = [enum.Flag("Flags", "A B", boundary=b) for b in (enum.KEEP, enum.STRICT)]  # type: ignore[misc]
+    assert content_of(flags[0].A) != content_of(flags[1].A)
+    del sys.modules["with_enum"]
+
+
+def test_an_object_of_one_s_own_around_a_function_is_told_or_refused() -> None:
+    class Scaled:
+        def __init__(self, inner: Callable[..., Any], by: int) -> None:
+            functools.update_wrapper(self, inner)
+            self.by, self.lock = by, threading.Lock()
+
+    def base(x: Any) -> Any:
+        return x
+
+    with pytest.raises(FlowError, match=r"lock.* hint: name a version"):
+        content_of(Scaled(base, 1))
+
+
+def test_how_a_class_holds_a_function_is_in_the_key(tmp_path: Path) -> None:
+    text = "class Maker:\n    {}\n    def make(x=5): return x\ndef step(x): return Maker().make()"
+    keys = []
+    for held in ("", "@staticmethod", "@classmethod", "@property"):
+        keys.append(key_of(module(text.format(held), tmp_path, "held").step, {}))
+    assert len(set(keys)) == 4
+    del sys.modules["held"]
+
+
+def test_files_that_exchange_what_they_hold_are_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(one: str, other: str) -> str:
+        (tmp_path / "swapped_a.py").write_text(one)
+        (tmp_path / "swapped_b.py").write_text(other)
+        return key_of(step.step, {})
+
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "def step(x):\n  import swapped_front\n  return swapped_front.less()"
+    (tmp_path / "swapped_front.py").write_text(
+        "import swapped_a, swapped_b\ndef less(): return swapped_a.K - swapped_b.K"
+    )
+    step = module(text, tmp_path, "swapping")
+    assert key("K = 1", "K = 2") != key("K = 2", "K = 1")
+    whole = [digest_behind([tmp_path / n for n in ("swapped_a.py", "swapped_b.py")])]
+    (tmp_path / "moved").mkdir()
+    for n in ("swapped_a.py", "swapped_b.py"):
+        (tmp_path / n).rename(tmp_path / "moved" / n)
+    assert digest_behind([tmp_path / "moved" / n for n in ("swapped_a.py", "swapped_b.py")]) == whole[0]
+
+
+def test_a_file_is_read_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr("hashlib.file_digest", lambda file, how: read.append(file.name) or digest(file, how))
+    path, memo = tmp_path / "data.txt", Memo()
+    path.write_text("one")
+    first = {key_of(len, {"x": Path(path), "k": 1}, None, memo) for _ in range(3)}
+    assert len(read) == 1
+    path.write_text("other")
+    second = key_of(len, {"x": path, "k": 1}, None, memo)
+    assert len(read) == 2
+    assert len(first) == 1
+    assert second not in first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from partita.dataflow.run.keeping import Keeping
 from partita.dataflow.run.numbers import Numbers, numbers_in
 from partita.dataflow.run.task import Told, execute
 from partita.dataflow.store import Store
@@ -41,13 +42,14 @@ def test_numbers_that_are_not_there_are_none(tmp_path: Path) -> None:
 
 def test_a_task_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
+    keeping = Keeping(store)
     told = Told(0, 1, 0, "load", ONE, "step", (), True)
-    _, report = execute(told, len, [], store)
-    assert (report.state, report.reason) == ("lost", "the store has it no longer")
+    _, report = execute(told, len, [], keeping)
+    assert (report.state, report.reason) == ("absent", "the store has it no longer")
     store.put(ONE, [1], 1.0)
-    assert execute(told, len, [], store)[0] == [1]
+    assert execute(told, len, [], keeping)[0] == [1]
     store.entries()[0].path.write_bytes(b"damaged")
-    _, report = execute(told, len, [], store)
-    assert report.state == "lost"
+    _, report = execute(told, len, [], keeping)
+    assert report.state == "absent"
     assert str(tmp_path) in report.reason
     assert report.reason.endswith(": dropped")

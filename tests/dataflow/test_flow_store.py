@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,38 @@ def test_sparse_matrices_come_back_without_pickle(tmp_path: Path) -> None:
         assert (found.value != value).nnz == 0
 
 
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    """Tables in each other take several levels of JSON; a key may be half of a character; a sparse row has one axis."""
+    store = opened(tmp_path)
+
+    def nested(levels: int, around: Callable[[Any], Any]) -> Any:
+        value: Any = 1
+        for _ in range(levels):
+            value = around(value)
+        return value
+
+    kinds: list[Callable[[Any], Any]] = [
+        lambda v: {1: v},
+        lambda v: {"a": v},
+        lambda v: (v,),
+        lambda v: [v],
+        lambda v: [{2: (v,)}],
+    ]
+    for levels in (*range(5, 64), 90):
+        for around in kinds:
+            value = nested(levels, around)
+            assert isinstance(store.put(KEY, value, 1.0), Put)
+            assert got(store, KEY).value == value
+    for value in ({"\ud800": 1}, {"a": {"b\udfff": [1]}}):
+        store.put(KEY, value, 1.0)
+        assert got(store, KEY).value == value
+    sparse = pytest.importorskip("scipy.sparse")
+    row = sparse.csr_array(np.array([0.0, 1.0, 0.0, 2.0]))
+    store.put(KEY, row, 1.0)
+    assert got(store, KEY).value.shape == (4,)
+    assert (got(store, KEY).value != row).nnz == 0
+
+
 # ---- damage
 
 
@@ -340,6 +373,28 @@ def test_a_bound_of_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot hold results"):
         Store.open(tmp_path / "file")
+
+
+def test_a_store_that_is_only_looked_at_loads_no_pickle(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(KEY, Point(1.0), 1.0)
+    assert "looked at" in why_not(Store(store.folder), KEY)
+    assert isinstance(store.get(KEY), Found)
+
+
+def test_a_store_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store.open("results")
+    monkeypatch.chdir("/")
+    assert isinstance(store.put(KEY, [1], 1.0), Put)
+    assert isinstance(opened(tmp_path).get(KEY), Found)
+
+
+def test_a_result_that_memory_does_not_hold_is_absent(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(KEY, [1], 1.0)
+    os.truncate(store.entries()[0].path, 1 << 43)
+    assert "memory" in why_not(store, KEY)
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:

@@ -8,16 +8,19 @@
     imports     inside of the function: a library by its version; one's own file, and all of one's own that it imports, by the bytes
 
 The compiled code is what runs, even where the file was edited since; it belongs to one version of Python, which is in the
-digest. A function or class of a library (site-packages, the standard library) is its name and the library's version.
+digest. A function or class of a library (site-packages, the standard library) is its name and the library's version; one that
+its module does not have under its name, since a function of the library made it, is its code and what it closes over, too.
 """
 
 from __future__ import annotations
 
 import ast
 import dis
+import enum
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import sys
 import sysconfig
@@ -35,6 +38,8 @@ _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_NAME",
 _WHOLE = "whole"  #: of what `_reads` finds: globals of which more may be read than attributes
 _DULL = frozenset({"RESUME", "CACHE", "NOP", "EXTENDED_ARG", "PRECALL"})
 _CLASS_DULL = frozenset({"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__slotnames__", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__"})  # fmt: skip
+#: what enum makes of the members
+_OF_ENUMS = frozenset({"_member_names_", "_member_map_", "_value2member_map_", "_hashable_values_", "_unhashable_values_", "_unhashable_values_map_"})  # fmt: skip
 
 
 def function_parts(function: FunctionType, content: Content) -> Iterator[object]:
@@ -42,6 +47,18 @@ def function_parts(function: FunctionType, content: Content) -> Iterator[object]
 
     `content` is called for defaults, cells and globals, and knows how to end at a function that calls itself.
     """
+    yield from _held_parts(function, content)
+    for name, value in globals_read(function):
+        yield name
+        yield content(value)
+    reads = _reads(function.__code__)
+    for name in sorted(reads["IMPORT_NAME"]):
+        yield name
+        yield imported(name, str(function.__globals__.get("__package__") or ""), sorted(reads["IMPORT_FROM"]))
+
+
+def _held_parts(function: FunctionType, content: Content) -> Iterator[object]:
+    """Its code and what it carries along."""
     yield PYTHON
     yield code_digest(function.__code__)
     yield content(function.__defaults__)
@@ -52,13 +69,12 @@ def function_parts(function: FunctionType, content: Content) -> Iterator[object]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield name
         yield content(_cell(cell))
-    for name, value in globals_read(function):
-        yield name
-        yield content(value)
-    reads = _reads(function.__code__)
-    for name in sorted(reads["IMPORT_NAME"]):
-        yield name
-        yield imported(name, str(function.__globals__.get("__package__") or ""), sorted(reads["IMPORT_FROM"]))
+
+
+def made_parts(function: FunctionType, content: Content) -> Iterator[object]:
+    """Of a function that a library's function made: what it reads of the library is named by the version."""
+    yield from named_parts(function)
+    yield from _held_parts(function, content)
 
 
 def _cell(cell: Any) -> object:
@@ -201,15 +217,24 @@ def own_files(name: str) -> list[Path]:
 
 
 def digest_behind(files: Iterable[Path]) -> str:
-    """Of the bytes of files and of all of the user's own that they import, and those. Where they lie is not in it."""
+    """Of the bytes of files and of all of the user's own that they import, and those, and of where they lie beside each other; where all
+    of them lie is not in it."""
+    seen = files_behind(files)
+    top = os.path.commonpath([f.parent for f in seen]) if seen else ""
+    rows = sorted((f.relative_to(top).as_posix(), hashlib.sha256(f.read_bytes()).hexdigest()) for f in seen)
+    return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def files_behind(files: Iterable[Path], but_for: Path | None = None) -> set[Path]:
+    """Files and all of the user's own that they import, and those; but for what lies in a folder."""
     waiting, seen = list(files), set[Path]()
     while waiting:
         file = waiting.pop().resolve()
-        if file not in seen:
+        if file not in seen and not (but_for and _within(file, but_for)):
             seen.add(file)
             stat = file.stat()
             waiting += _imported_by(file, stat.st_mtime_ns, stat.st_size)
-    return hashlib.sha256(b"".join(sorted(hashlib.sha256(f.read_bytes()).digest() for f in seen))).hexdigest()
+    return seen
 
 
 @lru_cache(maxsize=1024)
@@ -250,8 +275,11 @@ def class_parts(kind: type, content: Content) -> Iterator[object]:
     if made is not None:
         yield repr(getattr(kind, "__dataclass_params__", None))
         yield from ((name, getattr(f.type, "__name__", str(f.type)), content(_default(f))) for name, f in made.items())
+    members = dict(kind.__members__) if issubclass(kind, enum.Enum) else {}
+    yield from ((name, content(member.value)) for name, member in members.items())
+    dull = _CLASS_DULL | _OF_ENUMS | members.keys() if members else _CLASS_DULL
     for name, value in sorted(vars(kind).items()):
-        if name in _CLASS_DULL or (made is not None and name in _GENERATED and _generated(value)):
+        if name in dull or (made is not None and name in _GENERATED and _generated(value)):
             continue
         yield name
         yield content(plain(value))
@@ -268,9 +296,9 @@ def _generated(value: object) -> bool:
 
 
 def plain(value: object) -> object:
-    """The functions inside of what a class holds."""
+    """The functions inside of what a class holds, and how it holds them."""
     if isinstance(value, staticmethod | classmethod):
-        return value.__func__
+        return (type(value).__name__, value.__func__)
     if isinstance(value, property):
         return (value.fget, value.fset, value.fdel)
     if isinstance(value, cached_property):
@@ -296,6 +324,19 @@ def is_own(item: object) -> bool:
     if file is None:  # built in; a notebook and `python -c` have no file either
         return module.__name__ == "__main__"
     return _own_file(file)
+
+
+def is_named(item: Any) -> bool:
+    """Whether a function or class is a library's that its name tells: what its module has under that name, or, of classes, anything
+    but what a function made."""
+    if is_own(item):
+        return False
+    if isinstance(item, type):
+        return "<locals>" not in item.__qualname__
+    found: Any = sys.modules.get(item.__module__ or "")
+    for name in item.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return getattr(found, "__func__", found) is item
 
 
 @cache

@@ -148,6 +148,7 @@ class _Unfolding:
     within: list[int] = field(
         default_factory=list
     )  #: [nodes] chooses and lists directly in each other that it stands for
+    lists: list[bool] = field(default_factory=list)  #: [nodes] whether it stands for a list of results
     memo: Memo = field(default_factory=Memo)
     alike: set[tuple[int, int]] = field(default_factory=set)  #: steps that were compared and found to be the same
 
@@ -272,7 +273,13 @@ class _Unfolding:
                     f"more than {MOST_WITHIN} chooses and lists directly in each other", hint="put a step between them"
                 )
             self.within.append(within)
+            self.lists.append(self._is_list(node))
         return found
+
+    def _is_list(self, node: Node) -> bool:
+        if node.choice is None:
+            return node.kind == "gather"
+        return not node.choice.select.single or any(self.lists[c.value] for c in node.choice.candidates)
 
     def _use(self, call: Call) -> None:
         """Note how early the names that a call explores itself are used."""
@@ -289,11 +296,13 @@ class _Unfolding:
         if budget and budget not in over:
             over = (*over, *self._over((budget,), rows, f"choose {choose.name}".strip(), all_of=rows))
         self._check_order(choose, over, budget)
+        said = choose.name or f"choose {', '.join(over)}"
+        if any(self.lists[score] for _, (_, score) in rows):
+            raise FlowError(f"a score of {said} is a list, and not one number", hint="apply a step to it that gives one, e.g. their mean")  # fmt: skip
         found: Rows = []
         for options, group in _grouped(rows, over):
             candidates = self._candidates(group, over, budget)
             needs = tuple(n for c in candidates for n in (c.value, c.score))
-            said = choose.name or f"choose {', '.join(over)}"
             choice = Choice(said, over, choose.select, choose.shape, candidates)
             told = {"select": repr(choose.select), "shape": repr(choose.shape), "of": [(Ref(self.nodes[c.value].key), Ref(self.nodes[c.score].key), c.config, c.rung) for c in candidates]}  # fmt: skip
             key = key_of(_chosen_by, told, "1", self.memo)

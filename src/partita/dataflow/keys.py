@@ -31,11 +31,20 @@ from typing import Any
 import numpy as np
 
 from partita.dataflow.flow import Value
-from partita.dataflow.functions import class_parts, function_parts, is_own, module_parts, named_parts, plain, version_of
+from partita.dataflow.functions import (
+    class_parts,
+    function_parts,
+    is_named,
+    is_own,
+    made_parts,
+    module_parts,
+    named_parts,
+    version_of,
+)
 from partita.errors import FlowError, sentence_of
 
 LENGTH = 40  #: characters of a key: 160 bits
-FORMAT = b"partita key 5"  #: another number where the meaning of keys changes
+FORMAT = b"partita key 6"  #: another number where the meaning of keys changes
 LARGE_BYTES = 1 << 14  #: arrays from here on are digested once in a run
 MOST_DEPTH = 80  #: of values in values
 
@@ -54,6 +63,9 @@ class Memo:
     digests: dict[int, tuple[object, bytes]] = field(
         default_factory=dict
     )  #: the object is held, so that its id stays its own
+    files: dict[tuple[object, ...], bytes] = field(
+        default_factory=dict
+    )  #: what tells a file and its state -> its digest
 
     def find(self, item: object) -> bytes | None:
         found = self.digests.get(id(item))
@@ -152,9 +164,7 @@ class _Digester:
             return known
         self.code, self.number = [], {}
         try:
-            parts = [self(value)]
-            for item in self.code:  # grows meanwhile
-                parts.append(self._function(item) if isinstance(item, FunctionType) else self._class(item))
+            found = self._with_code(self(value))
         except RecursionError:
             raise
         except _Misplaced as error:
@@ -170,8 +180,14 @@ class _Digester:
                 f"{what} cannot be told by content: {error if isinstance(error, _Untold) else sentence_of(error)}",
                 hint='name a version for the step, e.g. version="1", or hand in plain values, arrays or tables',
             ) from error
-        found = _sealed("told", parts)
         return self.memo.keep(value, found) if is_code else found
+
+    def _with_code(self, found: bytes) -> bytes:
+        """The digest of a value and of all code that was met in it."""
+        parts = [found]
+        for item in self.code:  # grows meanwhile
+            parts.append(self._function(item) if isinstance(item, FunctionType) else self._class(item))
+        return _sealed("told", parts)
 
     def __call__(self, value: object) -> bytes:
         simple = _SIMPLE.get(type(value))
@@ -188,14 +204,18 @@ class _Digester:
             raise _Untold(f"values in values more than {MOST_DEPTH} deep")
         self.path.append(id(value))
         try:
-            found = self._compound(value)
+            return self._large(value) if _is_large(value) else self._compound(value)
         finally:
             self.path.pop()
-        return self.memo.keep(value, found) if _is_large(value) else found
+
+    def _large(self, value: object) -> bytes:
+        """Digested once in a run, so with the code that it leads to, whose numbers mean something in one digest only."""
+        apart = _Digester(self.memo, self.brief, self.path)
+        return self.memo.keep(value, apart._with_code(apart._compound(value)))
 
     def _code(self, item: Any) -> bytes:
-        """A function or class: a library's by name, one's own by its place among those met."""
-        if not is_own(item):
+        """A function or class: a library's by name, one's own, or one that a library made, by its place among those met."""
+        if is_named(item):
             return _sealed("named", named_parts(item))
         if id(item) not in self.number:
             self.number[id(item)] = len(self.code)
@@ -257,7 +277,8 @@ class _Digester:
         return self._typed(values, sorted(map(self, named)))
 
     def _function(self, function: FunctionType) -> bytes:
-        return _sealed("function", map(self._part, function_parts(function, self._read(function))))
+        parts = function_parts if is_own(function) else made_parts
+        return _sealed("function", map(self._part, parts(function, self._read(function))))
 
     def _read(self, function: FunctionType) -> Callable[[object], bytes]:
         """Digests what a function reads, and says which function it was where there is no content."""
@@ -274,11 +295,6 @@ class _Digester:
         return part if isinstance(part, bytes) else self(part)
 
     def _class(self, kind: type) -> bytes:
-        if issubclass(kind, enum.Enum):
-            methods = [
-                v for v in vars(kind).values() if isinstance(v, FunctionType | property | classmethod | staticmethod)
-            ]
-            return _sealed("class", [kind.__name__, self([(m.name, m.value) for m in kind]), *map(self, map(plain, methods))])  # fmt: skip
         return _sealed("class", map(self._part, class_parts(kind, self)))
 
     def _builtin(self, function: Any) -> bytes:
@@ -289,15 +305,18 @@ class _Digester:
     def _file(self, path: Path) -> bytes:
         """A path to a file by the bytes in it; one to nothing by its text."""
         try:
-            kind = path.stat().st_mode
+            found = path.stat()
         except (OSError, ValueError):  # there is none; or there cannot be
             return _sealed("path", [path])
-        if stat.S_ISDIR(kind):
+        if stat.S_ISDIR(found.st_mode):
             raise _Untold(f"the folder {path}")
-        if not stat.S_ISREG(kind):
+        if not stat.S_ISREG(found.st_mode):
             return _sealed("path", [path])
-        with open(path, "rb") as file:
-            return _sealed("file", [path.suffix, hashlib.file_digest(file, "sha256").digest()])
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if state not in self.memo.files:
+            with open(path, "rb") as file:
+                self.memo.files[state] = hashlib.file_digest(file, "sha256").digest()
+        return _sealed("file", [path.suffix, self.memo.files[state]])
 
     def _array(self, array: np.ndarray[Any, Any]) -> bytes:
         masked = [self(np.asarray(array.mask)), self(array.fill_value)] if isinstance(array, np.ma.MaskedArray) else []
@@ -412,10 +431,12 @@ class _Digester:
         return _sealed("object", [self(type(value)), self(make), self(args), self(state), self(items)])
 
     def _wrapping(self, value: Any) -> bytes:
-        """What a decorator's object has beside the function's own; of a compiler's, say, which cannot be told, nothing."""
+        """What a decorator's object has beside the function's own; of a library's, a compiler's, say, which cannot be told, nothing."""
         try:
             return self([(k, v) for k, v in sorted(vars(value).items()) if k not in _OF_THE_WRAPPED])
         except (_Untold, TypeError, RecursionError):
+            if is_own(type(value)):
+                raise
             return b""
 
     def _misplaced(self, value: Value) -> bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from partita.dataflow.run.keeping import sources_behind
 from partita.errors import FlowError, PartitaError, place_of, sentence_of
 
 
@@ -20,6 +22,7 @@ class Loaded:
     module: ModuleType
     path: Path
     function: str
+    sources: Mapping[str, str]  #: own files that it imports -> the sha256 of what is in them
 
 
 def load_flow(source: str) -> Loaded:
@@ -30,12 +33,15 @@ def load_flow(source: str) -> Loaded:
         raise FlowError(
             f"{path} is no {'Python ' if path.is_file() else ''}file", hint="give a Python file with a function flow()"
         )
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))
+    sources = sources_behind([path])  # before any of them is imported
     module = _module(path.resolve())
     function = getattr(module, name, None)
     if not callable(function):
         raise FlowError(f"{path} has no function {name!r}", hint="name it: FLOW.py:function")
     try:
-        return Loaded(function(), module, path.resolve(), name)
+        return Loaded(function(), module, path.resolve(), name, sources)
     except (PartitaError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -50,8 +56,6 @@ def _module(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
     except (PartitaError, KeyboardInterrupt):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dataflow.run.flow_samples import some_flow
 
-from partita.dataflow import choose, explore, step
+from partita.dataflow import choose, explore, first_over, step
 from partita.dataflow.graph import FlowGraph, unfold
 from partita.dataflow.plan.simulate import simulate
 
@@ -51,3 +51,12 @@ def test_what_waits_ahead_does_not_keep_others_from_what_comes_later() -> None:
     seconds = {"prepare": 1.0, "train": 0.01, "score": 0.01}
     found = simulate(graph, lambda node: (seconds[graph.nodes[node].label], 8.0), 2)
     assert found.seconds <= 1.05 * (12 * 1.0 + 240 * 0.02) / 2
+
+
+def test_a_score_that_is_a_choose_is_guessed_too() -> None:
+    """A threshold is crossed in the middle, whatever gives the scores."""
+    model = train(prepare(1), explore("lr", list(range(20))))
+    fold = score(train(model, explore("fold", [1, 2, 3])))
+    graph = unfold(choose(model, by=choose(fold, by=fold, over="fold"), over="lr", select=first_over(0.5)))
+    assert graph.tasks == 1 + 20 * 7
+    assert simulate(graph, lambda node: (1.0, 8.0), 1).tasks < 1 + 13 * 7

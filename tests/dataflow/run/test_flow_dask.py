@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import itertools
 import os
@@ -27,6 +28,7 @@ from distributed.security import Security
 
 from partita.dataflow import FlowError, choose, explore, gather, largest, run_flow, step, unfold
 from partita.dataflow.graph import Slot
+from partita.dataflow.load import load_flow
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.on_dask import OnDask, Place, cluster
 from partita.dataflow.run.task import Report, Told
@@ -51,6 +53,13 @@ def test_answers_are_those_of_one_process(place: Place) -> None:
     for seed in range(8):
         flow = some_flow(seed)
         assert there(place, flow).value == plainly(flow, {})
+
+
+def test_a_flow_runs_within_a_running_loop_as_a_notebook_s(place: Place) -> None:
+    async def cell() -> Any:
+        return there(place, some_flow(1)).value
+
+    assert asyncio.run(cell()) == plainly(some_flow(1), {})
 
 
 @step
@@ -247,6 +256,29 @@ def test_workers_of_an_earlier_run_take_up_changed_modules(place: Place, tmp_pat
             sys.path.remove(str(folder))
 
 
+def test_what_workers_compute_by_code_that_is_newer_than_the_key_is_not_kept(place: Place, tmp_path: Path) -> None:
+    """A module beside the flow is imported by workers from its file, which may have been edited since the flow was read."""
+    (tmp_path / "edited_beside.py").write_text("def told(k): return [k, 1]\n")
+    (tmp_path / "edited_flow.py").write_text(
+        "import time\nfrom edited_beside import told\nfrom partita.dataflow import explore, gather, step\n\n@step\ndef tell(k):\n"
+        "    time.sleep(0.02)\n    return told(k)\n\ndef flow(): return gather(tell(explore('k', [1, 2, 3])), over='k')\n"
+    )
+    loaded, stores = load_flow(str(tmp_path / "edited_flow.py")), [Store.open(tmp_path / n) for n in ("a", "b")]
+    for store, kept in zip(stores, (3, 0), strict=True):
+        found = run_flow(
+            loaded.value,
+            scheduler=place,
+            paths=[tmp_path],
+            modules=[loaded.module],
+            sources=loaded.sources,
+            store=store,
+        )
+        assert len(store.entries()) == kept
+        (tmp_path / "edited_beside.py").write_text("def told(k): return [k, 22]\n")
+    assert found.value == [[1, 22], [2, 22], [3, 22]]
+    assert any("edited_beside.py was changed since the flow was read" in note for note in found.record.notes)
+
+
 def test_what_is_missing_deep_in_lists_does_not_reach_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = Functions((), (), None, "run")
     plugin.functions, told = [len], Told(0, 1, 0, "compute", "key", "count", (("obj", Slot(0)),), False)
@@ -289,3 +321,23 @@ def test_a_scheduler_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("partita.dataflow.run.on_dask.CONNECT_S", 0.5)
     with pytest.raises(BadInput, match="no Dask scheduler answers"):
         run_flow(wide(), scheduler="tcp://127.0.0.1:9")
+
+
+@step
+def slow(seed: int, seconds: float) -> Any:
+    time.sleep(seconds)
+    return np.full(3, float(seed))
+
+
+@step
+def spoil(x: Any) -> float:
+    x += 1
+    return 1.0
+
+
+def test_what_runs_on_after_a_step_was_seen_to_spoil_keeps_nothing(place: Place, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    with pytest.raises(FlowError, match="changes what it is given"):
+        there(place, shift(slow(1, 1.0), spoil(slow(2, 0.0))), store=store)
+    time.sleep(1.5)
+    assert store.entries() == []

@@ -37,9 +37,11 @@ from partita.dataflow.plan.course import Course
 from partita.dataflow.plan.events import Done, Failure, Job, Limits, flat
 from partita.dataflow.run.engine import Settings, _Run
 from partita.dataflow.run.in_process import InProcess
+from partita.dataflow.run.keeping import Keeping
 from partita.dataflow.run.numbers import Numbers
-from partita.dataflow.run.task import Order, Report, size_of
-from partita.dataflow.store import Store
+from partita.dataflow.run.task import Order, Report, execute, needed, size_of
+from partita.dataflow.store import Found, Store
+from partita.errors import BadInput
 from partita.files import dump_json
 
 
@@ -162,6 +164,51 @@ def test_a_choose_after_a_choose_reuses_what_the_first_has_computed() -> None:
     found = here(choose(best, by=score(best), over="a"), check=False)
     assert sum(t.state == "run" and t.label == "score" for t in found.record.tasks) == 12
     assert sum(t.state == "shared" for t in found.record.tasks) == 3
+
+
+@step
+def graded(row: list[int], fold: int) -> float:
+    if row[0] % 5 == 3 and fold == 2:
+        raise ValueError("not this fold")
+    return float((row[0] * 7919 + fold * 31) % 1009)
+
+
+@pytest.mark.parametrize("memory_bytes", [float("inf"), 100.0])
+def test_a_score_may_be_a_choose(memory_bytes: float) -> None:
+    """The score of a family of options is that of its best member; chooses in chooses, and those that are the result too."""
+    model = mix(begin(1), explore("lr", [1, 2, 3]))
+    grade = graded(model, explore("fold", [0, 1, 2]))
+    best = choose(grade, by=grade, over="fold")
+    for by in (best, choose(grade, by=best, over="fold"), choose(grade, by=grade, over="fold", select=smallest())):
+        for value in (model, best, mix(model, 2)):
+            flow = choose(value, by=by, over="lr")
+            assert here(flow, check=False, memory_bytes=memory_bytes).value == plainly(flow, {})
+
+
+def test_a_score_whose_choose_fails_loses_its_branch() -> None:
+    @step
+    def shaky(row: list[int], lr: int, fold: int) -> float:
+        if lr == 2:
+            raise ValueError("two is too much")
+        return float(lr + fold)
+
+    lr = explore("lr", [1, 2, 3])
+    grade = shaky(begin(1), lr, explore("fold", [0, 1]))
+    found = here(choose(mix(begin(1), lr), by=choose(grade, by=grade, over="fold"), over="lr"), check=False)
+    (row,) = [c for c in found.record.choices if c.over == ("lr",)]
+    assert [s.score for s in row.scores] == [2.0, None, 4.0]
+    assert "two is too much" in row.scores[1].reason
+
+
+def test_a_score_that_is_a_list_is_refused() -> None:
+    model = mix(begin(1), explore("lr", [1, 2, 3]))
+    grade = graded(model, explore("fold", [0, 1]))
+    folds = gather(grade, over="fold")
+    lists = [folds, choose(grade, by=grade, over="fold", select=top(2)), choose(folds, by=score(model), over="lr")]
+    lr = [choose(model, by=by, over="lr") for by in lists[:2]]
+    for flow in (*lr, choose(mix(model, explore("x", [1, 2])), by=lists[2], over="x")):
+        with pytest.raises(FlowError, match=r"is a list, .* hint: .*mean"):
+            unfold(flow)
 
 
 def test_convex_branches_are_never_run() -> None:
@@ -338,6 +385,36 @@ def test_what_a_spoiling_step_may_have_changed_is_not_kept(tmp_path: Path) -> No
     assert store.entries() == []
 
 
+def test_what_earlier_calls_of_a_spoiling_step_may_have_changed_is_not_kept(tmp_path: Path) -> None:
+    """The first call of the step was not looked at; it changed, through a view, what reads no input of the step read."""
+
+    @step
+    def data(k: int) -> Any:
+        time.sleep(0.01)
+        return np.full(1000, float(k))
+
+    @step
+    def head(x: Any) -> Any:
+        return x[:10]
+
+    @step
+    def spoil(x: Any) -> float:
+        x += 1
+        return float(x.sum())
+
+    @step
+    def reader(x: Any, spoilt: float) -> Any:
+        time.sleep(0.02)
+        return x * 1
+
+    d = data(explore("k", [10, 20]))
+    store = Store.open(tmp_path / "store")
+    with pytest.raises(FlowError, match="changes what it is given"):
+        here(gather(reader(d, spoil(head(d))), over="k"), store=store)
+    kept = [store.get(e.key) for e in store.entries()]
+    assert {k.value[0] for k in kept if isinstance(k, Found)} <= {10.0, 20.0}
+
+
 def test_a_step_that_is_not_deterministic_is_told_and_not_kept(tmp_path: Path) -> None:
     count = itertools.count()
 
@@ -352,6 +429,31 @@ def test_a_step_that_is_not_deterministic_is_told_and_not_kept(tmp_path: Path) -
     found = here(flow, store=store, numbers=numbers)
     assert any("draw is not deterministic" in note for note in found.record.notes)
     assert Numbers.open(tmp_path / "scores.jsonl").found == {}
+    assert store.entries() == []
+
+
+class Straggling(InProcess):
+    """What is cancelled runs to its end all the same, and nobody hears of it."""
+
+    def fetch(self, nodes: Sequence[int]) -> list[Any]:
+        for o in self.waiting:
+            execute(o.told, self.functions[o.told.step], [self.results[n] for n in needed(o.inputs)], self.store)
+        return super().fetch(nodes)
+
+
+def test_a_cancelled_task_of_a_step_that_is_not_deterministic_keeps_nothing(tmp_path: Path) -> None:
+    count = itertools.count()
+
+    @step(version="1")
+    def draw(a: int) -> int:
+        time.sleep(0.006)
+        return next(count)
+
+    value, store = draw(explore("a", list(range(5)))), Store.open(tmp_path / "store")
+    graph = unfold(choose(value, by=value, select=first_over(1)))
+    engine = Straggling([s.function for s in graph.steps], Keeping(store))
+    _Run(graph, engine, Settings(), store, None, None).to_the_end()
+    assert next(count) > 3  # two, a second look at the second, and the one that was cancelled
     assert store.entries() == []
 
 
@@ -370,6 +472,133 @@ def test_a_kept_result_that_is_damaged_is_computed_again(tmp_path: Path) -> None
     again = here(flow, store=store, check=False)
     assert first.value.tolist() == again.value.tolist()
     assert any("computed again" in note for note in again.record.notes)
+
+
+_LAZY = """
+import time
+from pathlib import Path
+from partita.dataflow import step
+@step
+def edit(path, text):
+    Path(path).write_text(text)
+    return 1
+@step
+def use(x, k):
+    import helped_{name}
+    time.sleep(0.01)
+    return helped_{name}.K + k
+def flow():
+    return [use(edit({path!r}, {text!r}), 1), use(1, 2)]
+"""
+
+
+@pytest.mark.parametrize("text", ["K = 2", "K = 1"])
+def test_what_a_file_that_was_changed_meanwhile_computes_is_not_kept(tmp_path: Path, text: str) -> None:
+    """The file is imported when the step runs; the key tells it as it was when the flow was unfolded."""
+    name = text[-1]
+    helped = tmp_path / f"helped_{name}.py"
+    helped.write_text("K = 1")
+    (tmp_path / "lazy.py").write_text(_LAZY.format(path=str(helped), text=text, name=name))
+    loaded = load_flow(str(tmp_path / "lazy.py"))
+    store, numbers = Store.open(tmp_path / "store"), Numbers.open(tmp_path / "scores.jsonl")
+    found = here(
+        loaded.value, store=store, numbers=numbers, modules=[loaded.module], sources=loaded.sources, check=False
+    )
+    assert found.values[0] == int(name) + 1
+    assert store.entries() == []
+    assert len(numbers.found) <= 1  # what edit gave
+    assert any(f"{helped} was changed" in note for note in found.record.notes)
+
+
+def test_a_file_that_changes_when_it_is_imported_already_is_no_matter(tmp_path: Path) -> None:
+    helped = tmp_path / "helped_3.py"
+    helped.write_text("K = 1")
+    text = _LAZY.format(path=str(helped), text="K = 2", name="3").replace("import time\n", "import time, helped_3\n")
+    (tmp_path / "eager.py").write_text(text)
+    loaded = load_flow(str(tmp_path / "eager.py"))
+    store = Store.open(tmp_path / "store")
+    found = here(loaded.value, store=store, modules=[loaded.module], sources=loaded.sources, check=False)
+    assert found.values == (2, 3)
+    assert len(store.entries()) == 2
+
+
+def test_more_memory_than_was_given_is_said() -> None:
+    """What one task reads and gives together may be more than all that results may take."""
+
+    @step
+    def load() -> Any:
+        return np.zeros(3_000)
+
+    @step
+    def scale(x: Any) -> Any:
+        return x * 2
+
+    found = here(scale(load()), memory_bytes=10_000.0, check=False)
+    assert found.record.peak_bytes == 48_000.0
+    assert any("results took 48.0 kB at a time" in note and "10.0 kB" in note for note in found.record.notes)
+    assert not any("at a time" in note for note in here(scale(load()), memory_bytes=50_000.0, check=False).record.notes)
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(BadInput, match="memory"):
+            here(scale(load()), memory_bytes=wrong)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.weights = np.zeros(1_000)
+
+    def __call__(self) -> None: ...
+
+
+def test_sizes_are_those_of_all_that_a_result_holds() -> None:
+    pd = pytest.importorskip("pandas")
+    rows = [np.zeros(1_000) for _ in range(300)]
+    cells = np.empty(300, object)
+    cells[:] = rows
+    texts = pd.DataFrame({"a": [f"{k:1000}" for k in range(500)], "b": [1.0] * 500}).astype({"a": object})
+    same = np.empty(300, object)
+    same[:] = [rows[0]] * 300
+    assert 8_000 < size_of(Model()) < 10_000
+    assert 2.4e6 < size_of(cells) < 2.6e6
+    assert size_of(same) < 2e4
+    assert 500_000 < size_of(texts) < 700_000
+    assert 500_000 < size_of(texts["a"]) < 700_000
+    assert size_of(here) < 1000
+
+
+class Dying(InProcess):
+    """The only worker dies once, when it has loaded two results, and all that it held with it."""
+
+    loads = 0
+
+    def wait(self, timeout_s: float) -> list[tuple[Report, str]]:
+        found = super().wait(timeout_s)
+        self.loads += sum(r.state == "done" and r.stored for r, _ in found)
+        if self.loads == 2:
+            self.loads = 3
+            lost, self.results = self.results, {}
+            return [(Report(n, self.turns[n], "lost", 0.0, 0.0, reason="all workers died"), "") for n in lost]
+        return found
+
+
+def test_a_loaded_result_that_goes_with_its_worker_is_loaded_again(tmp_path: Path) -> None:
+    @step
+    def long(a: int) -> Any:
+        time.sleep(0.01)
+        return np.full(3, float(a))
+
+    @step
+    def brief(rows: list[Any]) -> Any:
+        return sum(rows)
+
+    flow, store = brief(gather(long(explore("a", [1, 2, 3])), over="a")), Store.open(tmp_path / "store")
+    first = here(flow, store=store, check=False)
+    graph = unfold(flow)
+    again = _Run(
+        graph, Dying([s.function for s in graph.steps], Keeping(store)), Settings(), store, None, None
+    ).to_the_end()
+    assert again.value.tolist() == first.value.tolist()
+    assert (again.record.tasks_cached, again.record.tasks_run) == (3, 1)
+    assert not any("computed again" in note for note in again.record.notes)
 
 
 def test_several_results_outlive_little_memory() -> None:

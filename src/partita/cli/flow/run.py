@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     talk.step(f"{graph.tasks:,} tasks for {graph.configurations:,} configurations")
     outcome = run_flow(
         graph, store=store, numbers=numbers, workers=options.workers, scheduler=options.scheduler, memory_bytes=memory, stop_on_error=options.stop_on_error,
-        check=not options.no_check, dashboard=options.dashboard, modules=[loaded.module], paths=[loaded.path.parent],
+        check=not options.no_check, dashboard=options.dashboard, modules=[loaded.module], paths=[loaded.path.parent], sources=loaded.sources,
         progress=talk.progress,
     )  # fmt: skip
     for note in outcome.record.notes:

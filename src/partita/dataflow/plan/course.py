@@ -128,7 +128,7 @@ class Course:
         self.forgets = False  #: whether some result was dropped or lost
         self.dropped = 0  #: results let go of for want of memory that were needed again
         self.stored: dict[str, bool] = {}  #: key -> whether the store had it when it was asked
-        self.absent: set[str] = set()  #: keys that the store turned out not to have
+        self.unstored: set[str] = set()  #: keys that the store turned out not to have
         self.resolved: dict[int, str] = {}  #: keys of calls after a decided choose
         self.open_sinks = [sink for _, sink in self.graph.sinks]
         self.is_sink = set(self.open_sinks)
@@ -238,8 +238,13 @@ class Course:
         self._fail(event.node, event.reason)
         self._judge_all()
 
+    def absent(self, node: int, turn: int) -> None:
+        """A result cannot be loaded: the store's file is gone or damaged."""
+        self.unstored.add(self.key(node))
+        self.lost(node, turn)
+
     def lost(self, node: int, turn: int) -> None:
-        """A task's result cannot be had after all: the store's file is gone or damaged, or the scheduler forgot it."""
+        """A task's result cannot be had after all: its worker died, or the scheduler forgot it."""
         if turn != self.turn[node] or self.state[node] not in (State.RUNNING, State.HELD):
             return
         self.forgets = True
@@ -250,8 +255,6 @@ class Course:
             self._landed(node)
         else:
             self._forget(node)
-        if self.loaded[node]:
-            self.absent.add(self.key(node))
         self.released.append((node, turn))
         self.state[node] = State.IDLE
         self._hold_needs(node)
@@ -536,12 +539,28 @@ class Course:
 
     def _arrived(self, node: int) -> None:
         """A result is there: its scores count, those that waited go on."""
-        event = self.ran[node]
-        for k in [node, *self.twins.get(node, ())]:
+        alike = [node, *self.twins.get(node, ())]
+        for k in alike:
             self._wake(k)
-            for choose, i, as_score in self.roles[k]:
-                if as_score and event is not None:
+        self._count_as_score(alike, node)
+
+    def _count_as_score(self, stands: Sequence[int], call: int) -> None:
+        """The number of a call that is there is the score wherever one of the nodes `stands`, which stand for it, is to be one; so
+        it is where a decided choose whose winner they are is to be one."""
+        event, waiting = self.ran[call], list(stands)
+        while waiting and event is not None:
+            for choose, i, as_score in self.roles[waiting.pop(0)]:
+                if as_score:
                     self._score(choose, i, event.value)
+                elif self.judged[choose].kept == (i,):
+                    waiting.append(choose)
+
+    def _there_for(self, node: int) -> int | None:
+        """The one call that a node stands for, where that is decided and its result is there."""
+        node = self._real(node)
+        while self.graph.nodes[node].choice is not None and len(winners := self._winners(node)) == 1:
+            node = self._real(winners[0])
+        return node if self.graph.nodes[node].kind == "call" and self.state[node] == State.HELD else None
 
     def _score(self, choose: int, i: int, value: float | None) -> None:
         j = self.judged[choose]
@@ -601,7 +620,10 @@ class Course:
         if verdict.kept is None:
             asked, j.anew = list(j.outstanding) if j.anew else verdict.wanted, False
             for i in asked:
-                self._demand(choice.candidates[i].score)
+                score = choice.candidates[i].score
+                self._demand(score)
+                if (call := self._there_for(score)) is not None and (event := self.ran[call]) is not None:
+                    self._score(choose, i, event.value)
             return
         if not verdict.kept:
             told = next(iter(j.failed.values()), f"no score is {choice.select}")
@@ -614,6 +636,8 @@ class Course:
         for w in self._winners(choose):
             self._demand_view(w, self.place[choose])
         self._wake(choose)
+        if (call := self._there_for(choose)) is not None:
+            self._count_as_score([choose], call)
 
     def _fail(self, node: int, reason: str) -> None:
         """A node is lost, and with it all calls that need it; a choose loses a candidate."""
@@ -695,7 +719,7 @@ class Course:
     def _better_loaded(self, node: int, key: str) -> bool:
         if key not in self.stored:  # asking the store is asking the disk
             self.stored[key] = self.graph.lasting[node] and key in self.known
-        return self.stored[key] and key not in self.absent
+        return self.stored[key] and key not in self.unstored
 
     def _is_twin(self, node: int, key: str) -> bool:
         """Whether a call is one that runs elsewhere in the flow, now that its inputs are known; then it stands for that."""
@@ -730,9 +754,7 @@ class Course:
         if self.state[other] in (State.HELD, State.RUNNING):
             self._wake(node)
         if self.state[other] == State.HELD:
-            for choose, i, as_score in self.roles[node]:
-                if as_score and event is not None:
-                    self._score(choose, i, event.value)
+            self._count_as_score([node], other)
             self._judge_all()
         return True
 

@@ -90,9 +90,10 @@ def simulate(
 
 
 def _guesses(graph: FlowGraph) -> dict[int, float]:
-    """Node -> the score it is given."""
+    """Call -> the score it is given. What may win a choose that is a score is given that choose's score."""
     found: dict[int, float] = {}
-    for node in graph.nodes:
+    for k in range(len(graph) - 1, -1, -1):  # a choose before those that it compares
+        node = graph.nodes[k]
         if node.choice is None:
             continue
         select, n = node.choice.select, len(node.choice.candidates)
@@ -103,5 +104,7 @@ def _guesses(graph: FlowGraph) -> dict[int, float]:
             elif node.choice.shape == "convex":
                 found[c.score] = -sign * abs(i - GOLDEN * (n - 1) - 0.1)
             else:
-                found[c.score] = sign * i if node.choice.shape == "monotone" else 0.0
+                found[c.score] = sign * i if node.choice.shape == "monotone" else found.get(c.score, 0.0)
+            if k in found:
+                found[c.value] = found[k]
     return found

@@ -33,7 +33,6 @@ AHEAD_S = 1.0  #: work that a worker should always have before it
 LEAST_WINDOW, MOST_WINDOW = 4, 400  #: tasks a worker
 UNKNOWN_S = 0.1  #: of a task whose like never ran
 CLOCKS_S = 2.0  #: clocks of machines that differ by less, or seem to since a report was late, are taken as they are
-DRAIN_S = 30.0  #: how long tasks under way are waited for, where the run has failed and what they keep may be wrong
 BRIEF_S, BRIEF_BYTES = 0.02, 100e3  #: tasks below both travel together
 
 
@@ -57,6 +56,10 @@ class Engine(Protocol):
 
     def fetch(self, nodes: Sequence[int]) -> list[Any] | None:
         """Results; None where all are gone, which the next reports tell."""
+        ...
+
+    def stop_keeping(self) -> None:
+        """At the end: from now on no task keeps its result in the store, none that is under way either."""
         ...
 
     def close(self) -> None: ...
@@ -118,8 +121,13 @@ class _Run:
     expected: dict[int, float] = field(default_factory=dict)  #: task handed out -> seconds
     #: worker -> seconds by which its clock is behind ours, at most
     behind: dict[str, float] = field(default_factory=dict)
-    #: node -> key under which its result, or number, is kept for later
+    #: node handed out -> key under which its result, or number, may lie for later runs
     kept: dict[int, str] = field(default_factory=dict)
+    reports: int = 0  #: that have come
+    came: dict[int, int] = field(default_factory=dict)  #: node -> which report was its latest
+    first: dict[int, int] = field(
+        default_factory=dict
+    )  #: step -> reports that had come when its first call was handed out
     spoiler: int | None = None  #: a task that changed what it was given
     noticed: Noticed = field(default_factory=Noticed)
     held: Held = field(default_factory=Held)
@@ -142,6 +150,14 @@ class _Run:
         return frozenset() if self.store is None else self.store
 
     def to_the_end(self) -> Outcome:
+        try:
+            return self._outcome()
+        finally:
+            if self.noticed.changing:  # a task that was cancelled may have kept its result since
+                self.engine.stop_keeping()
+                self._withdraw([n for n in self.kept if self._changes(n)])
+
+    def _outcome(self) -> Outcome:
         self._work()
         while (values := self._values()) is None:  # all workers died before the results were here
             self._listen(0.5)
@@ -223,6 +239,10 @@ class _Run:
     def _order(self, job: Job) -> Order:
         node = self.graph.nodes[job.node]
         keep = self.graph.lasting[job.node] and not self._changes(job.node)
+        if job.kind == "compute":
+            self.kept |= {job.node: job.key} if keep else {}
+            self.came.pop(job.node, None)
+            self.first.setdefault(node.step, self.reports)
         told = Told(
             job.node, job.turn, node.step, job.kind, job.key, node.label, node.arguments, keep, self._look_s(job)
         )
@@ -266,42 +286,39 @@ class _Run:
             fresh = [
                 r for r, _ in reports if r.state == "done" and r.value is not None and not self.course.loaded[r.node]
             ]
-            kept = {r.node: r.value for r in fresh if self.graph.lasting[r.node] and not self._changes(r.node)}
+            kept = {
+                r.node: r.value for r in fresh if r.sound and self.graph.lasting[r.node] and not self._changes(r.node)
+            }
             self.numbers.add({self.course.key(n): value for n, value in kept.items() if value is not None})
-            self.kept |= {n: self.course.key(n) for n in kept}
 
-    def _withdraw(self, wrong: Callable[[int], bool]) -> None:
-        """Results and numbers that this run kept, and that are wrong, are kept no longer."""
-        keys = [self.kept.pop(n) for n in list(self.kept) if wrong(n)]
+    def _withdraw(self, wrong: Sequence[int]) -> None:
+        """Results and numbers that this run may have kept, and that are wrong, are kept no longer."""
+        keys = [self.kept[n] for n in wrong if n in self.kept]
         if self.store is not None:
             self.store.remove(keys)
         if self.numbers is not None:
             self.numbers.remove(keys)
 
     def _spoiled(self, node: int) -> FlowError:
-        """Nobody can tell which tasks read what the step has changed: all that this run kept of what it reads may be wrong.
-
-        What is under way may read it too, and is waited for.
+        """Nobody can tell which tasks read what the step has changed: an earlier call of it, which was not looked at, may have changed
+        something else, and results may share their memory. So all may be wrong that had not come when its first call was handed out.
         """
-        until = time.monotonic() + DRAIN_S
-        while self.course.running and time.monotonic() < until:
-            self._listen(0.5)
-        spoiled: set[int] = set()
-        waiting = [m for n in self.graph.nodes[node].needs for m in flat(self.course.view(n))]
-        while waiting:
-            fresh = [c for c in self.graph.consumers[waiting.pop()] if c not in spoiled]
-            spoiled.update(fresh)
-            waiting += fresh
-        self._withdraw(lambda k: k in spoiled)
+        self.engine.stop_keeping()
+        first = self.first[self.graph.nodes[node].step]
+        self._withdraw([n for n in self.kept if self.came.get(n, math.inf) > first])
         return FlowError(f"task {said(self.graph, node)}: the step changes what it is given, and others are given the same", hint="let it copy what it writes to")  # fmt: skip
 
     def _take(self, report: Report, worker: str) -> None:
         started, ended = max(0.0, report.started_s - self.began), max(0.0, report.ended_s - self.began)
         step = self.graph.nodes[report.node].step
         self.looks.ended(report.node, step)
+        self.reports += 1
+        self.came[report.node] = self.reports
+        if report.state == "absent":
+            self.noticed.unread[report.reason] = None
+            self.course.absent(report.node, report.turn)
+            return
         if report.state == "lost":
-            if self.course.loaded[report.node]:
-                self.noticed.unread[report.reason] = None
             self.course.lost(report.node, report.turn)
             return
         if report.state == "suspected":
@@ -323,8 +340,6 @@ class _Run:
             self.costs.add(step, self.graph.nodes[report.node].options, took, report.size_bytes)
             self.foresight.ran(report.node, worker, started, ended + report.look_s)
         self.done[report.node] = report.value
-        if report.stored and not self.course.loaded[report.node]:
-            self.kept[report.node] = self.course.key(report.node)
         if report.reason:
             self.noticed.unkept.setdefault(report.reason, self.graph.nodes[report.node].label)
         if report.looked:
@@ -333,9 +348,9 @@ class _Run:
             self.noticed.changing.add(step)
         self.course.done(Done(report.node, report.turn, started, ended, worker, report.size_bytes, report.value, report.stored))  # fmt: skip
         if report.same is False:
-            self._withdraw(self._changes)
+            self._withdraw([n for n in self.kept if self._changes(n)])
         elif self._changes(report.node):
-            self._withdraw(lambda n: n == report.node)
+            self._withdraw([report.node])
         if self.course.state[report.node] == State.HELD:
             self.held.came(report.node, worker, report.size_bytes, ended)
 

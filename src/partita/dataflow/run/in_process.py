@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partita.dataflow.plan.events import mapped
+from partita.dataflow.run.keeping import Keeping
 from partita.dataflow.run.task import Order, Report, execute, missing, needed, with_own_constants
-from partita.dataflow.store import Store
 
 
 @dataclass
@@ -17,7 +17,7 @@ class InProcess:
     """An engine with one worker: this process."""
 
     functions: Sequence[Callable[..., Any]]
-    store: Store | None = None
+    store: Keeping | None = None
     workers: int = 1
     results: dict[int, Any] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
@@ -55,6 +55,10 @@ class InProcess:
 
     def fetch(self, nodes: Sequence[int]) -> list[Any]:
         return [self.results[n] for n in nodes]
+
+    def stop_keeping(self) -> None:
+        if self.store is not None:
+            self.store.stop()
 
     def close(self) -> None:
         self.results.clear()

@@ -24,7 +24,8 @@ import statistics
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from types import ModuleType
@@ -79,7 +80,9 @@ class Place(NamedTuple):
         """Raises BadInput where no scheduler answers."""
         security = self.security or Security()
         try:  # a client that does not reach its scheduler takes 20 s to be closed: so see first
-            asyncio.run(_reach(self.address, security.get_connection_args("client")))
+            reach = _reach(self.address, security.get_connection_args("client"))
+            with ThreadPoolExecutor(1) as apart:  # a notebook's own thread has a loop that runs
+                apart.submit(asyncio.run, reach).result()
             return Client(self.address, timeout=CONNECT_S, set_as_default=False, security=self.security)
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             hint = "start one: dask scheduler; dask worker ADDRESS"
@@ -194,14 +197,16 @@ class OnDask:
     @staticmethod
     def connect(
         place: Place, functions: Sequence[Callable[..., Any]], modules: Sequence[ModuleType] = (), paths: Sequence[str] = (),
-        store: Store | None = None, anew: Sequence[str] = (), alone: bool = False,
+        store: Store | None = None, anew: Sequence[str] = (), alone: bool = False, sources: Mapping[str, str] = {},
     ) -> OnDask:  # fmt: skip
         """Raises BadInput where no scheduler answers, or it has no workers. `anew`: modules that workers import again; `alone`: whether
-        this run has the workers for itself."""
+        this run has the workers for itself; `sources`: files that they may import -> the sha256 of what belongs to the keys."""
         client = place.client()
         try:
             shown = tuple(m.__name__ for m in modules) if alone else ()
-            return OnDask._ready(client, functions, modules, Functions(tuple(paths), tuple(anew), store, shown))
+            return OnDask._ready(
+                client, functions, modules, Functions(tuple(paths), tuple(anew), store, shown, sources)
+            )
         except BaseException:
             client.close(timeout=2)
             _by_reference(modules)
@@ -461,11 +466,15 @@ class OnDask:
             raise PartitaError("a result was lost on its way", hint="finished results are kept: partita flow resume")
         return found
 
+    def stop_keeping(self) -> None:
+        with contextlib.suppress(Exception):  # there are no workers any more, or this was said before
+            self.client.unregister_worker_plugin(self.name)
+
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.release([(n, t) for n, t in self.turns.items()])
             self._let_go()
-            self.client.unregister_worker_plugin(self.name)
+            self.stop_keeping()
             self.client.run_on_scheduler(_forget, self.name)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)

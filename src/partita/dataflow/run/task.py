@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from inspect import BoundArguments, Signature, isawaitable, signature
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +23,8 @@ from partita.dataflow.flow import Value
 from partita.dataflow.graph import Slot
 from partita.dataflow.keys import content_of
 from partita.dataflow.plan.events import View, flat
-from partita.dataflow.store import Absent, Put, Store
+from partita.dataflow.run.keeping import Keeping
+from partita.dataflow.store import Absent, Put
 from partita.errors import PartitaError, place_of, sentence_of
 
 WRITE_BYTES_PER_S = 200e6
@@ -67,8 +69,9 @@ class Report(NamedTuple):
 
     node: int
     turn: int
-    #: suspected: lost, and perhaps the reason why workers died; spoils: it changed what it was given, and others read the same
-    state: Literal["done", "failed", "lost", "suspected", "spoils"]
+    #: absent: the store does not have it after all; suspected: lost, and perhaps the reason why workers died; spoils: it changed
+    #: what it was given, and others read the same
+    state: Literal["done", "failed", "lost", "absent", "suspected", "spoils"]
     started_s: float
     ended_s: float
     size_bytes: float = 0.0
@@ -78,6 +81,7 @@ class Report(NamedTuple):
     reason: str = ""  #: why it failed; or, where it is done, why its result could not be kept
     look_s: float = 0.0  #: spent on looking whether it gives the same again, beside its time
     looked: bool = False  #: all that looking could tell is told
+    sound: bool = True  #: whether it was computed by the code that is in its key
 
 
 def missing(told: Told) -> Report:
@@ -86,7 +90,9 @@ def missing(told: Told) -> Report:
     return Report(told.node, told.turn, "lost", now, now, reason="what it needs is lost")
 
 
-def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Store | None) -> tuple[Any, Report]:
+def execute(
+    told: Told, function: Callable[..., Any], inputs: Sequence[Any], store: Keeping | None
+) -> tuple[Any, Report]:
     """(result, report) of a task; the result of one that failed is None."""
     started = time.time()
     if told.kind == "load":
@@ -110,10 +116,12 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
         enough = before is not None and took + 2 * size / DIGEST_BYTES_PER_S <= told.look_s
         same = _again(function, second, inputs, result) if enough else None
         look_s = time.time() - ended if before else 0.0
-        stored, why = _stored(told, store, result, took, size) if told.keep and same is not False else (False, "")
+        changed = store.changed() if store is not None and told.keep else ""
+        keep = told.keep and same is not False and not changed
+        stored, why = _stored(told, store, result, took, size) if keep else (False, changed)
         number = number_of(result)
         return result, Report(
-            told.node, told.turn, "done", started, ended, size, number, same, stored, why, look_s, enough
+            told.node, told.turn, "done", started, ended, size, number, same, stored, why, look_s, enough, not changed
         )
     except BaseException as error:  # a library that wants to end the program loses its branch only
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -124,10 +132,10 @@ def execute(told: Told, function: Callable[..., Any], inputs: Sequence[Any], sto
         return None, Report(told.node, told.turn, "failed", started, time.time(), reason=said)
 
 
-def _loaded(told: Told, started: float, store: Store | None) -> tuple[Any, Report]:
+def _loaded(told: Told, started: float, store: Keeping | None) -> tuple[Any, Report]:
     found = store.get(told.key) if store is not None else Absent("there is no store")
     if isinstance(found, Absent):
-        return None, Report(told.node, told.turn, "lost", started, time.time(), reason=found.reason)
+        return None, Report(told.node, told.turn, "absent", started, time.time(), reason=found.reason)
     size, number = size_of(found.value), number_of(found.value)
     return found.value, Report(told.node, told.turn, "done", started, time.time(), size, number, None, True)
 
@@ -190,7 +198,7 @@ def _content(value: Any) -> str | None:
         return None
 
 
-def _stored(told: Told, store: Store | None, result: Any, took_s: float, size_bytes: float) -> tuple[bool, str]:
+def _stored(told: Told, store: Keeping | None, result: Any, took_s: float, size_bytes: float) -> tuple[bool, str]:
     """Keep what would cost more to compute again than to write: whether it is kept, and why it could not be."""
     if store is None or took_s < WORTH_KEEPING * (WRITE_S + size_bytes / WRITE_BYTES_PER_S):
         return False, ""
@@ -223,13 +231,30 @@ def size_of(value: Any) -> float:
         return 0.0
 
 
+def _object_columns(table: Any) -> list[Any]:
+    if table.ndim == 2:
+        return [
+            table.iloc[:, k].to_numpy() for k, dtype in enumerate(table.dtypes) if getattr(dtype, "hasobject", False)
+        ]
+    return [table.to_numpy()] if getattr(table.dtype, "hasobject", False) and not hasattr(table, "levels") else []
+
+
+def _cells(objects: Any, level: int) -> float:
+    """Bytes of the objects in an array, by a hundred of them; where many of those are the same one, each counts once."""
+    few = objects[:: max(1, len(objects) // 100)] if level <= 6 else []
+    each = {id(v): v for v in few}
+    found = sum(_size_of(v, level + 1) for v in each.values())
+    return found * len(objects) / len(few) if 2 * len(each) > len(few) else found
+
+
 def _size_of(value: Any, level: int) -> float:
     found = getattr(value, "nbytes", None)
-    if isinstance(found, int):
-        return float(found)
     usage = getattr(value, "memory_usage", None)
     if callable(usage):  # pandas
-        return float(np.sum(usage(deep=False)))
+        return float(np.sum(usage(deep=False))) + sum(_cells(o, level) for o in _object_columns(value))
+    if isinstance(found, int):
+        objects_too = isinstance(value, np.ndarray) and value.dtype.hasobject
+        return float(found) + (_cells(value.ravel(), level) if objects_too else 0.0)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         return 64.0 + sum(float(t.nbytes) for t in (*value.parameters(), *value.buffers()))
@@ -243,7 +268,7 @@ def _size_of(value: Any, level: int) -> float:
             return 64.0 + len(value) * sum(_size_of(v, level + 1) for v in few) / len(few)
         return 64.0 + sum(_size_of(v, level + 1) for v in value)
     own = getattr(value, "__dict__", None)
-    if own and not callable(value):
+    if own and not isinstance(value, FunctionType | MethodType | ModuleType | type):
         return 64.0 + _size_of(own, level + 1)
     state = getattr(value, "__getstate__", None)
     if callable(state) and type(value).__module__.startswith(

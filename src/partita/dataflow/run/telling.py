@@ -13,6 +13,7 @@ from partita.dataflow.plan.events import State
 from partita.dataflow.run.record import ChoiceRow, Chosen, ScoreRow, TaskRow, TaskState
 from partita.dataflow.run.task import number_of
 from partita.dataflow.select import larger_is_better
+from partita.page.text import size
 
 _MOST_LOST, _MOST_KINDS = 20, 5  #: notes of one kind
 
@@ -69,6 +70,8 @@ def notes(course: Course, noticed: Noticed) -> Iterator[str]:
         yield f"results of {label} and its like are not kept: {why}"
     for why in list(noticed.unread)[:_MOST_KINDS]:
         yield f"computed again: {why}"
+    if course.peak_bytes > course.limits.memory_bytes:
+        yield f"results took {size(course.peak_bytes)} at a time, more than the given {size(course.limits.memory_bytes)}: what one task reads and gives needs more, or it was not known what it would give"
     if course.stretch > 1:
         yield f"results were allowed {course.stretch:.2g} times the given memory: within it, what one task needs drove out what another one needs"
     for k, j in course.judged.items():

@@ -8,7 +8,7 @@ import inspect
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 
 from partita.dataflow.graph import Slot
 from partita.dataflow.plan.events import View, flat, mapped
+from partita.dataflow.run.keeping import Keeping, loaded
 from partita.dataflow.run.task import Report, Told, execute, missing
 from partita.dataflow.store import Store
 from partita.errors import sentence_of
@@ -46,12 +47,15 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     store: Store | None
     #: modules that travel by value, which pickle is to find by name all the same; of workers that serve this run alone
     shown: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)  #: files that tasks may import, as they were
     name: str = ""
     packed: bytes = b""  #: of the functions, by value where they are the user's own
     functions: Sequence[Callable[..., Any]] = field(default=(), init=False)
+    keeping: Keeping | None = field(default=None, init=False)
     reports: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     worker: Any = field(default=None, init=False)
     lock: Any = field(default=None, init=False)
+    over: bool = field(default=False, init=False)
     movable: set[tuple[int, type]] = field(
         default_factory=set, init=False
     )  #: (step, type of a result) that was seen to pickle
@@ -59,13 +63,21 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     def setup(self, worker: Worker) -> None:
         self.worker, self.lock = worker, threading.Lock()
         sys.path[:] = [*self.paths, *(p for p in sys.path if p not in self.paths)]
-        for name in self.anew:
+        of_files = (name for names in loaded(self.sources).values() for name in names if name not in _MAIN)
+        for name in (*self.anew, *of_files):
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
+        self.keeping = Keeping(self.store, self.sources)
         self.functions = cloudpickle.loads(self.packed)
         for function in map(inspect.unwrap, self.functions):
             if getattr(function, "__module__", None) in self.shown and isinstance(function, FunctionType):
                 _show(function)
+
+    def teardown(self, worker: Worker) -> None:
+        """The run is over: what still runs of it keeps nothing, and tells nobody."""
+        self.over = True
+        if self.keeping is not None:
+            self.keeping.stop()
 
     def report(self, report: Report) -> None:
         """From the thread that ran the task."""
@@ -78,11 +90,14 @@ class Functions(WorkerPlugin):  # type: ignore[misc]
     def _flush(self) -> None:
         with self.lock:
             reports, self.reports = self.reports, []
-        if reports:
+        if reports and not self.over:  # a topic that is forgotten would come back
             with contextlib.suppress(Exception):  # the scheduler is away: it will ask for all this anew
                 self.worker.log_event(
                     self.name, {"worker": str(self.worker.name), "address": self.worker.address, "reports": reports}
                 )
+
+
+_MAIN = ("__main__", "__mp_main__")
 
 
 def _show(function: FunctionType) -> None:
@@ -122,7 +137,7 @@ def run_clump(name: str, members: bytes, sources: tuple[tuple[int, int], ...], *
             result, report = None, missing(told)
         else:
             inputs = [mapped(v, read.__getitem__) for v in member.inputs]
-            result, report = execute(told, plugin.functions[told.step], inputs, plugin.store)
+            result, report = execute(told, plugin.functions[told.step], inputs, plugin.keeping)
             if report.state == "done" and (why := _unmovable(told, result, plugin.movable)):
                 report = report._replace(state="failed", value=None, reason=why)
         results.append(result if report.state == "done" else Missing())

@@ -88,18 +88,19 @@ class Store:
     folder: Path
     most_bytes: int = 10_000_000_000
     half_life_s: float = 7 * DAY_S
-    why_no_pickle: str = ""  #: why pickle is not allowed here; "" where it is
+    why_no_pickle: str = "the folder is only looked at"  #: why pickle is not allowed here; "" where it is
     _known_bytes: int = 0
     _written_bytes: int = field(default=1 << 62)  #: since the last look: at first, look soon
 
     @staticmethod
     def open(folder: str | Path, most_bytes: int = 10_000_000_000, half_life_s: float = 7 * DAY_S) -> Store:
         """The store in a folder, made (0700) where it is missing. Raises BadInput where that cannot be, or for no bytes."""
-        path = Path(folder)
+        path = Path(folder).absolute()
         if most_bytes <= 0 or not half_life_s > 0:
             raise BadInput(f"a store of {most_bytes} bytes", hint="give it room, e.g. 10 GB")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            path = path.parent.resolve() / path.name  # a link above that is turned later leads nowhere else
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             (path / "writing").mkdir(mode=0o700, exist_ok=True)
@@ -125,6 +126,8 @@ class Store:
             return Absent("the store has it no longer")
         except OSError as error:
             return Absent(f"the result {path} cannot be read ({error.strerror})")
+        except MemoryError:
+            return Absent(f"the result {path} takes more memory than there is ({about.st_size} bytes)")
         try:
             read = read_result(
                 raw[:size] if size < len(raw) else raw, str(path), self.why_no_pickle or why_not_own(about)

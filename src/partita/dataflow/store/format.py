@@ -28,7 +28,7 @@ from partita.files import parse_json
 MAGIC = "partita-result"
 VERSION = 1
 ALIGNED = 64  #: bytes: where parts begin, so that arrays can lie where they were read
-MOST_LEVELS = 25  #: of containers in each other that become a tree; deeper ones are pickled
+MOST_LEVELS = 50  #: of JSON in each other that a tree has, below what is read (files.py); what is deeper is pickled
 MOST_ITEMS = 1 << 20  #: of lists and tables in the tree; larger results are pickled whole
 TAIL = struct.Struct("<Q32s")
 
@@ -113,14 +113,14 @@ class _Taken:
 
     def _table(self, value: Mapping[Any, Any], level: int) -> Any:
         self.items += len(value)
-        if "$" not in value and all(type(k) is str for k in value):
+        if "$" not in value and all(type(k) is str and _is_unicode(k) for k in value):
             return {k: self.tree(v, level + 1) for k, v in value.items()}
-        return {"$": "dict", "items": [[self.tree(k, level + 1), self.tree(v, level + 1)] for k, v in value.items()]}
+        return {"$": "dict", "items": [[self.tree(k, level + 3), self.tree(v, level + 3)] for k, v in value.items()]}
 
     def _container(self, value: Any, level: int) -> Any:
         kind = type(value)
         if kind is tuple or kind is set or kind is frozenset:
-            return {"$": kind.__name__, "items": self._row(value, level)}
+            return {"$": kind.__name__, "items": self._row(value, level + 1)}
         if kind is complex:
             return {"$": "complex", "items": [value.real, value.imag]}
         if kind is int:
@@ -404,8 +404,8 @@ class _Joined:
             raise Damaged(
                 f"{self.what} is damaged: a matrix of format {str(tree['format'])[:40]}", hint="it is computed again"
             )
-        rows, columns = map(int, tree["shape"])
-        made = getattr(scipy.sparse, tree["format"])(tuple(map(self.value, tree["parts"])), shape=(rows, columns))
+        shape = tuple(map(int, tree["shape"]))
+        made = getattr(scipy.sparse, tree["format"])(tuple(map(self.value, tree["parts"])), shape=shape)
         made.check_format(full_check=True)
         return made
 
