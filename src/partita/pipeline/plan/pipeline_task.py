@@ -37,7 +37,12 @@ FEWEST_STATES = 100  #: that it is never thinned below
 MOST_DEVICES = 128  #: that a plan may use; of more, those that are fastest or hold most
 SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
 EFFORT_A_SECOND = 7e5  #: see `Effort`; less than a million, for what is not counted and for slower machines
-GROUPS, ORDERS = 0.6, 0.2  #: of the budget: for finding groups; for other schedules, where they are asked for
+ORDERS = 0.2  #: of the budget: for other schedules, where they are asked for;
+GROUPS, GROUPS_OF_FEW, FEW = (
+    0.25,
+    0.6,
+    9,
+)  #: for finding groups, and of at most so many devices, of which every grouping is looked at
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +57,12 @@ class PipelineTask:
     def effort(self) -> Effort:
         """What the methods may still spend on candidates."""
         others = self.wish.schedule not in (None, "1f1b", "gpipe")
-        return Effort(self.whole_effort * (1 - GROUPS - ORDERS * others))
+        return Effort(self.whole_effort * (1 - ORDERS * others) - self.groups_effort)
+
+    @property
+    def groups_effort(self) -> float:
+        """For finding groups."""
+        return self.whole_effort * (GROUPS_OF_FEW if len(self.cluster.devices) <= FEW else GROUPS)
 
     @property
     def whole_effort(self) -> float:

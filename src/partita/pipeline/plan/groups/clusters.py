@@ -18,12 +18,11 @@ import numpy as np
 
 from partita.nouns.graph import FloatArray
 from partita.pipeline.plan.groups.crew import Crews, Group, Grouping, Shared
+from partita.pipeline.plan.pipeline_task import FEW
 
 STARTS = 5  #: groupings from which the search sets out,
 STARTS_OF_FEW = 15  #: and of few devices
 PATIENCE = 3  #: times the number of changes there are, of random ones tried without success before it ends
-FEW = 9  #: devices; with at most so many every change is tried
-ALL_OF = 8  #: devices; so many have 21,147 groupings
 DESCENTS = 0.5  #: share of the effort for changes, where every grouping may be looked at afterwards
 KEPT, KEPT_OF_FEW = 8, 40  #: groupings handed on, fastest first
 
@@ -35,9 +34,9 @@ def best_groupings(crews: Crews, seed: int, alone: bool) -> list[Shared]:
     if alone:
         starts = [g for g in starts if len(g) == 1]
     whole = crews.effort.left
-    few = len(crews.devices) <= ALL_OF
+    few = len(crews.devices) <= FEW
     share = DESCENTS if few else 1.0
-    chosen = starts[: STARTS_OF_FEW if len(crews.devices) <= FEW else STARTS]
+    chosen = starts[: STARTS_OF_FEW if few else STARTS]
     for k, start in enumerate(chosen):
         _improved(crews, start, lots, alone, whole * (1 - share * (k + 1) / len(chosen)))
     if few and not alone:

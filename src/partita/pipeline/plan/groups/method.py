@@ -19,17 +19,20 @@ import numpy as np
 
 from partita.pipeline.plan import single
 from partita.pipeline.plan.bench import Bench, Candidate, Effort, Written
-from partita.pipeline.plan.groups.clusters import FEW, best_groupings
+from partita.pipeline.plan.groups.clusters import best_groupings
 from partita.pipeline.plan.groups.crew import ALL_ORDERS, SLACKS, Crews, Pipe, Shared
 from partita.pipeline.plan.groups.line import line_of
 from partita.pipeline.plan.groups.written import written
-from partita.pipeline.plan.pipeline_task import GROUPS, PipelineTask
+from partita.pipeline.plan.pipeline_task import FEW, PipelineTask
 
 SHARE = 0.2  #: of what is left for each search around one
 ALL_ORDERS_OF_FEW = 6  #: of few devices, every order of groups of so many is tried
 STEPS = (1, -1, 2, -2, 4, -4)  #: places by which a cut is moved
 ROUNDS = 12  #: of changing one thing at a time
-TUNED, TUNED_OF_FEW = 3, 10  #: plans that are: where sums hide behind backwards, the fastest estimate is not the fastest plan
+TUNED, TUNED_OF_FEW = (
+    3,
+    10,
+)  #: plans that are: where sums hide behind backwards, the fastest estimate is not the fastest plan
 SPLITS_TRIED, MOST_SPLITS = 8, 3  #: places tried by gradient bytes and by work, and splits made
 MATTERS = 1e-3  #: share of the step that a split must bring
 NEAR = 1.1  #: times the fastest estimate: worth a simulation
@@ -43,7 +46,7 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
     if wish.schedule not in (None, "1f1b", "auto") or wish.stages is not None or wish.in_flight is not None:
         return
     for bench in task.benches:
-        effort = Effort(task.whole_effort * GROUPS / len(task.benches))
+        effort = Effort(task.groups_effort / len(task.benches))
         few = len(task.cluster.devices) <= FEW
         orders = ALL_ORDERS_OF_FEW if few else ALL_ORDERS
         crews = Crews(line_of(task, bench), bench.costs.micro_batches, effort, orders)
