@@ -19,7 +19,7 @@ from partita.mapping.plan.intuitive import intuitive, single
 from partita.mapping.plan.planner import METHODS, plan_mapping
 from partita.mapping.plan.polish import polished
 from partita.mapping.plan.question import Question, best_of
-from partita.mapping.plan.segments import segments, waists
+from partita.mapping.plan.waists import pieces, waists
 from partita.nouns.cluster import Device, Link
 from partita.placement.capture.pipedream import read
 
@@ -76,7 +76,7 @@ def test_graphs_of_every_kind(method: str) -> None:
 
 def test_pieces_between_waists_are_the_whole() -> None:
     problem = branches(2, 2)
-    assert len(segments(problem)) == 3  # the first waist alone, and two blocks
+    assert len(pieces(problem)) == 3  # the first waist alone, and two blocks
     assert waists(problem.graph) == [0, 5, 10]
     found = plan_mapping(problem, method="cp-sat", budget_s=4.0).verdict
     whole = Question.of(problem)
@@ -97,7 +97,7 @@ def test_unlike_devices_are_not_cut() -> None:
     uneven = problem_of(
         [[1.0]] * 3, [(0, 1), (1, 2)], [1.0] * 3, (Device("x", "a"), Device("y", "a", speed=2.0)), Link("", "", 1.0)
     )
-    assert len(segments(uneven)) == 1
+    assert len(pieces(uneven)) == 1
     assert plan_mapping(uneven, method="hybrid", budget_s=0.1).verdict.value_s == pytest.approx(1.5)
 
 

@@ -29,7 +29,7 @@ from partita.mapping.plan.hybrid import hybrid
 from partita.mapping.plan.intuitive import intuitive, single
 from partita.mapping.plan.polish import polished
 from partita.mapping.plan.question import Finding, Mapped, Question, Search, best_of
-from partita.mapping.plan.segments import Segment, joined, segments
+from partita.mapping.plan.waists import Piece, pieces, whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
@@ -128,21 +128,21 @@ class Answer:
 
 def in_pieces(question: Question, search: Search, name: str, budget_s: float, seed: int) -> Answer:
     """A search on every piece between waists, alike pieces once, two at a time; their mappings put together."""
-    pieces = segments(question.problem)
-    distinct = {p.shape: p for p in pieces}
+    between = pieces(question.problem)
+    distinct = {p.shape: p for p in between}
     hard = [p for p in distinct.values() if not p.trivial]
     total = sum(len(p.tasks) for p in hard)
-    work = [(p, question if len(pieces) == 1 else Question.of(useful(p.problem))) for p in distinct.values()]
+    work = [(p, question if len(between) == 1 else Question.of(useful(p.problem))) for p in distinct.values()]
 
-    def solved(at: tuple[Segment, Question]) -> tuple[Finding, bool]:
+    def solved(at: tuple[Piece, Question]) -> tuple[Finding, bool]:
         piece, own = at
         share = 0.0 if piece.trivial else budget_s * len(piece.tasks) / total
         return _solved(own, search, share, seed)
 
     with ThreadPoolExecutor(THREADS) as pool:
         found = dict(zip(distinct, pool.map(solved, work), strict=True))
-    parts = [(p, found[p.shape][0]) for p in pieces]
-    mapped = joined(question, [(p, f.best) for p, f in parts], parts[0][1].best.name if len(pieces) == 1 else name)
+    parts = [(p, found[p.shape][0]) for p in between]
+    mapped = whole(question, [(p, f.best) for p, f in parts], parts[0][1].best.name if len(between) == 1 else name)
     steps = dict.fromkeys(s for _, f in parts for s, _ in f.phases)
     phases = {s: sum(dict(f.phases).get(s, f.best.value_s) for _, f in parts) for s in steps}
     how = PROGRAM if any(by_program for _, by_program in found.values()) else "critical path and work between waists"
