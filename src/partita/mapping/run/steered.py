@@ -27,7 +27,7 @@ from partita.errors import PlanError
 from partita.files import dump_json, write_whole
 from partita.mapping.plan.adaptive import adapting
 from partita.mapping.plan.jobs import step_bound
-from partita.mapping.plan.live import Measured, Outcome, Search, Trial, live, sampled
+from partita.mapping.plan.live import THOUGHT_S, Measured, Outcome, Search, Trial, live, sampled
 from partita.mapping.plan.planner import compile_kernels
 from partita.mapping.report.history import End, Row
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -40,6 +40,7 @@ from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.session import Session
 
 HISTORY, SUMMARY, DRIFT = "search.jsonl", "search.json", "drift.jsonl"
+PATIENCE = 0.02  #: of the time after which a rank that waits gives up, for one thought
 FEWEST_STEPS, MOST_STEPS, ENOUGH_S = 2, 8, 0.5  #: counted steps of a trial: until they come to so much
 
 
@@ -54,7 +55,8 @@ class Steered:
         self._over, self._session = False, session
         if session.rank == 0:
             compile_kernels()  # before the budget begins
-        self._desk = _Desk(session.file, Path(session.spec.out), told) if session.rank == 0 else None
+        thought_s = min(THOUGHT_S, PATIENCE * session.spec.timeout_s)
+        self._desk = _Desk(session.file, Path(session.spec.out), told, thought_s) if session.rank == 0 else None
 
     def after(self, step: int, step_s: float) -> PipelinePlan | None:
         """The plan of the next trial, or the best one at the end. A step on a smaller batch tells nothing."""
@@ -114,6 +116,7 @@ class _Desk:
     file: PlanFile
     out: Path
     told: Mapping[str, Any]
+    thought_s: float = THOUGHT_S
     search: Search | None = None
     trial: Trial | None = None
     deployed: PipelinePlan | None = None
@@ -165,7 +168,8 @@ class _Desk:
         if lots:
             self.search = sampled(self.problem, lots, rounds, seed)
         else:
-            self.search = live(self.problem, float(self.told["budget_s"]), seed, lambda: time.perf_counter() - now)
+            budget_s = float(self.told["budget_s"])
+            self.search = live(self.problem, budget_s, seed, lambda: time.perf_counter() - now, self.thought_s)
         said = self._go_to(next(self.search))
         self.left_s = time.perf_counter()
         self.spent.thinking_s += self.left_s - now
