@@ -282,6 +282,20 @@ def test_a_job_is_mapped(tmp_path, capsys, method):
     assert PlanFile.read(out).plan.micro_batches == 1
 
 
+@pytest.mark.parametrize("method", ["single", "intuitive", "heft", "heft-links", "hybrid"])
+def test_a_job_without_room_for_a_mapping_is_infeasible(tmp_path, capsys, method):
+    """Four layers of 8 bytes, gradients and activations on two devices: none of them holds all, 30 bytes hold no layer."""
+    for memory, fits in ((30.0, False), (80.0, method != "single")):
+        source = profile(tmp_path, memory=memory, size=16)
+        words = [source, "--placement", "free", "--method", method, "--budget-s", "0.1", "--json"]
+        code, text, err = said(capsys, "plan", *words)
+        assert code == (0 if fits else 3), err
+        if not fits:
+            assert text == ""
+            assert "hint: " in err
+            assert "bytes" in err
+
+
 def test_auto_is_as_good_as_every_method_of_its_question(tmp_path, capsys):
     """Where nobody asks for a contiguous placement, the answer to "the least latency" may be any mapping."""
     (tmp_path / "layers.txt").write_text(DIAMOND)

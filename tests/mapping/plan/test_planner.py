@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from mapping.large import large_problem
 from mapping.plan.events import of_profile
 from mapping.plan.worlds import LAYERS, branches, problem_of, random_mapping
 
-from partita.errors import BadInput
+from partita.errors import BadInput, Infeasible
 from partita.mapping.plan import bayes, cp_sat
 from partita.mapping.plan.coarse import groups
 from partita.mapping.plan.decode import priorities_of, prioritised
 from partita.mapping.plan.genetic import genetic
 from partita.mapping.plan.heft import heft
 from partita.mapping.plan.intuitive import intuitive, single
+from partita.mapping.plan.jobs import as_placement, candidates
+from partita.mapping.plan.live import live
 from partita.mapping.plan.planner import METHODS, plan_mapping
 from partita.mapping.plan.polish import polished
 from partita.mapping.plan.question import Question, best_of
 from partita.mapping.plan.waists import pieces, waists
 from partita.nouns.cluster import Device, Link
+from partita.nouns.placement_problem import PlacementProblem
 from partita.placement.capture.pipedream import read
 
 FAST = Device("x", "a"), Device("y", "a")
@@ -163,3 +170,49 @@ def test_known_optima_of_published_graphs(
     assert file.verdict.value_s + input_s == pytest.approx(optimum_s, abs=6e-5)
     assert of_profile(PROFILES / f"{name}.txt", file.plan.to_json(), rate) == pytest.approx(file.verdict.value_s)
     assert file.verdict.gap < 5e-3
+
+
+def tight(bytes_each: float) -> PlacementProblem:
+    """Three tasks of 6, 6 and 4 bytes in a row on two devices with so much room."""
+    devices = tuple(replace(d, memory_bytes=bytes_each) for d in FAST)
+    made = problem_of([[1.0]] * 3, [(0, 1), (1, 2)], [1.0] * 3, devices, Link("", "", 1.0))
+    return replace(made, memory_bytes=np.array([6.0, 6.0, 4.0]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_has_no_room_is_infeasible_and_says_why(method: str) -> None:
+    """Of 6, 6 and 4 bytes: neither two devices of 7 nor two of 9 hold them; two of 12 do, but no one of them."""
+    for room in (7.0, 9.0):
+        with pytest.raises(Infeasible) as refused:
+            plan_mapping(tight(room), method=method, budget_s=0.05)
+        assert refused.value.constraint == "memory"
+    if method == "single":
+        with pytest.raises(Infeasible, match="hold 16 B; the largest device that runs all of them has 12 B"):
+            plan_mapping(tight(12.0), method=method)
+    else:
+        assert plan_mapping(tight(12.0), method=method, budget_s=0.05).verdict.value_s == pytest.approx(4.0)
+
+
+def test_a_job_without_room_is_infeasible_too() -> None:
+    """Of a job's candidates there were none, and the least of none was asked for."""
+    problem = large_problem(12)
+    need = float(as_placement(problem).memory_bytes.sum())
+    for room, refuse in ((0.3, METHODS), (0.7, ("single",))):
+        devices = tuple(replace(d, memory_bytes=room * need) for d in problem.cluster.devices)
+        small = problem.on(replace(problem.cluster, devices=devices))
+        for method in refuse:
+            with pytest.raises(Infeasible) as refused:
+                list(candidates(small, method, 0.05, 0))
+            assert (refused.value.exit_code, refused.value.constraint) == (3, "memory")
+        if room == 0.7:
+            assert list(candidates(small, "polish", 0.05, 0))
+            assert next(live(small, 1.0, 0, lambda: 0.0)).phase == "seeds"
+
+
+def test_a_task_of_another_kind_leaves_no_single_device() -> None:
+    devices = (Device("x", "a"), Device("y", "b"))
+    split = problem_of([[1.0, math.inf], [math.inf, 1.0]], [(0, 1)], [1.0, 1.0], devices, Link("", "", 1.0))
+    with pytest.raises(Infeasible) as refused:
+        plan_mapping(split, method="single")
+    assert refused.value.constraint == "supported devices"
+    assert plan_mapping(split, method="hybrid", budget_s=0.05).verdict.value_s == pytest.approx(3.0)

@@ -19,7 +19,7 @@ from partita.errors import BadInput, CostError
 from partita.mapping.plan.deferred import GAPS, deferred
 from partita.mapping.plan.limit import FREELY, Limit, simulation_s
 from partita.mapping.plan.parts import beside, shared_by_parts, with_sums
-from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, compile_kernels, plan_mapping
+from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, begun_with, compile_kernels, no_room, plan_mapping
 from partita.mapping.plan.question import Mapped, Question
 from partita.mapping.plan.runnable import runnable
 from partita.nouns.cluster import Cluster
@@ -99,16 +99,19 @@ def whole_batch(
 
 def candidates(problem: PipelineProblem, method: str, budget_s: float, seed: int) -> Iterator[Candidate]:
     """What a method proposes; of a search also the simple mappings that it begins with. Joining their segments is a part of the
-    budget, as `deferred` is of it by whoever calls that afterwards."""
+    budget, as `deferred` is of it by whoever calls that afterwards. Raises Infeasible where nothing fits, or not what the method is."""
     asked = as_placement(problem)
+    asked.expect_fit()
     compile_kernels()
     question = Question.of(asked)
-    names = SEEDS if method in SEARCHES else [method]
-    known = [m for name in names for m in SEEDS[name](question) if np.isfinite(m.value_s)]
     if method not in SEARCHES:
+        known = [m for m in SEEDS[method](question) if np.isfinite(m.value_s)]
+        if not known:
+            raise no_room(question, method)
         yield from (candidate(problem, asked, m, Limit(budget_s / len(known))) for m in known)
         return
-    known += [beside(problem, question)] if problem.splits else []
+    known = begun_with(question)
+    known += [m for m in [beside(problem, question)] if np.isfinite(m.value_s)] if problem.splits else []
     joining = Limit(SIMULATED / 2 * budget_s / (len(known) + 1))
     found = [candidate(problem, asked, m, joining) for m in known]
     yield from found

@@ -38,7 +38,7 @@ from partita.mapping.plan.genetic import Worth, bred, generations
 from partita.mapping.plan.jobs import as_placement, candidate
 from partita.mapping.plan.limit import Limit
 from partita.mapping.plan.parts import beside
-from partita.mapping.plan.planner import SEEDS, compile_kernels
+from partita.mapping.plan.planner import begun_with, compile_kernels
 from partita.mapping.plan.polish import polished
 from partita.mapping.plan.question import Mapped, Question
 from partita.nouns.graph import FloatArray, IntArray
@@ -168,8 +168,9 @@ class _Live:
 
     def seeds(self, simulated_s: float) -> Trials:
         """One device, whatever it takes, and what else is quick by the simulator while there is time for it."""
-        known = [m for make in SEEDS.values() for m in make(self.question) if math.isfinite(m.value_s)]
-        known += [beside(self.problem, self.question)] if self.problem.splits else []
+        known = begun_with(self.question)
+        beside_each = [beside(self.problem, self.question)] if self.problem.splits else []
+        known += [m for m in beside_each if math.isfinite(m.value_s)]
         known.append(polished(self.question, known, simulated_s, self.seed).best)
         goes_on = self.until(SEEDS_UNTIL)
         for mapped in sorted(known, key=lambda m: (m.name != "single", m.value_s)):

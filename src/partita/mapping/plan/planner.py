@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from partita.errors import BadInput
+from partita.errors import BadInput, Infeasible
 from partita.mapping.plan import bayes, cp_sat
 from partita.mapping.plan.genetic import genetic
 from partita.mapping.plan.heft import heft, heft_over_links
@@ -35,6 +35,7 @@ from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
+from partita.page.text import size
 from partita.placement.plan.alarm import THREADS
 from partita.placement.plan.candidates import candidates, nothing_fits, plan_file
 from partita.placement.plan.device_limit import useful
@@ -84,8 +85,8 @@ def plan_mapping(problem: PlacementProblem, *, method: str = "auto", budget_s: f
     """A mapping of least makespan of one iteration, its bound, and what it was compared with.
 
     Deterministic for a seed: work is counted, not timed, unless a processor is so slow that the constraint program's limit
-    in seconds strikes. Raises Infeasible where nothing fits, BadInput for an unknown method, MissingDependency where the
-    method's package is not there.
+    in seconds strikes. Raises Infeasible where nothing fits, or not what the method is, BadInput for an unknown method,
+    MissingDependency where the method's package is not there.
     """
     if method not in METHODS:
         raise BadInput(f"unknown method {method!r} for a mapping", hint=f"known: {', '.join(METHODS)}")
@@ -95,6 +96,8 @@ def plan_mapping(problem: PlacementProblem, *, method: str = "auto", budget_s: f
     began = time.monotonic()
     question = Question.of(problem)
     compared = {name: best_of(ms) for name, make in SEEDS.items() if (ms := make(question))}
+    if method in SEEDS and not (method in compared and np.isfinite(compared[method].value_s)):
+        raise no_room(question, method)
     compared |= _rest(question) if not any(np.isfinite(m.value_s) for m in compared.values()) else {}
     bound, how = latency_bound(problem, question.model)
     best = compared.get(method) or best_of([*compared.values()])
@@ -105,7 +108,7 @@ def plan_mapping(problem: PlacementProblem, *, method: str = "auto", budget_s: f
         bound, how = max((bound, how), (answer.bound_s, answer.bound))
         compared_s |= {**answer.phases, method: best.value_s}
     if not np.isfinite(best.value_s):
-        raise nothing_fits(question.model)
+        raise no_room(question, method)
     device_of = best.where[question.model.atom_of]
     value = simulated_s(problem, placement_plan(problem, device_of, best.order))
     compared_s = {n: v for n, v in {**compared_s, method: value}.items() if np.isfinite(v)}
@@ -151,14 +154,47 @@ def in_pieces(question: Question, search: Search, name: str, budget_s: float, se
 
 def _solved(question: Question, search: Search, budget_s: float, seed: int) -> tuple[Finding, bool]:
     """(what a search finds in a piece, whether its bound is the search's own); nothing is searched where a seed is optimal."""
-    known = [m for make in SEEDS.values() for m in make(question) if np.isfinite(m.value_s)]
-    known = known or [*_rest(question).values()]
+    known = begun_with(question)
     bound, _ = latency_bound(question.problem, question.model)
     if best_of(known).value_s <= bound * (1 + CLOSED) or budget_s <= 0:
         return Finding(best_of(known), bound), False
     found = search(question, known, budget_s, seed)
     own = found.bound_s > bound
     return Finding(found.best, max(bound, found.bound_s), found.tried, found.phases), own
+
+
+def begun_with(question: Question) -> list[Mapped]:
+    """The mappings that a search begins with: those that come to mind and fit, or else what a free placement begins with. Raises
+    Infeasible where there is none."""
+    known = [m for make in SEEDS.values() for m in make(question) if np.isfinite(m.value_s)]
+    known = known or [*_rest(question).values()]
+    if not known:
+        raise no_room(question, "")
+    return known
+
+
+def no_room(question: Question, method: str) -> Infeasible:
+    """The error where what a method says does not fit; of a search: where nothing was found that does."""
+    model = question.model
+    if method not in SEEDS:
+        return nothing_fits(model)
+    several = "a method that looks for what fits, e.g. --method hybrid"
+    able = np.isfinite(model.work_s).all(axis=0)
+    if method == "single" and not able.any():
+        return Infeasible("no device runs all tasks", constraint="supported devices", relaxation=several)
+    need, room = float(model.memory_bytes.sum()), model.room_bytes
+    if method == "single":
+        most = float(room[able[model.class_of]].max())
+        return Infeasible(
+            f"the tasks hold {size(need)}; the largest device that runs all of them has {size(most)}",
+            constraint="memory",
+            relaxation=f"a device with {need:.0f} bytes, or {several}",
+        )
+    return Infeasible(
+        f"{method} finds no room for all tasks: they hold {size(need)}, the devices {size(float(room.sum()))}",
+        constraint="memory",
+        relaxation=f"{several}, or more memory a device",
+    )
 
 
 def _rest(question: Question) -> Mapping[str, Mapped]:
