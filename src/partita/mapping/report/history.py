@@ -45,7 +45,7 @@ class Row:
 class End:
     """How a search ended: search.json."""
 
-    settled: bool  #: false: training ended first
+    settled: bool  #: false: training ended first, or the search failed
     step: int
     steps: int  #: that it took
     tried: int
@@ -59,6 +59,7 @@ class End:
     measured_s: float = 0.0
     single_s: float = 0.0  #: one device, in turn with it
     surrogates: tuple[Score, ...] = ()
+    why: str = ""  #: it failed
 
     def to_json(self) -> dict[str, Any]:
         return {"format": "partita-search", "version": 1, **asdict(self)}
@@ -203,6 +204,8 @@ def surrogate_table(scores: Sequence[Mapping[str, Any]]) -> str:
 
 def ending(search: Mapping[str, Any]) -> str:
     """One sentence about how it ended and what it cost."""
+    if search.get("why"):
+        return f"The search was given up after {search['tried']} mappings, since it failed ({search['why']}); {search['best']} was the fastest."
     if not search.get("settled"):
         return f"The search was not finished: {search.get('tried', 0)} mappings tried when training ended."
     spent = search["thinking_s"] + search["switching_s"]
