@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +130,24 @@ def test_searches_are_never_worse_than_what_they_begin_with(search: object) -> N
     for seed in (1, 2, 3):
         question = Question.of(random_mapping(seed))
         known = [*single(question), *intuitive(question), heft(question)]
-        assert search(question, known, 0.02, 0).best.value_s <= best_of(known).value_s  # type: ignore[operator]
+        with bayes.silenced():
+            assert search(question, known, 0.02, 0).best.value_s <= best_of(known).value_s  # type: ignore[operator]
+
+
+def test_no_thread_changes_which_warnings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that put back what another had changed would leave it changed for good."""
+    changed: list[str] = []
+
+    def caught() -> Any:
+        changed.append(threading.current_thread().name)
+        return kept()
+
+    kept = warnings.catch_warnings
+    monkeypatch.setattr(bayes.warnings, "catch_warnings", caught)
+    before = list(warnings.filters)
+    plan_mapping(branches(4, 3), method="bayes-tpe", budget_s=0.2)
+    assert set(changed) <= {threading.current_thread().name}
+    assert list(warnings.filters) == before
 
 
 def test_priorities_give_every_order() -> None:

@@ -181,7 +181,9 @@ class _Live:
         """Optuna's suggestions, told what they took; what is known stands at the beginning."""
         if not bayes.available():
             return
-        study, encoding, repeated = bayes.study("tpe", self.seed), bayes.Encoding.of(self.question), 0
+        with bayes.silenced():
+            study = bayes.study("tpe", self.seed)
+        encoding, repeated = bayes.Encoding.of(self.question), 0
         for key, trial in list(self.trials.items()):
             study.enqueue_trial(encoding.numbers(trial.mapped))
             noted = study.ask()

@@ -143,7 +143,7 @@ def in_pieces(question: Question, search: Search, name: str, budget_s: float, se
         share = 0.0 if piece.trivial else budget_s * len(piece.tasks) / total
         return _solved(own, search, share, seed)
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with bayes.silenced(), ThreadPoolExecutor(THREADS) as pool:
         found = dict(zip(distinct, pool.map(solved, work), strict=True))
     parts = [(p, found[p.shape][0]) for p in between]
     mapped = whole(question, [(p, f.best) for p, f in parts], parts[0][1].best.name if len(between) == 1 else name)
@@ -180,7 +180,7 @@ def no_room(question: Question, method: str) -> Infeasible:
     if method not in SEEDS:
         return nothing_fits(model)
     several = "a method that looks for what fits, e.g. --method hybrid"
-    able: Bools = np.isfinite(model.work_s).all(axis=0)
+    able: Bools = np.asarray(np.isfinite(model.work_s).all(axis=0))
     if method == "single" and not able.any():
         return Infeasible("no device runs all tasks", constraint="supported devices", relaxation=several)
     need, room = float(model.memory_bytes.sum()), model.room_bytes
