@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from safetensors.torch import load_file
 from training.runtime import runs
 
 from partita.cli import main
-from partita.errors import BadInput
+from partita.errors import BadInput, WorkerFailed
 from partita.files import parse_json
 from partita.mapping.plan.jobs import candidates
 from partita.mapping.report import history
 from partita.mapping.report.history import Following, History, text
+from partita.mapping.run import search
 from partita.mapping.run.search import expect_mapping, train_searching
 from partita.nouns.plan import PlanFile, Verdict
 from partita.training.job import load_job
@@ -73,6 +75,39 @@ def test_training_may_end_before_the_search(tmp_path: Path) -> None:
     assert "not finished" in text(found)
     assert "broken off" in PlanFile.read(tmp_path / "plan.json").verdict.method
     assert [*runs.losses(tmp_path)] == [*range(1, 31)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies_at", ["2 before", "3 after"])
+def test_a_worker_killed_in_the_midst_of_a_switch_leaves_a_sound_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
+) -> None:
+    """Tensors were on their way. What was saved is what one process has after as many steps, and a run goes on from there."""
+    file, calm = first("towers"), {"lr": "0.001"}
+    monkeypatch.setattr(search, "WORKER", "mapping.run.dying_worker")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    )
+    monkeypatch.setenv("DIES_AT", dies_at)
+    with pytest.raises(WorkerFailed, match="killed by SIGKILL") as died:
+        train_searching(
+            file, file.problem.job, calm, tmp_path, budget_s=60.0, steps=200, checkpoint_every=3, timeout_s=30.0
+        )
+    assert died.value.rank == 1
+    folder, progress = checkpoint.examine(tmp_path / "checkpoints")
+    assert progress.step >= 3
+    _, model = runs.alone(load_job(file.problem.job, calm), progress.step, file.problem.batch_size)
+    saved = load_file(folder / "model.safetensors")
+    for name, value in model.state_dict().items():
+        assert float((saved[name] - value).abs().max()) <= 1e-5 * float(value.abs().max()), name
+    monkeypatch.undo()
+    last = progress.step + 6
+    train_searching(
+        file, file.problem.job, calm, tmp_path, budget_s=60.0, steps=last, resume=str(tmp_path / "checkpoints")
+    )
+    wanted, _ = runs.alone(load_job(file.problem.job, calm), last, file.problem.batch_size)
+    losses = runs.losses(tmp_path)
+    assert [losses[k] for k in wanted] == pytest.approx([*wanted.values()], rel=1e-5)
 
 
 @pytest.mark.parametrize(
