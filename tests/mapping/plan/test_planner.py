@@ -156,6 +156,36 @@ def test_priorities_give_every_order() -> None:
     assert (prioritised(question.facts, priorities_of(order)) == order).all()
 
 
+def test_what_is_ready_is_taken_by_priority_then_by_number() -> None:
+    """Against a look at all that is ready, each time."""
+    for seed in range(60):
+        question, chance = Question.of(random_mapping(seed, 12)), np.random.default_rng(seed)
+        priority = chance.integers(0, 4, question.tasks).astype(np.float64)
+        before = {i: set() for i in range(question.tasks)}
+        for u, v in question.problem.graph.edges.tolist():
+            before[v].add(u)
+        expected: list[int] = []
+        while len(expected) < question.tasks:
+            ready = [i for i in before if i not in expected and before[i] <= set(expected)]
+            expected.append(min(ready, key=lambda i: (-priority[i], i)))
+        assert prioritised(question.facts, priority).tolist() == expected
+
+
+def test_a_program_that_would_not_get_going_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before its search is not in its own count, and takes ten seconds of a graph of two thousand tasks."""
+    n = 2000
+    large = problem_of([[1.0]] * n, [(i // 2, i) for i in range(1, n)], [0.1] * n, FAST, Link("", "", 1.0))
+    question, asked = Question.of(large), list[float]()
+    monkeypatch.setattr(
+        cp_sat.constraint_solver, "solved", lambda *_, limit_units, **__: asked.append(limit_units) or 1 / 0
+    )
+    assert cp_sat.cp_sat(question, [*single(question)], 1.0, 0).bound_s == 0.0
+    assert asked == []
+    with pytest.raises(ZeroDivisionError):
+        cp_sat.cp_sat(question, [*single(question)], 30.0, 0)
+    assert 0 < asked[0] < 30.0 * cp_sat.UNITS_PER_S
+
+
 def test_groups_are_few_and_hold_all() -> None:
     question = Question.of(branches(6))
     found = groups(question, 5)
