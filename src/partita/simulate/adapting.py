@@ -65,31 +65,47 @@ def adapting(problem: PipelineProblem, plan: PipelinePlan, search: Search) -> Ad
     said, vain = Said(), 0
     while True:
         quiet = yield from _steps(QUIET, said, unseen=1 + min(MOST_REST, REST * 2 ** (vain - 1)) if vain else 1)
-        usual_s, foreseen_s = _medians(quiet), computing_s(problem, plan)
-        level = _of_all(problem, _ratios(usual_s, foreseen_s))
-        if _steady(quiet) and _spread(level) < UNEVEN:
-            problem = _as_they_are(problem, level)
-            yield from _watched(quiet)
-        else:
-            usual_s = foreseen_s
-        look = yield from _steps(LOOK, Said(event="noticed"))
-        slower = _ratios(_medians(look), usual_s)
-        change = slower if usual_s is not foreseen_s else _of_all(problem, slower)
-        problem = _as_they_are(problem, change)
-        before = statistics.median(s.step_s for s in look)
-        said = Said(event="stayed", slower=slower, step_s=before)
-        if _spread({**{d.name: 1.0 for d in problem.cluster.devices}, **change}) < EVEN:
+        now = yield from _changed(problem, plan, quiet)
+        problem, said = now.problem, Said(event="stayed", slower=now.slower, step_s=now.step_s)
+        if now.even:
             continue
         best, best_s = search(problem)
         if best_s > (1 - HYSTERESIS) * predicted(problem, plan).duration_s:
             vain += 1
             continue
-        tried = yield from _steps(TRY, Said(best, "switched", slower, best_s), unseen=1)
-        now = statistics.median(s.step_s for s in tried)
-        if now < (1 - KEPT) * before:
-            plan, said, vain = best, Said(event="kept", step_s=now), 0
+        tried = yield from _steps(TRY, Said(best, "switched", now.slower, best_s), unseen=1)
+        step_s = statistics.median(s.step_s for s in tried)
+        if step_s < (1 - KEPT) * now.step_s:
+            plan, said, vain = best, Said(event="kept", step_s=step_s), 0
         else:
-            said, vain = Said(plan, "returned", step_s=now), vain + 1
+            said, vain = Said(plan, "returned", step_s=step_s), vain + 1
+
+
+@dataclass(frozen=True)
+class _Now:
+    """What has changed."""
+
+    problem: PipelineProblem  #: for the devices as they are
+    slower: Mapping[
+        str, float
+    ]  #: device -> how many times as long it computes as it did, or as was foreseen; those that compute
+    step_s: float
+    even: bool  #: all devices are slower alike, those that do not compute included
+
+
+def _changed(problem: PipelineProblem, plan: PipelinePlan, quiet: Sequence[Seen]) -> Generator[Said, Seen, _Now]:
+    """Steps until a device is not as fast as in the quiet ones, and LOOK more; at once where it was not quiet in these."""
+    usual_s, foreseen_s = _medians(quiet), computing_s(problem, plan)
+    level = _of_all(problem, _ratios(usual_s, foreseen_s))
+    learned = _steady(quiet) and _spread(level) < UNEVEN
+    if learned:
+        problem = _as_they_are(problem, level)
+        yield from _watched(quiet)
+    look = yield from _steps(LOOK, Said(event="noticed"))
+    slower = _ratios(_medians(look), usual_s if learned else foreseen_s)
+    change = dict.fromkeys(problem.cluster.by_name, 1.0) | slower if learned else _of_all(problem, slower)
+    step_s = statistics.median(s.step_s for s in look)
+    return _Now(_as_they_are(problem, change), slower, step_s, _spread(change) < EVEN)
 
 
 def _watched(quiet: Sequence[Seen]) -> Generator[Said, Seen, None]:
@@ -137,7 +153,7 @@ def _ratios(seconds: Mapping[str, float], usual_s: Mapping[str, float]) -> dict[
     return {n: s / usual_s[n] for n, s in seconds.items() if s > 0 and usual_s.get(n, 0.0) > 0}
 
 
-def _of_all(problem: PipelineProblem, slower: Mapping[str, float]) -> Mapping[str, float]:
+def _of_all(problem: PipelineProblem, slower: Mapping[str, float]) -> dict[str, float]:
     """The same for every device: of those that do not compute nothing is known, and they are taken to be as the others are."""
     middle = statistics.median(slower.values()) if slower else 1.0
     return {d.name: slower.get(d.name, middle) for d in problem.cluster.devices}
@@ -149,5 +165,5 @@ def _spread(slower: Mapping[str, float]) -> float:
 
 
 def _as_they_are(problem: PipelineProblem, slower: Mapping[str, float]) -> PipelineProblem:
-    devices = tuple(replace(d, speed=d.speed / slower.get(d.name, 1.0)) for d in problem.cluster.devices)
+    devices = tuple(replace(d, speed=d.speed / slower[d.name]) for d in problem.cluster.devices)
     return problem.on(replace(problem.cluster, devices=devices))

@@ -120,7 +120,8 @@ def sampled(problem: PipelineProblem, mappings: int, rounds: int, seed: int) -> 
     predictions agree with what is measured, and to learn surrogates from all kinds of mappings. All are tried in so many rounds,
     each time in the same order: one trial is as long as a mood of the machine's."""
     compile_kernels()
-    s, chance = _Live(problem, as_placement(problem), seed), np.random.default_rng(seed)
+    s = _Live(problem, as_placement(problem), seed, thought_s=THOUGHT_S)
+    chance = np.random.default_rng(seed)
     yield from s.seeds(1.0)
     while len(s.measured_s) < mappings and s.question.devices > 1:
         stays, where, at = chance.choice([0.5, 0.8, 0.95]), np.zeros(s.question.model.atoms, np.int64), 0
