@@ -33,7 +33,7 @@ from partita.dataflow.store.format import read_result, write_result
 from partita.errors import BadInput
 from partita.files import read_json, read_toml, write_whole
 from partita.mapping.plan.surrogates import Score
-from partita.mapping.report.history import End, History, Row
+from partita.mapping.report.history import End, Following, History, Row
 from partita.mapping.report.history import text as history_text
 from partita.mapping.report.page import search_section
 from partita.models.capture.roles import read_roles
@@ -430,8 +430,11 @@ def _searched(path: Path) -> object:
     given = path.read_bytes()
     (folder / "search.jsonl").write_bytes(given if path.suffix == ".jsonl" else tried)
     (folder / "search.json").write_bytes(given if path.suffix == ".json" else ended)
+    going_on = path.parent / "searching"
+    going_on.mkdir(exist_ok=True)
+    (going_on / "search.jsonl").write_bytes((folder / "search.jsonl").read_bytes())
     found = History.read(folder)
-    return found.line(), search_section(found), history_text(found.to_json())
+    return Following(going_on).line(), search_section(found), history_text(found.to_json())
 
 
 MAPPING = {

@@ -14,7 +14,7 @@ from pipeline.report.sample_run import make_plan
 from partita.cli import main
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
-from partita.nouns.graph import Task, TaskGraph
+from partita.nouns.graph import SharedParameter, Task, TaskGraph
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Probe, ProbePiece
 from partita.nouns.profile import Profile, Sample
@@ -280,6 +280,42 @@ def test_a_job_is_mapped(tmp_path, capsys, method):
         code, text, _ = said(capsys, verb, out)
         assert code == 0
     assert PlanFile.read(out).plan.micro_batches == 1
+
+
+def test_operators_that_cannot_be_parted_are_named(tmp_path, capsys):
+    base = Profile.read(profile(tmp_path, size=16))
+    sample, shared = base.samples[0], SharedParameter("head.weight", 8.0, ("t0", "t3"))
+    tasks = tuple(
+        dataclasses.replace(t, group="buffer mean" if t.id in ("t1", "t2") else None) for t in sample.graph.tasks
+    )
+    graph = dataclasses.replace(sample.graph, tasks=tasks, shared=(shared,))
+    source, out = tmp_path / "grouped.json", tmp_path / "out"
+    dataclasses.replace(base, samples=(dataclasses.replace(sample, graph=graph),)).write(source)
+    words = ["plan", source, "--placement", "free", "--method", "heft"]
+    d = json.loads(said(capsys, *words, "--json")[1])
+    assert d["together"] == {"buffer mean": ["t1", "t2"], "parameter head.weight": ["t0", "t3"]}
+    assert d["placement"]["t1"] == d["placement"]["t2"]
+    text = said(capsys, *words)[1]
+    assert "t1, t2: buffer mean" in text
+    assert "t0, t3: parameter head.weight" in text
+    out.mkdir()
+    assert said(capsys, *words, "-o", out / "plan.json")[0] == 0
+    assert said(capsys, "report", out)[0] == 0
+    assert "Kept together: t1, t2: buffer mean; t0, t3" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize("method", ["single", "intuitive", "heft", "heft-links", "hybrid"])
+def test_a_job_without_room_for_a_mapping_is_infeasible(tmp_path, capsys, method):
+    """Four layers of 8 bytes, gradients and activations on two devices: none of them holds all, 30 bytes hold no layer."""
+    for memory, fits in ((30.0, False), (80.0, method != "single")):
+        source = profile(tmp_path, memory=memory, size=16)
+        words = [source, "--placement", "free", "--method", method, "--budget-s", "0.1", "--json"]
+        code, text, err = said(capsys, "plan", *words)
+        assert code == (0 if fits else 3), err
+        if not fits:
+            assert text == ""
+            assert "hint: " in err
+            assert "bytes" in err
 
 
 def test_auto_is_as_good_as_every_method_of_its_question(tmp_path, capsys):

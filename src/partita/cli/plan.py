@@ -22,6 +22,7 @@ from partita.nouns.splits import counted, read_splits
 from partita.page.plan_rows import is_mapping, load_rows, mapped_rows, stage_rows, visits
 from partita.page.schedule_words import schedule_words, why_this_schedule
 from partita.page.text import Kind, facts, percent, seconds, table
+from partita.page.together import lines, together
 from partita.pipeline.plan.planner import PAYS, plan_pipeline
 from partita.placement.capture.dnn_partitioning import unread
 from partita.placement.capture.formats import read_problem, sniff
@@ -248,11 +249,11 @@ def document(file: PlanFile, out: str | None = None) -> dict[str, Any]:
 
 
 def placed(file: PlanFile) -> dict[str, Any]:
-    """Forward task -> device, where a plan maps a job's operators."""
+    """Forward task -> device, where a plan maps a job's operators, and what it could not part."""
     if not is_mapping(file):
         return {}
     assert isinstance(file.plan, PipelinePlan)
-    return {"placement": {t: s.devices[0] for s in file.plan.stages for t in s.tasks}}
+    return {"placement": {t: s.devices[0] for s in file.plan.stages for t in s.tasks}, "together": together(file)}
 
 
 def _finite(value: Any) -> Any:
@@ -298,6 +299,7 @@ def _step_facts(d: dict[str, Any]) -> str:
             ("pipeline", f"{what}, {d['micro_batches']} micro-batches of {d['micro_batch_size']}, {d['in_flight']} in flight, {schedule_words(d['schedule'])}"),
             *choice_facts(d),
             *split_facts(d),
+            *(("together", line) for line in lines(d.get("together", {}))),
             ("method", f"{d['method']}, {seconds(d['seconds_spent'])}"),
         ]
     )  # fmt: skip

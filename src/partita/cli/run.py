@@ -182,14 +182,14 @@ def _searched(
     options: argparse.Namespace, file: PlanFile, settings: dict[str, str], talk: Talk, how: dict[str, Any]
 ) -> dict[str, Any]:
     """Train, and search for the mapping meanwhile."""
-    from partita.mapping.report.history import History
+    from partita.mapping.report.history import Following, History
     from partita.mapping.run.search import train_searching
     from partita.nouns.plan import PlanFile
     from partita.training.runtime.worker import stopped
 
     out = Path(options.out)
     budget_s = 60.0 if options.search_budget_s is None else options.search_budget_s
-    watch = _watch(talk, options.steps or 0, lambda: History.read(out).line())
+    watch = _watch(talk, options.steps or 0, Following(out).line)
     ended = train_searching(
         file, options.job, settings, out, budget_s=budget_s, seed=options.seed or 0, adapt=options.adapt,
         watch=watch, **how,

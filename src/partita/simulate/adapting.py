@@ -1,28 +1,41 @@
 """Adapting: a plan that is made again when a device is not as fast as it was. Events in, decisions out.
 
-    learn      QUIET steps by a plan: what each device computes in a step
+    learn      QUIET steps by a plan: what each device computes in a step, and so how fast it is by what the plan foresaw
     watch      until the drift of one device gives an alarm
     look       LOOK steps more: how much slower or faster every device is now
     search     on the simulator, for the devices as they are; nothing is done unless the prediction is better by HYSTERESIS
     try        the new plan on live steps; it stays where it really is faster by KEPT, else the old one comes back
 
-All devices slower alike is no reason to move anything: then no plan is predicted to be better. A generator: what a step
+Who becomes slower while it is learned would be taken for what is usual. So where the halves of these steps differ, or one device
+is slower than another by UNEVEN more than the plan foresaw, that is an alarm itself; else the problem is told how fast devices
+are, and later searches begin with that.
+
+All devices slower alike is no reason to move anything: then nothing is searched. A search that changes nothing costs as much as
+another, so after each one in a row the next alarm is not heard for twice as many steps. A generator: what a step
 took goes in, the plan to go on with, if it is another one, comes out.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
-from partita.simulate.predicted import predicted
+from partita.simulate.predicted import computing_s, predicted
 from partita.solve.change_points import Drift
 
 QUIET, LOOK, TRY = 20, 5, 5  #: steps
 HYSTERESIS, KEPT = 0.05, 0.02  #: shares of a step
+UNEVEN = 1.25  #: slowest over fastest device, against what was foreseen: more is not an error of the prediction
+EVEN = 1.05  #: the same of a change: with less there is nothing to win
+HALVES, NOISE = (
+    0.2,
+    3.0,
+)  #: log of a half's median over the other's that is a change: at least the one, and so many times the spread
+REST, MOST_REST = 50, 1600  #: steps after a search that changed nothing, twice as many after the next one
 
 
 @dataclass(frozen=True)
@@ -49,41 +62,108 @@ Search = Callable[[PipelineProblem], tuple[PipelinePlan, float]]  #: -> the best
 
 def adapting(problem: PipelineProblem, plan: PipelinePlan, search: Search) -> Adapting:
     """Decisions without end. The first step after a change of plan is not looked at."""
-    said = Said()
+    said, vain = Said(), 0
     while True:
-        quiet = yield from _steps(QUIET, said, cold=True)
-        drifts = {d: Drift.of([s.compute_s[d] for s in quiet]) for d in quiet[0].compute_s}
-        said = Said()
-        while not any(d.alarmed for d in drifts.values()):
-            seen = yield said
-            drifts = {name: d.after(seen.compute_s[name]) for name, d in drifts.items()}
-        look = yield from _steps(LOOK, Said(event="noticed"))
-        slower = {n: statistics.median(s.compute_s[n] for s in look) / d.usual_s for n, d in drifts.items()}
-        problem = _as_they_are(problem, slower)
-        before = statistics.median(s.step_s for s in look)
+        quiet = yield from _steps(QUIET, said, unseen=1 + min(MOST_REST, REST * 2 ** (vain - 1)) if vain else 1)
+        now = yield from _changed(problem, plan, quiet)
+        problem, said = now.problem, Said(event="stayed", slower=now.slower, step_s=now.step_s)
+        if now.even:
+            continue
         best, best_s = search(problem)
         if best_s > (1 - HYSTERESIS) * predicted(problem, plan).duration_s:
-            said = Said(event="stayed", slower=slower, step_s=before)
+            vain += 1
             continue
-        tried = yield from _steps(TRY, Said(best, "switched", slower, best_s), cold=True)
-        now = statistics.median(s.step_s for s in tried)
-        if now < (1 - KEPT) * before:
-            plan, said = best, Said(event="kept", step_s=now)
+        tried = yield from _steps(TRY, Said(best, "switched", now.slower, best_s), unseen=1)
+        step_s = statistics.median(s.step_s for s in tried)
+        if step_s < (1 - KEPT) * now.step_s:
+            plan, said, vain = best, Said(event="kept", step_s=step_s), 0
         else:
-            said = Said(plan, "returned", step_s=now)
+            said, vain = Said(plan, "returned", step_s=step_s), vain + 1
 
 
-def _steps(n: int, said: Said, *, cold: bool = False) -> Generator[Said, Seen, Sequence[Seen]]:
-    """The next n steps, the first of which follows what is said; where that is cold, it is one more and not among them."""
-    if cold:
-        yield said
+@dataclass(frozen=True)
+class _Now:
+    """What has changed."""
+
+    problem: PipelineProblem  #: for the devices as they are
+    slower: Mapping[
+        str, float
+    ]  #: device -> how many times as long it computes as it did, or as was foreseen; those that compute
+    step_s: float
+    even: bool  #: all devices are slower alike, those that do not compute included
+
+
+def _changed(problem: PipelineProblem, plan: PipelinePlan, quiet: Sequence[Seen]) -> Generator[Said, Seen, _Now]:
+    """Steps until a device is not as fast as in the quiet ones, and LOOK more; at once where it was not quiet in these."""
+    usual_s, foreseen_s = _medians(quiet), computing_s(problem, plan)
+    level = _of_all(problem, _ratios(usual_s, foreseen_s))
+    learned = _steady(quiet) and _spread(level) < UNEVEN
+    if learned:
+        problem = _as_they_are(problem, level)
+        yield from _watched(quiet)
+    look = yield from _steps(LOOK, Said(event="noticed"))
+    slower = _ratios(_medians(look), usual_s if learned else foreseen_s)
+    change = dict.fromkeys(problem.cluster.by_name, 1.0) | slower if learned else _of_all(problem, slower)
+    step_s = statistics.median(s.step_s for s in look)
+    return _Now(_as_they_are(problem, change), slower, step_s, _spread(change) < EVEN)
+
+
+def _watched(quiet: Sequence[Seen]) -> Generator[Said, Seen, None]:
+    """Steps until one device is not as fast as in the quiet ones."""
+    drifts = {d: Drift.of([s.compute_s[d] for s in quiet]) for d in _medians(quiet)}
+    while not any(d.alarmed for d in drifts.values()):
+        seen = yield Said()
+        drifts = {name: d.after(seen.compute_s.get(name, d.usual_s)) for name, d in drifts.items()}
+
+
+def _steps(n: int, said: Said, unseen: int = 0) -> Generator[Said, Seen, Sequence[Seen]]:
+    """The next n steps, the first of which follows what is said; so many before them are not looked at."""
+    found = []
+    for k in range(unseen + n):
+        seen = yield said
         said = Said()
-    found = [(yield said)]
-    for _ in range(n - 1):
-        found.append((yield Said()))
+        found += [seen] if k >= unseen else []
     return found
 
 
+def _medians(steps: Sequence[Seen]) -> dict[str, float]:
+    """Device -> seconds that it computes in a step; those that computed in all of them."""
+    names = [n for n in steps[0].compute_s if all(n in s.compute_s for s in steps)]
+    return {n: statistics.median(s.compute_s[n] for s in steps) for n in names}
+
+
+def _steady(quiet: Sequence[Seen]) -> bool:
+    """Whether no device computes longer, or shorter, in the second half than in the first, but for noise."""
+    halves = quiet[: len(quiet) // 2], quiet[len(quiet) // 2 :]
+    usual = [_medians(half) for half in halves]
+    for name in _medians(quiet):
+        off = [
+            abs(math.log(s.compute_s[name] / middle[name]))
+            for half, middle in zip(halves, usual, strict=True)
+            for s in half
+        ]
+        spread = 1.4826 * statistics.median(off)
+        if abs(math.log(usual[1][name] / usual[0][name])) > max(HALVES, NOISE * spread):
+            return False
+    return True
+
+
+def _ratios(seconds: Mapping[str, float], usual_s: Mapping[str, float]) -> dict[str, float]:
+    """Device -> how many times as long as usual it computes; those of which something is known."""
+    return {n: s / usual_s[n] for n, s in seconds.items() if s > 0 and usual_s.get(n, 0.0) > 0}
+
+
+def _of_all(problem: PipelineProblem, slower: Mapping[str, float]) -> dict[str, float]:
+    """The same for every device: of those that do not compute nothing is known, and they are taken to be as the others are."""
+    middle = statistics.median(slower.values()) if slower else 1.0
+    return {d.name: slower.get(d.name, middle) for d in problem.cluster.devices}
+
+
+def _spread(slower: Mapping[str, float]) -> float:
+    """The slowest over the fastest."""
+    return max(slower.values()) / min(slower.values())
+
+
 def _as_they_are(problem: PipelineProblem, slower: Mapping[str, float]) -> PipelineProblem:
-    devices = tuple(replace(d, speed=d.speed / slower.get(d.name, 1.0)) for d in problem.cluster.devices)
+    devices = tuple(replace(d, speed=d.speed / slower[d.name]) for d in problem.cluster.devices)
     return problem.on(replace(problem.cluster, devices=devices))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,12 @@ from mapping.worlds import problem_of
 
 from partita.mapping.plan.adaptive import adapting
 from partita.mapping.plan.jobs import candidates
+from partita.mapping.plan.runnable import runnable
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.program import Op
-from partita.simulate.adapting import Said, Seen
+from partita.simulate.adapting import Said, Search, Seen, _steady
+from partita.simulate.adapting import adapting as adapting_by
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import durations_of, predicted
 from partita.solve.change_points import Drift
@@ -32,26 +35,89 @@ def step_by(problem: PipelineProblem, plan: PipelinePlan, noise: np.random.Gener
 
 
 def lived(
-    slowed: dict[int, dict[str, float]], steps: int, spread: float = 0.03
+    slowed: dict[int, dict[str, float]], steps: int, spread: float = 0.03, search: Search | None = None
 ) -> list[tuple[int, Said, PipelinePlan]]:
     """(step, what was said before it, plan) of a run; `slowed`: from which step on a device computes at which speed."""
     problem, noise = problem_of("inception", ("cpu0", "cpu1")), np.random.default_rng(3)
     plan = min(candidates(problem, "polish", 0.3, 0), key=lambda c: c.step_s).plan
-    adapts, found, memo = adapting(problem, plan), [], {}
+    adapts, found, memo = adapting_by(problem, plan, search) if search else adapting(problem, plan), [], {}
     said = next(adapts)
     for k in range(steps):
         plan = said.plan or plan
         found.append((k, said, plan))
         if k in slowed:
             devices = tuple(replace(d, speed=slowed[k].get(d.name, d.speed)) for d in problem.cluster.devices)
-            problem, memo = problem.on(replace(problem.cluster, devices=devices)), {}
-        quiet = memo.setdefault(plan.stages, step_by(problem, plan, noise, 0.0))
+            problem = problem.on(replace(problem.cluster, devices=devices))
+        at = plan.stages, tuple(d.speed for d in problem.cluster.devices)
+        if at not in memo:
+            memo[at] = step_by(problem, plan, noise, 0.0)
+        quiet = memo[at]
         shake = np.exp(noise.normal(0, spread, 3))
         seen = Seen(
             quiet.step_s * shake[0], {d: s * x for (d, s), x in zip(quiet.compute_s.items(), shake[1:], strict=False)}
         )
         said = adapts.send(seen)
     return found
+
+
+def events(rows: list[tuple[int, Said, PipelinePlan]]) -> list[tuple[int, str]]:
+    return [(k, s.event) for k, s, _ in rows if s.event]
+
+
+class Counted:
+    """A search that finds nothing better, and how often it was asked, for which devices."""
+
+    def __init__(self) -> None:
+        self.speeds: list[dict[str, float]] = []
+
+    def __call__(self, problem: PipelineProblem) -> tuple[PipelinePlan, float]:
+        self.speeds.append({d.name: d.speed for d in problem.cluster.devices})
+        tasks = [problem.graph.tasks[i].id for i in problem.graph.order if problem.graph.tasks[i].phase == "forward"]
+        return runnable(problem, dict.fromkeys(tasks, "cpu0"), tasks), math.inf
+
+
+@pytest.mark.parametrize("step", [4, 10, 14])
+def test_a_device_slowed_while_the_usual_is_learned_is_noticed(step: int) -> None:
+    """Steps 1 to 20 are looked at: what happens among them is in one half, or in most of both."""
+    search = Counted()
+    rows = lived({step: {"cpu1": 0.4}}, 60, search=search)
+    assert [e for _, e in events(rows)][:2] == ["noticed", "stayed"]
+    assert events(rows)[0][0] <= step + 20
+    assert search.speeds[0]["cpu1"] / search.speeds[0]["cpu0"] == pytest.approx(0.4, rel=0.1)
+
+
+def test_searches_begin_with_what_devices_really_compute() -> None:
+    """All are half as fast as the plan foresaw from the first step on, which alarms nobody; then one becomes slower still."""
+    search = Counted()
+    rows = lived({0: {"cpu0": 0.5, "cpu1": 0.5}, 60: {"cpu1": 0.25}}, 100, search=search)
+    assert [e for _, e in events(rows)] == ["noticed", "stayed"]
+    assert 60 < events(rows)[0][0] <= 70
+    assert search.speeds == [pytest.approx({"cpu0": 0.5, "cpu1": 0.25}, rel=0.1)]
+
+
+def test_nothing_is_searched_where_all_change_alike() -> None:
+    search = Counted()
+    rows = lived({60: {"cpu0": 0.5, "cpu1": 0.5}}, 110, search=search)
+    assert [e for _, e in events(rows)] == ["noticed", "stayed"]
+    assert search.speeds == []
+
+
+def test_searches_that_change_nothing_become_rare() -> None:
+    """A neighbour comes and goes every 60 steps."""
+    search = Counted()
+    lived({k: {"cpu1": 0.5 if k % 120 else 1.0} for k in range(60, 3000, 60)}, 3000, search=search)
+    assert 2 <= len(search.speeds) <= 8
+
+
+def test_a_quiet_run_gives_no_alarm_while_it_learns() -> None:
+    for spread in (0.01, 0.05, 0.1, 0.2):
+        chance = np.random.default_rng(int(100 * spread))
+        false = 0
+        for _ in range(2000):
+            took = np.exp(chance.normal(0, spread, (20, 2)))
+            took[chance.random((20, 2)) < 0.03] *= 2.0  # a step now and then is twice as slow
+            false += not _steady([Seen(1.0, {"cpu0": a, "cpu1": b}) for a, b in took.tolist()])
+        assert false <= 4, spread
 
 
 @pytest.mark.slow

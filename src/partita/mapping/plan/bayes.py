@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -65,18 +66,25 @@ def bayes(
     return Finding(best, 0.0, trials)
 
 
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Studies are made in here: Optuna's experimental features say each time that they are. Which warnings are shown is one
+    thing for the whole process, so that threads cannot each change it and put it back: it is done once, around them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*experimental")
+        yield
+
+
 def study(sampler: Sampler, seed: int) -> Any:
-    """Optuna's study with a sampler: ask, suggest, tell."""
+    """Optuna's study with a sampler: ask, suggest, tell. It warns unless it is `silenced`."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental features say so each time
-        made = {
-            "gp": partial(optuna.samplers.GPSampler, n_startup_trials=10),
-            "tpe": partial(optuna.samplers.TPESampler, multivariate=True),
-            "random": optuna.samplers.RandomSampler,
-        }[sampler](seed=seed & 0x7FFFFFFF)
+    made = {
+        "gp": partial(optuna.samplers.GPSampler, n_startup_trials=10),
+        "tpe": partial(optuna.samplers.TPESampler, multivariate=True),
+        "random": optuna.samplers.RandomSampler,
+    }[sampler](seed=seed & 0x7FFFFFFF)
     return optuna.create_study(sampler=made)
 
 

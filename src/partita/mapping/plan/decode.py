@@ -27,14 +27,15 @@ def priorities_of(order: IntArray) -> FloatArray:
 
 def values_of(question: Question, where: IntArray, priority: FloatArray) -> tuple[FloatArray, IntArray]:
     """([mappings] values in seconds, infinite where one does not fit; [mappings, tasks] orders) of [mappings, atoms] devices
-    and [mappings, tasks] priorities. O(mappings x (tasks x ready tasks + readers))."""
+    and [mappings, tasks] priorities. O(mappings x (tasks log ready tasks + readers))."""
     orders = np.empty(priority.shape, np.int64)
     return _values(question.facts, where, priority, orders, scratch(question.facts)), orders
 
 
 @compiled
 def prioritised(f: Facts, priority: FloatArray) -> IntArray:
-    """[tasks] the topological order of priorities; of equals the lower number first."""
+    """[tasks] the topological order of priorities; of equals the lower number first. O(tasks log ready tasks + readers): what is
+    ready is a heap, since in a wide graph that may be most of it."""
     incoming_start, made_start, made, reader_start, reader = (
         f.incoming_start,
         f.made_start,
@@ -49,17 +50,12 @@ def prioritised(f: Facts, priority: FloatArray) -> IntArray:
     for i in range(n):
         waiting[i] = incoming_start[i + 1] - incoming_start[i]
         if waiting[i] == 0:
-            ready[count] = i
+            _push(ready, count, priority, i)
             count += 1
     for x in range(n):
-        best = 0
-        for y in range(1, count):
-            a, b = priority[ready[y]], priority[ready[best]]
-            if a > b or (a == b and ready[y] < ready[best]):
-                best = y
-        i = ready[best]
+        i = ready[0]
         count -= 1
-        ready[best] = ready[count]
+        _sink(ready, count, priority, ready[count])
         order[x] = i
         for m in range(made_start[i], made_start[i + 1]):
             k = made[m]
@@ -67,9 +63,43 @@ def prioritised(f: Facts, priority: FloatArray) -> IntArray:
                 v = reader[e]
                 waiting[v] -= 1
                 if waiting[v] == 0:
-                    ready[count] = v
+                    _push(ready, count, priority, v)
                     count += 1
     return order
+
+
+@compiled
+def _push(heap: IntArray, count: int, priority: FloatArray, i: int) -> None:
+    """Task i to a heap of so many, the first of which has the highest priority."""
+    at = count
+    while at > 0:
+        above = (at - 1) // 2
+        j = heap[above]
+        if priority[j] > priority[i] or (priority[j] == priority[i] and j < i):
+            break
+        heap[at] = j
+        at = above
+    heap[at] = i
+
+
+@compiled
+def _sink(heap: IntArray, count: int, priority: FloatArray, i: int) -> None:
+    """Task i in place of the first of a heap of so many."""
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= count:
+            break
+        j = heap[below]
+        if below + 1 < count:
+            k = heap[below + 1]
+            if priority[k] > priority[j] or (priority[k] == priority[j] and k < j):
+                below, j = below + 1, k
+        if priority[i] > priority[j] or (priority[i] == priority[j] and i < j):
+            break
+        heap[at] = j
+        at = below
+    heap[at] = i
 
 
 @compiled

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from partita.errors import PlanError, ProgramError
+from partita.mapping.plan.limit import FREELY, Limit, simulation_s
 from partita.nouns.pipeline_plan import PipelinePlan, Slot
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.timeline import MESSAGES, Timeline
@@ -23,14 +24,18 @@ SWEEPS = 4
 LEAST = 5e-4  #: of the step: a smaller gain may be rounding
 
 
-def deferred(problem: PipelineProblem, plan: PipelinePlan) -> tuple[PipelinePlan, float]:
+def deferred(problem: PipelineProblem, plan: PipelinePlan, limit: Limit = FREELY) -> tuple[PipelinePlan, float]:
     """(the plan with weights' gradients where its step is predicted to be shortest, that step's seconds); the plan itself where
-    they are best where they are. O(segments) simulations of a step."""
-    timeline = predicted(problem, plan)
+    they are best where they are, or nothing better was met within the limit. O(segments) simulations of a step."""
+    timeline, left_s = predicted(problem, plan), limit.worth_s
+    each_s = simulation_s(len(problem.graph), len(plan.stages))
     for _ in range(SWEEPS):
         before_s = timeline.duration_s
         for device, slots in plan.orders.items():
             for weights, at in _places(slots, timeline, device):
+                if left_s < each_s or not limit.goes_on():
+                    return plan, timeline.duration_s
+                left_s -= each_s
                 other = replace(plan, orders={**plan.orders, device: _put(plan.orders[device], weights, at)})
                 found = _simulated(problem, other)
                 if found is not None and found.duration_s < (1 - LEAST) * timeline.duration_s:

@@ -32,21 +32,23 @@ def genetic(question: Question, known: Sequence[Mapped], budget_s: float, seed: 
     """The best mapping of so many generations as the budget counts. Never worse than what it begins with."""
     if question.devices == 1:
         return Finding(best_of(known))
-    generations = max(1, int(budget_s / (GENERATION_S + POPULATION * 3 * question.cost_units / UNITS_PER_S)))
-    found, tried = bred(question, known, generations, seed, values_of)
+    found, tried = bred(question, known, generations(question, budget_s), seed, values_of)
     return Finding(best_of([*known, found[0]]), 0.0, tried)
 
 
-def bred(
-    question: Question, known: Sequence[Mapped], generations: int, seed: int, worth: Worth
-) -> tuple[list[Mapped], int]:
-    """(the last population, the best first, how many children there were). `worth` says what a mapping is worth: the
+def generations(question: Question, worth_s: float) -> int:
+    """How many a budget counts, at least one."""
+    return max(1, int(worth_s / (GENERATION_S + POPULATION * 3 * question.cost_units / UNITS_PER_S)))
+
+
+def bred(question: Question, known: Sequence[Mapped], number: int, seed: int, worth: Worth) -> tuple[list[Mapped], int]:
+    """(the last of so many generations, the best first, how many children there were). `worth` says what a mapping is worth: the
     simulator (`values_of`), or a surrogate of what was measured."""
     tried = 0
     breeder = _Breeder(question, groups(question, MOST_GROUPS), np.random.default_rng(seed))
     where, priority = breeder.first(known)
     value, orders = worth(question, where, priority)
-    for _ in range(generations):
+    for _ in range(number):
         rank = np.argsort(value, kind="stable")
         where, value, orders = where[rank], value[rank], orders[rank]
         priority = -np.argsort(orders, axis=1).astype(np.float64)

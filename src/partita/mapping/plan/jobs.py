@@ -10,15 +10,16 @@ which the run is compared with, decides; the best one's weights' gradients are t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from partita.errors import BadInput, CostError
-from partita.mapping.plan.deferred import deferred
+from partita.mapping.plan.deferred import GAPS, deferred
+from partita.mapping.plan.limit import FREELY, Limit, simulation_s
 from partita.mapping.plan.parts import beside, shared_by_parts, with_sums
-from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, compile_kernels, plan_mapping
+from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, begun_with, compile_kernels, no_room, plan_mapping
 from partita.mapping.plan.question import Mapped, Question
 from partita.mapping.plan.runnable import runnable
 from partita.nouns.cluster import Cluster
@@ -34,6 +35,11 @@ from partita.nouns.stage_memory import bytes_per_parameter_byte
 from partita.placement.plan.latency import latency_bound
 from partita.simulate.lower_placement import task_order
 from partita.simulate.predicted import predicted
+
+SIMULATED = 0.4  #: share of a search's budget that simulating whole steps may take: half for joining, half for putting gradients off
+LEAST = 0.25  #: share of it that the search itself has, where single simulations are long
+SWEPT = 2  #: times that every backward is tried in all gaps, as a rule
+FEWEST = 2  #: simulations of a mapping that is not improved
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def plan_job(
     found = list(candidates(problem, method, budget_s, seed))
     best = min(found, key=lambda c: c.step_s)
     if method in SEARCHES:
-        best = Candidate(best.name, *deferred(problem, best.plan))
+        best = Candidate(best.name, *deferred(problem, best.plan, Limit(SIMULATED / 2 * budget_s)))
     compared: dict[str, float] = {}
     for c in found:
         compared[c.name] = min(c.step_s, compared.get(c.name, c.step_s))
@@ -92,34 +98,54 @@ def whole_batch(
 
 
 def candidates(problem: PipelineProblem, method: str, budget_s: float, seed: int) -> Iterator[Candidate]:
-    """What a method proposes; of a search also the simple mappings that it begins with."""
+    """What a method proposes; of a search also the simple mappings that it begins with. Joining their segments is a part of the
+    budget, as `deferred` is of it by whoever calls that afterwards. Raises Infeasible where nothing fits, or not what the method is."""
     asked = as_placement(problem)
+    asked.expect_fit()
     compile_kernels()
     question = Question.of(asked)
-    for name, make in SEEDS.items():
-        if method in SEARCHES or name == method:
-            yield from (candidate(problem, asked, m) for m in make(question) if np.isfinite(m.value_s))
-    if method in SEARCHES and problem.splits:
-        yield candidate(problem, asked, beside(problem, question))
-    if method in SEARCHES:
-        plan = plan_mapping(asked, method=method, budget_s=budget_s, seed=seed).plan
-        assert isinstance(plan, PlacementPlan)
-        yield of_placement(problem, asked.graph, plan, method)
+    if method not in SEARCHES:
+        known = [m for m in SEEDS[method](question) if np.isfinite(m.value_s)]
+        if not known:
+            raise no_room(question, method)
+        yield from (candidate(problem, asked, m, Limit(budget_s / len(known))) for m in known)
+        return
+    known = begun_with(question)
+    known += [m for m in [beside(problem, question)] if np.isfinite(m.value_s)] if problem.splits else []
+    joining = Limit(SIMULATED / 2 * budget_s / (len(known) + 1))
+    found = [candidate(problem, asked, m, joining) for m in known]
+    yield from found
+    rest_s = max(budget_s - simulating_s(problem, [c.plan for c in found], budget_s), LEAST * budget_s)
+    plan = plan_mapping(asked, method=method, budget_s=rest_s, seed=seed).plan
+    assert isinstance(plan, PlacementPlan)
+    yield of_placement(problem, asked.graph, plan, method, joining)
 
 
-def candidate(problem: PipelineProblem, asked: PlacementProblem, mapped: Mapped) -> Candidate:
+def simulating_s(problem: PipelineProblem, plans: Sequence[PipelinePlan], budget_s: float) -> float:
+    """What of a search's budget is kept for whole steps: joining these plans and one more like them, and putting off the
+    gradients of that one; no more than SIMULATED of it, but for one simulation of each."""
+    tasks, segments = len(problem.graph), max((len(p.stages) for p in plans), default=1)
+    each_s = simulation_s(tasks, segments)
+    wanted = each_s * segments * (len(plans) + 1 + SWEPT * GAPS)
+    return FEWEST * each_s * (len(plans) + 1) + min(SIMULATED * budget_s, wanted)
+
+
+def candidate(problem: PipelineProblem, asked: PlacementProblem, mapped: Mapped, limit: Limit = FREELY) -> Candidate:
     """A mapping of `as_placement(problem)` as a plan."""
     tasks, names = asked.graph.tasks, [d.name for d in asked.cluster.devices]
     where = mapped.where[asked.graph.atom].tolist()
     forward = [i for i in mapped.order.tolist() if tasks[i].phase == "forward"]
-    plan = runnable(problem, {tasks[i].id: names[where[i]] for i in forward}, [tasks[i].id for i in forward])
+    homes = {tasks[i].id: names[where[i]] for i in forward}
+    plan = runnable(problem, homes, [tasks[i].id for i in forward], limit)
     return Candidate(mapped.name, plan, predicted(problem, plan).duration_s)
 
 
-def of_placement(problem: PipelineProblem, graph: TaskGraph, plan: PlacementPlan, name: str) -> Candidate:
+def of_placement(
+    problem: PipelineProblem, graph: TaskGraph, plan: PlacementPlan, name: str, limit: Limit = FREELY
+) -> Candidate:
     """A placement of all tasks as a plan; forwards keep its order."""
     order = [graph.tasks[i].id for i in task_order(graph, plan) if graph.tasks[i].phase == "forward"]
-    found = runnable(problem, plan.placement, order)
+    found = runnable(problem, plan.placement, order, limit)
     return Candidate(name, found, predicted(problem, found).duration_s)
 
 

@@ -2,11 +2,14 @@
 surrogate of what was measured, then the best of all in turn.
 
     step      share of the budget   what is tried
-    seeds     as long as they take  single, intuitive, heft, heft-links, what the simulator's own search finds
+    seeds     up to 30 %            single, then by prediction intuitive, heft, heft-links, what the simulator's own search finds
     bayes     up to 50 %            Optuna's trials, each one measured
     genetic   up to 80 %            the best that a surrogate of all measurements knows, bred anew when they are measured
-    deferred  once each             the fastest three with weights' gradients put off, where that is predicted to be shorter
-    finals    the rest              the three fastest and one device, in turn, thrice
+    deferred  up to 90 %            the fastest three with weights' gradients put off, where that is predicted to be shorter
+    finals    the rest              the three fastest and one device, in turn: thrice, or as often as there is time, at least once
+
+Between two trials all ranks wait for the next one: joining segments and putting gradients off are cut short (`limit`), so that
+no thought takes longer than it may, whatever the size of the job.
 
 A search is a generator: a trial comes out, what its iterations took goes in. It does no input or output and knows no clock
 but the one that it is given, so it runs on a training run (`mapping.run`) as on a simulator (the tests).
@@ -31,10 +34,11 @@ from partita.mapping.plan import bayes, surrogates
 from partita.mapping.plan.decode import priorities_of, values_of
 from partita.mapping.plan.deferred import deferred
 from partita.mapping.plan.features import features
-from partita.mapping.plan.genetic import Worth, bred
+from partita.mapping.plan.genetic import Worth, bred, generations
 from partita.mapping.plan.jobs import as_placement, candidate
+from partita.mapping.plan.limit import Limit
 from partita.mapping.plan.parts import beside
-from partita.mapping.plan.planner import SEEDS, compile_kernels
+from partita.mapping.plan.planner import begun_with, compile_kernels
 from partita.mapping.plan.polish import polished
 from partita.mapping.plan.question import Mapped, Question
 from partita.nouns.graph import FloatArray, IntArray
@@ -42,8 +46,10 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_problem import PlacementProblem
 
-BAYES_UNTIL, GENETIC_UNTIL = 0.5, 0.8  #: shares of the budget
+SEEDS_UNTIL, BAYES_UNTIL, GENETIC_UNTIL, DEFERRED_UNTIL = 0.3, 0.5, 0.8, 0.9  #: shares of the budget
 SIMULATED_SHARE = 0.02  #: of it, for a search on the simulator among the seeds
+JOINED_SHARE, DEFERRED_SHARE = 0.02, 0.03  #: of it, for a trial's segments, and for its weights' gradients
+THOUGHT_S = 5.0  #: between two trials, at most
 GENERATIONS = 40
 BATCH = 4  #: mappings that a surrogate proposes before it is fitted again
 FINALISTS, ROUNDS = 3, 3
@@ -94,14 +100,17 @@ Search = Generator[Trial, Measured, Outcome]
 Trials = Generator[Trial, Measured, None]
 
 
-def live(problem: PipelineProblem, budget_s: float, seed: int, elapsed: Callable[[], float]) -> Search:
-    """Trials until the budget is spent by `elapsed()`, a clock that begins at 0; wants what an iteration of each took."""
+def live(
+    problem: PipelineProblem, budget_s: float, seed: int, elapsed: Callable[[], float], thought_s: float = THOUGHT_S
+) -> Search:
+    """Trials until the budget is spent by `elapsed()`, a clock that begins at 0; wants what an iteration of each took.
+    Between two trials it thinks for about `thought_s` at most."""
     compile_kernels()
-    s = _Live(problem, as_placement(problem), seed)
-    yield from s.seeds(SIMULATED_SHARE * budget_s)
+    s = _Live(problem, as_placement(problem), seed, budget_s, elapsed, thought_s)
+    yield from s.seeds(min(SIMULATED_SHARE * budget_s, thought_s))
     if s.question.devices > 1:
-        yield from s.bayes(lambda: elapsed() < BAYES_UNTIL * budget_s)
-        yield from s.genetic(lambda: elapsed() < GENETIC_UNTIL * budget_s)
+        yield from s.bayes(s.until(BAYES_UNTIL))
+        yield from s.genetic(s.until(GENETIC_UNTIL))
         yield from s.deferred()
     return (yield from s.finals())
 
@@ -111,7 +120,8 @@ def sampled(problem: PipelineProblem, mappings: int, rounds: int, seed: int) -> 
     predictions agree with what is measured, and to learn surrogates from all kinds of mappings. All are tried in so many rounds,
     each time in the same order: one trial is as long as a mood of the machine's."""
     compile_kernels()
-    s, chance = _Live(problem, as_placement(problem), seed), np.random.default_rng(seed)
+    s = _Live(problem, as_placement(problem), seed, thought_s=THOUGHT_S)
+    chance = np.random.default_rng(seed)
     yield from s.seeds(1.0)
     while len(s.measured_s) < mappings and s.question.devices > 1:
         stays, where, at = chance.choice([0.5, 0.8, 0.95]), np.zeros(s.question.model.atoms, np.int64), 0
@@ -136,6 +146,9 @@ class _Live:
     problem: PipelineProblem
     asked: PlacementProblem
     seed: int
+    budget_s: float = math.inf
+    elapsed: Callable[[], float] = float  #: seconds since the search began
+    thought_s: float = math.inf
     trials: dict[Any, Trial] = field(default_factory=dict)  #: by their stages
     measured_s: dict[Any, float] = field(default_factory=dict)  #: settled
     scores: tuple[surrogates.Score, ...] = ()
@@ -143,19 +156,35 @@ class _Live:
     def __post_init__(self) -> None:
         self.question = Question.of(self.asked)
 
+    def until(self, share: float) -> Callable[[], bool]:
+        """Whether less of the budget is spent."""
+        return lambda: self.elapsed() < share * self.budget_s
+
+    def limit(self, share: float) -> Limit:
+        """What one thought may come to, which begins now: a share of the budget."""
+        began, most_s = self.elapsed(), min(self.thought_s, share * self.budget_s)
+        return Limit(most_s, lambda: self.elapsed() <= began + most_s)
+
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def seeds(self, simulated_s: float) -> Trials:
-        known = [m for make in SEEDS.values() for m in make(self.question) if math.isfinite(m.value_s)]
-        known += [beside(self.problem, self.question)] if self.problem.splits else []
-        for mapped in [*known, polished(self.question, known, simulated_s, self.seed).best]:
-            yield from self.tried(self.trial("seeds", mapped))
+        """One device, whatever it takes, and what else is quick by the simulator while there is time for it."""
+        known = begun_with(self.question)
+        beside_each = [beside(self.problem, self.question)] if self.problem.splits else []
+        known += [m for m in beside_each if math.isfinite(m.value_s)]
+        known.append(polished(self.question, known, simulated_s, self.seed).best)
+        goes_on = self.until(SEEDS_UNTIL)
+        for mapped in sorted(known, key=lambda m: (m.name != "single", m.value_s)):
+            if not self.trials or goes_on():
+                yield from self.tried(self.trial("seeds", mapped))
 
     def bayes(self, goes_on: Callable[[], bool]) -> Trials:
         """Optuna's suggestions, told what they took; what is known stands at the beginning."""
         if not bayes.available():
             return
-        study, encoding, repeated = bayes.study("tpe", self.seed), bayes.Encoding.of(self.question), 0
+        with bayes.silenced():
+            study = bayes.study("tpe", self.seed)
+        encoding, repeated = bayes.Encoding.of(self.question), 0
         for key, trial in list(self.trials.items()):
             study.enqueue_trial(encoding.numbers(trial.mapped))
             noted = study.ask()
@@ -166,6 +195,7 @@ class _Live:
             mapped = encoding.mapped(encoding.suggested(asked))
             if not math.isfinite(mapped.value_s):
                 study.tell(asked, 10 * max(self.measured_s.values()))
+                repeated += 1
                 continue
             trial = self.trial("bayes", mapped)
             repeated = repeated + 1 if _key(trial) in self.measured_s else 0
@@ -181,18 +211,22 @@ class _Live:
                 self.scores = surrogates.compared(rows, taken_s, self.seed)
             predict = surrogates.fitted(self.scores[0].name, rows, taken_s, self.seed)
             known = [Mapped(self.measured_s[k], t.mapped.where, t.mapped.order, t.name) for k, t in self.trials.items()]
-            found, _ = bred(self.question, known, GENERATIONS, self.seed + generation, judged_by(predict))
-            fresh = list(self._fresh(found))
-            for trial in fresh:
+            number = min(GENERATIONS, generations(self.question, self.thought_s))
+            found, _ = bred(self.question, known, number, self.seed + generation, judged_by(predict))
+            before = len(self.trials)
+            for trial in self._fresh(found):
                 yield from self.tried(trial)
             generation += 1
-            if not fresh:
+            if len(self.trials) == before:
                 return
 
     def deferred(self) -> Trials:
         """The fastest ones with weights' gradients put off."""
+        goes_on = self.until(DEFERRED_UNTIL)
         for trial in [self.trials[k] for k in self.fastest()]:
-            plan, step_s = deferred(self.problem, trial.plan)
+            if not goes_on():
+                return
+            plan, step_s = deferred(self.problem, trial.plan, self.limit(DEFERRED_SHARE))
             if step_s < trial.predicted_s:
                 yield from self.tried(
                     replace(trial, phase="deferred", plan=plan, predicted_s=step_s, expected_s=math.nan)
@@ -206,8 +240,8 @@ class _Live:
         fastest = self.fastest()
         single = next((k for k, t in self.trials.items() if t.name == "single"), fastest[0])
         rivals = list(dict.fromkeys([*fastest, single]))
-        rounds = []
-        for _ in range(ROUNDS):
+        rounds: list[list[float]] = []
+        while len(rounds) < ROUNDS and (not rounds or self.elapsed() < self.budget_s):
             row = []
             for key in rivals:
                 t = self.trials[key]
@@ -233,7 +267,7 @@ class _Live:
         return features(self.question, where, orders, value)
 
     def trial(self, phase: str, mapped: Mapped, expected_s: float = math.nan) -> Trial:
-        found = candidate(self.problem, self.asked, mapped)
+        found = candidate(self.problem, self.asked, mapped, self.limit(JOINED_SHARE))
         return Trial(phase, mapped, found.plan, found.step_s, expected_s)
 
     def tried(self, trial: Trial) -> Trials:
@@ -246,15 +280,17 @@ class _Live:
     def _fresh(self, found: list[Mapped]) -> Iterator[Trial]:
         """The first few that were not measured yet."""
         met: set[bytes] = {t.mapped.where.tobytes() for t in self.trials.values()}
-        new = 0
+        new = known = 0
         for mapped in found:
-            if new == BATCH or not math.isfinite(mapped.value_s):
+            if new == BATCH or known == MOST_REPEATED or not math.isfinite(mapped.value_s):
                 return
             if mapped.where.tobytes() in met:
                 continue
             met.add(mapped.where.tobytes())
             trial = self.trial("genetic", mapped, mapped.value_s)
-            if _key(trial) not in self.measured_s:
+            if _key(trial) in self.measured_s:
+                known += 1
+            else:
                 new += 1
                 yield trial
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from partita.errors import BadInput
+from partita.errors import BadInput, Infeasible
 from partita.mapping.plan import bayes, cp_sat
 from partita.mapping.plan.genetic import genetic
 from partita.mapping.plan.heft import heft, heft_over_links
@@ -29,17 +29,19 @@ from partita.mapping.plan.hybrid import hybrid
 from partita.mapping.plan.intuitive import intuitive, single
 from partita.mapping.plan.polish import polished
 from partita.mapping.plan.question import Finding, Mapped, Question, Search, best_of
-from partita.mapping.plan.segments import Segment, joined, segments
+from partita.mapping.plan.waists import Piece, pieces, whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
+from partita.page.text import size
 from partita.placement.plan.alarm import THREADS
 from partita.placement.plan.candidates import candidates, nothing_fits, plan_file
 from partita.placement.plan.device_limit import useful
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound
+from partita.placement.plan.load import Bools
 from partita.solve import constraint_solver
 
 CLOSED = 1e-9  #: a gap, as a share, at which there is nothing left to find
@@ -84,8 +86,8 @@ def plan_mapping(problem: PlacementProblem, *, method: str = "auto", budget_s: f
     """A mapping of least makespan of one iteration, its bound, and what it was compared with.
 
     Deterministic for a seed: work is counted, not timed, unless a processor is so slow that the constraint program's limit
-    in seconds strikes. Raises Infeasible where nothing fits, BadInput for an unknown method, MissingDependency where the
-    method's package is not there.
+    in seconds strikes. Raises Infeasible where nothing fits, or not what the method is, BadInput for an unknown method,
+    MissingDependency where the method's package is not there.
     """
     if method not in METHODS:
         raise BadInput(f"unknown method {method!r} for a mapping", hint=f"known: {', '.join(METHODS)}")
@@ -95,6 +97,8 @@ def plan_mapping(problem: PlacementProblem, *, method: str = "auto", budget_s: f
     began = time.monotonic()
     question = Question.of(problem)
     compared = {name: best_of(ms) for name, make in SEEDS.items() if (ms := make(question))}
+    if method in SEEDS and not (method in compared and np.isfinite(compared[method].value_s)):
+        raise no_room(question, method)
     compared |= _rest(question) if not any(np.isfinite(m.value_s) for m in compared.values()) else {}
     bound, how = latency_bound(problem, question.model)
     best = compared.get(method) or best_of([*compared.values()])
@@ -105,7 +109,7 @@ def plan_mapping(problem: PlacementProblem, *, method: str = "auto", budget_s: f
         bound, how = max((bound, how), (answer.bound_s, answer.bound))
         compared_s |= {**answer.phases, method: best.value_s}
     if not np.isfinite(best.value_s):
-        raise nothing_fits(question.model)
+        raise no_room(question, method)
     device_of = best.where[question.model.atom_of]
     value = simulated_s(problem, placement_plan(problem, device_of, best.order))
     compared_s = {n: v for n, v in {**compared_s, method: value}.items() if np.isfinite(v)}
@@ -128,21 +132,21 @@ class Answer:
 
 def in_pieces(question: Question, search: Search, name: str, budget_s: float, seed: int) -> Answer:
     """A search on every piece between waists, alike pieces once, two at a time; their mappings put together."""
-    pieces = segments(question.problem)
-    distinct = {p.shape: p for p in pieces}
+    between = pieces(question.problem)
+    distinct = {p.shape: p for p in between}
     hard = [p for p in distinct.values() if not p.trivial]
     total = sum(len(p.tasks) for p in hard)
-    work = [(p, question if len(pieces) == 1 else Question.of(useful(p.problem))) for p in distinct.values()]
+    work = [(p, question if len(between) == 1 else Question.of(useful(p.problem))) for p in distinct.values()]
 
-    def solved(at: tuple[Segment, Question]) -> tuple[Finding, bool]:
+    def solved(at: tuple[Piece, Question]) -> tuple[Finding, bool]:
         piece, own = at
         share = 0.0 if piece.trivial else budget_s * len(piece.tasks) / total
         return _solved(own, search, share, seed)
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with bayes.silenced(), ThreadPoolExecutor(THREADS) as pool:
         found = dict(zip(distinct, pool.map(solved, work), strict=True))
-    parts = [(p, found[p.shape][0]) for p in pieces]
-    mapped = joined(question, [(p, f.best) for p, f in parts], parts[0][1].best.name if len(pieces) == 1 else name)
+    parts = [(p, found[p.shape][0]) for p in between]
+    mapped = whole(question, [(p, f.best) for p, f in parts], parts[0][1].best.name if len(between) == 1 else name)
     steps = dict.fromkeys(s for _, f in parts for s, _ in f.phases)
     phases = {s: sum(dict(f.phases).get(s, f.best.value_s) for _, f in parts) for s in steps}
     how = PROGRAM if any(by_program for _, by_program in found.values()) else "critical path and work between waists"
@@ -151,14 +155,47 @@ def in_pieces(question: Question, search: Search, name: str, budget_s: float, se
 
 def _solved(question: Question, search: Search, budget_s: float, seed: int) -> tuple[Finding, bool]:
     """(what a search finds in a piece, whether its bound is the search's own); nothing is searched where a seed is optimal."""
-    known = [m for make in SEEDS.values() for m in make(question) if np.isfinite(m.value_s)]
-    known = known or [*_rest(question).values()]
+    known = begun_with(question)
     bound, _ = latency_bound(question.problem, question.model)
     if best_of(known).value_s <= bound * (1 + CLOSED) or budget_s <= 0:
         return Finding(best_of(known), bound), False
     found = search(question, known, budget_s, seed)
     own = found.bound_s > bound
     return Finding(found.best, max(bound, found.bound_s), found.tried, found.phases), own
+
+
+def begun_with(question: Question) -> list[Mapped]:
+    """The mappings that a search begins with: those that come to mind and fit, or else what a free placement begins with. Raises
+    Infeasible where there is none."""
+    known = [m for make in SEEDS.values() for m in make(question) if np.isfinite(m.value_s)]
+    known = known or [*_rest(question).values()]
+    if not known:
+        raise no_room(question, "")
+    return known
+
+
+def no_room(question: Question, method: str) -> Infeasible:
+    """The error where what a method says does not fit; of a search: where nothing was found that does."""
+    model = question.model
+    if method not in SEEDS:
+        return nothing_fits(model)
+    several = "a method that looks for what fits, e.g. --method hybrid"
+    able: Bools = np.asarray(np.isfinite(model.work_s).all(axis=0))
+    if method == "single" and not able.any():
+        return Infeasible("no device runs all tasks", constraint="supported devices", relaxation=several)
+    need, room = float(model.memory_bytes.sum()), model.room_bytes
+    if method == "single":
+        most = float(room[able[model.class_of]].max())
+        return Infeasible(
+            f"the tasks hold {size(need)}; the largest device that runs all of them has {size(most)}",
+            constraint="memory",
+            relaxation=f"a device with {need:.0f} bytes, or {several}",
+        )
+    return Infeasible(
+        f"{method} finds no room for all tasks: they hold {size(need)}, the devices {size(float(room.sum()))}",
+        constraint="memory",
+        relaxation=f"{several}, or more memory a device",
+    )
 
 
 def _rest(question: Question) -> Mapping[str, Mapped]:

@@ -14,9 +14,11 @@ backwards. The plan is a pipeline of one micro-batch with orders of its own, whi
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from partita.mapping.plan.limit import FREELY, Limit, simulation_s
 from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
@@ -49,14 +51,17 @@ class Segments:
         return PipelinePlan(graph.fingerprint, stages, 1, 1, "given", {d: tuple(slots) for d, slots in orders.items()})
 
 
-def runnable(problem: PipelineProblem, device_of: Mapping[str, str], order: Sequence[str]) -> PipelinePlan:
+def runnable(
+    problem: PipelineProblem, device_of: Mapping[str, str], order: Sequence[str], limit: Limit = FREELY
+) -> PipelinePlan:
     """The plan of a mapping. `device_of`: forward task -> device; `order`: all forward tasks, topologically.
 
-    O(segments) simulations of the whole step.
+    O(segments) simulations of the whole step, as many as the limit is worth; what is not joined then stays apart.
     """
     graph = problem.graph
-    fine = segments(graph, device_of, order)
-    return joined(graph, fine, lambda s: predicted(problem, s.plan(graph)).duration_s).plan(graph)
+    edges = Edges.of(graph)
+    fine = _cut(edges, device_of, order)
+    return joined(edges, fine, lambda s: predicted(problem, s.plan(graph)).duration_s, limit).plan(graph)
 
 
 def segments(graph: TaskGraph, device_of: Mapping[str, str], order: Sequence[str]) -> Segments:
@@ -64,14 +69,17 @@ def segments(graph: TaskGraph, device_of: Mapping[str, str], order: Sequence[str
 
     A task that reads of a segment which the open one has read of already opens none. O(tasks + edges).
     """
+    return _cut(Edges.of(graph), device_of, order)
+
+
+def _cut(edges: Edges, device_of: Mapping[str, str], order: Sequence[str]) -> Segments:
     cut = _Cut()
-    reads, read_by = forward_edges(graph)
     for task in order:
         d = device_of[task]
-        cut.place(task, d, {cut.at[u] for u in reads.get(task, ()) if device_of[u] != d})
-        if any(device_of[v] != d for v in read_by.get(task, ())):
+        cut.place(task, d, {cut.at[u] for u in edges.reads.get(task, ()) if device_of[u] != d})
+        if any(device_of[v] != d for v in edges.read_by.get(task, ())):
             cut.open.pop(d, None)
-    return _sorted(graph, cut.tasks, cut.device)
+    return _sorted(edges, cut.tasks, cut.device)
 
 
 @dataclass
@@ -95,25 +103,39 @@ class _Cut:
         self.at[task] = k
 
 
-def forward_edges(graph: TaskGraph) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """(forward task -> forward tasks it reads of, forward task -> forward tasks that read of it)."""
-    ids, forward = [t.id for t in graph.tasks], [t.phase in ("forward", "stage") for t in graph.tasks]
-    reads: dict[str, list[str]] = {}
-    read_by: dict[str, list[str]] = {}
-    for u, v in graph.edges.tolist():
-        if forward[u] and forward[v]:
-            reads.setdefault(ids[v], []).append(ids[u])
-            read_by.setdefault(ids[u], []).append(ids[v])
-    return reads, read_by
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Who reads of whom among forward tasks."""
+
+    tasks: int  #: of the whole graph
+    reads: Mapping[str, Sequence[str]]  #: forward task -> forward tasks it reads of
+    read_by: Mapping[str, Sequence[str]]  #: forward task -> forward tasks that read of it
+
+    @staticmethod
+    def of(graph: TaskGraph) -> Edges:
+        """O(tasks + edges)."""
+        ids, forward = [t.id for t in graph.tasks], [t.phase in ("forward", "stage") for t in graph.tasks]
+        reads: dict[str, list[str]] = {}
+        read_by: dict[str, list[str]] = {}
+        for u, v in graph.edges.tolist():
+            if forward[u] and forward[v]:
+                reads.setdefault(ids[v], []).append(ids[u])
+                read_by.setdefault(ids[u], []).append(ids[v])
+        return Edges(len(graph), reads, read_by)
 
 
-def joined(graph: TaskGraph, fine: Segments, step_s: Callable[[Segments], float]) -> Segments:
-    """Neighbours on a device joined, from the first to the last, where the step gets no longer."""
-    best, value = fine, step_s(fine)
+def joined(edges: Edges, fine: Segments, step_s: Callable[[Segments], float], limit: Limit = FREELY) -> Segments:
+    """Neighbours on a device joined, from the first to the last, where the step gets no longer; until the limit is spent."""
+    best, value, left_s = fine, step_s(fine), limit.worth_s
     k = 0
     while k < len(best):
         later = next((j for j in range(k + 1, len(best)) if best.device[j] == best.device[k]), None)
-        found = None if later is None else _with_joined(graph, best, k, later)
+        found = None
+        if later is not None:
+            left_s -= simulation_s(edges.tasks, len(best))
+            if left_s < 0 or not limit.goes_on():
+                break
+            found = _with_joined(edges, best, k, later)
         if found is not None and (seconds := step_s(found)) <= value * (1 + SLACK):
             best, value = found, seconds
             k = 0 if k == 0 else k - 1
@@ -122,33 +144,37 @@ def joined(graph: TaskGraph, fine: Segments, step_s: Callable[[Segments], float]
     return best
 
 
-def _with_joined(graph: TaskGraph, s: Segments, one: int, other: int) -> Segments | None:
+def _with_joined(edges: Edges, s: Segments, one: int, other: int) -> Segments | None:
     """Two neighbours of a device as one segment; None where devices would wait in a circle."""
-    tasks = [[*ts] for ts in s.tasks]
-    tasks[one] += tasks.pop(other)
+    tasks: list[Sequence[str]] = [*s.tasks]
+    tasks[one] = (*tasks[one], *tasks.pop(other))
     device = [*s.device]
     device.pop(other)
-    found = _sorted(graph, tasks, device)
+    found = _sorted(edges, tasks, device)
     return found if len(found) == len(tasks) else None
 
 
-def _sorted(graph: TaskGraph, tasks: Sequence[Sequence[str]], device: Sequence[str]) -> Segments:
-    """The segments in a topological order of who reads of whom, and of their order on each device; fewer where there is
-    a circle."""
-    reads, _ = forward_edges(graph)
+def _sorted(edges: Edges, tasks: Sequence[Sequence[str]], device: Sequence[str]) -> Segments:
+    """The segments in the topological order of who reads of whom, and of their order on each device, that takes the first that
+    is ready; fewer where there is a circle. O(tasks + edges + segments log segments)."""
     at = {t: k for k, ts in enumerate(tasks) for t in ts}
-    before: list[set[int]] = [{at[u] for t in ts for u in reads.get(t, ())} - {k} for k, ts in enumerate(tasks)]
+    before: list[set[int]] = [{at[u] for t in ts for u in edges.reads.get(t, ())} - {k} for k, ts in enumerate(tasks)]
     last: dict[str, int] = {}
     for k, d in enumerate(device):
         if d in last:
             before[k].add(last[d])
         last[d] = k
+    behind: list[list[int]] = [[] for _ in tasks]
+    for k, them in enumerate(before):
+        for j in them:
+            behind[j].append(k)
+    waiting = [len(them) for them in before]
+    ready = [k for k, n in enumerate(waiting) if n == 0]  # ascending, and so a heap
     order: list[int] = []
-    done: set[int] = set()
-    while len(order) < len(tasks):
-        ready = next((k for k in range(len(tasks)) if k not in done and before[k] <= done), None)
-        if ready is None:
-            break
-        order.append(ready)
-        done.add(ready)
+    while ready:
+        order.append(k := heapq.heappop(ready))
+        for j in behind[k]:
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                heapq.heappush(ready, j)
     return Segments(tuple(tuple(tasks[k]) for k in order), tuple(device[k] for k in order))

@@ -45,7 +45,7 @@ class Row:
 class End:
     """How a search ended: search.json."""
 
-    settled: bool  #: false: training ended first
+    settled: bool  #: false: training ended first, or the search failed
     step: int
     steps: int  #: that it took
     tried: int
@@ -59,6 +59,7 @@ class End:
     measured_s: float = 0.0
     single_s: float = 0.0  #: one device, in turn with it
     surrogates: tuple[Score, ...] = ()
+    why: str = ""  #: it failed
 
     def to_json(self) -> dict[str, Any]:
         return {"format": "partita-search", "version": 1, **asdict(self)}
@@ -77,20 +78,51 @@ class History:
         rows, end = Path(folder) / "search.jsonl", Path(folder) / "search.json"
         return History(_rows(rows) if rows.exists() else (), _end(end) if end.exists() else None)
 
-    def line(self) -> str:
-        """What is said beside the bar while a search goes on."""
-        if not self.rows or self.end:
-            return ""
-        best, last = min(self.rows, key=lambda r: r.settled_s), self.rows[-1]
-        return (
-            f"; {last.tried} mappings tried, best {seconds(best.settled_s)} ({best.name}), "
-            f"now {last.phase}: {seconds(last.predicted_s)} predicted, {seconds(last.settled_s)} measured"
-        )
-
     def to_json(self) -> dict[str, Any]:
         """How it ended, with what every phase came to."""
         end = {} if self.end is None else self.end.to_json()
         return {**end, "phases": list(phases(self.rows)), "history": [asdict(r) for r in self.rows]}
+
+
+@dataclass
+class Following:
+    """What is said beside the bar while a search goes on: asked often, it reads every line of search.jsonl once."""
+
+    folder: Path
+    read_bytes: int = 0
+    best: Row | None = None
+    last: Row | None = None
+    over: bool = False
+
+    def line(self) -> str:
+        """Empty before the first mapping was tried and when the search has ended. Raises BadInput for a damaged line."""
+        self.over = self.over or (self.folder / "search.json").exists()
+        if self.over:
+            return ""
+        for row in self._new():
+            self.last = row
+            if self.best is None or row.settled_s < self.best.settled_s:
+                self.best = row
+        if self.last is None or self.best is None:
+            return ""
+        return (
+            f"; {self.last.tried} mappings tried, best {seconds(self.best.settled_s)} ({self.best.name}), "
+            f"now {self.last.phase}: {seconds(self.last.predicted_s)} predicted, {seconds(self.last.settled_s)} measured"
+        )
+
+    def _new(self) -> list[Row]:
+        """The lines that were ended since."""
+        path = self.folder / "search.jsonl"
+        try:
+            with path.open("rb") as file:
+                file.seek(self.read_bytes)
+                ended = file.read().rpartition(b"\n")[0]
+        except FileNotFoundError:
+            return []
+        if not ended:
+            return []
+        self.read_bytes += len(ended) + 1
+        return [_row(line, str(path)) for line in ended.decode(errors="replace").split("\n") if line.strip()]
 
 
 def _rows(path: Path) -> tuple[Row, ...]:
@@ -104,10 +136,19 @@ def _rows(path: Path) -> tuple[Row, ...]:
             if number == len(lines):  # its writer was stopped, or is writing
                 break
             raise
-        faults = [] if 1 / MOST_SLOWER <= row.slower <= MOST_SLOWER else [f"slower is {row.slower}"]
-        refuse(BadInput, faults + _no_seconds(row, "predicted_s", "measured_s", "at_s"), what)
-        found.append(row)
+        found.append(_sound(row, what))
     return tuple(found)
+
+
+def _row(line: str, what: str) -> Row:
+    return _sound(record(Row, parse_json(line, BadInput, what), BadInput, what), what)
+
+
+def _sound(row: Row, what: str) -> Row:
+    """Raises BadInput where its numbers are none."""
+    faults = [] if 1 / MOST_SLOWER <= row.slower <= MOST_SLOWER else [f"slower is {row.slower}"]
+    refuse(BadInput, faults + _no_seconds(row, "predicted_s", "measured_s", "at_s"), what)
+    return row
 
 
 def _end(path: Path) -> End:
@@ -163,6 +204,8 @@ def surrogate_table(scores: Sequence[Mapping[str, Any]]) -> str:
 
 def ending(search: Mapping[str, Any]) -> str:
     """One sentence about how it ended and what it cost."""
+    if search.get("why"):
+        return f"The search was given up after {search['tried']} mappings, since it failed ({search['why']}); {search['best']} was the fastest."
     if not search.get("settled"):
         return f"The search was not finished: {search.get('tried', 0)} mappings tried when training ended."
     spent = search["thinking_s"] + search["switching_s"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from partita.errors import BadInput
+from partita.errors import BadInput, Infeasible
 from partita.mapping.plan.jobs import plan_job, whole_batch
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
@@ -18,12 +19,18 @@ from partita.training.runtime.prepare import prepared, training_spec
 
 WORKER = "partita.mapping.run.worker"
 FIRST_PLAN = "first-plan.json"
-FIRST = "heft"  #: the mapping that a run begins with
+FIRST = ("heft", "single")  #: a run begins with the better of these, by prediction
+ELSE = "polish"  #: where neither has room
 
 
 def first_mapping(profile: Profile) -> PlanFile:
-    """The plan that a searched run begins with. Raises BadInput where the profile does not hold the whole batch."""
-    return plan_job(profile, method=FIRST)
+    """The plan that a searched run begins with. Raises BadInput where the profile does not hold the whole batch, Infeasible where
+    no mapping has room."""
+    found = []
+    for method in FIRST:
+        with contextlib.suppress(Infeasible):
+            found.append(plan_job(profile, method=method))
+    return min(found, key=lambda f: f.verdict.value_s) if found else plan_job(profile, method=ELSE, budget_s=1.0)
 
 
 def expect_mapping(file: PlanFile) -> None:

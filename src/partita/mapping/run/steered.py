@@ -6,7 +6,7 @@
     DIR/drift.jsonl     a line a change of a device's speed, and what was done about it
 
 Every step counts as training: only the plan changes between two of them. The first step by a new plan finds caches cold and
-is not counted in its time. A run that adapts goes on watching its devices when the search has settled.
+is not counted in its time. A search that fails does not end training. A run that adapts goes on watching its devices when the search has settled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,11 +23,11 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from partita.errors import PlanError
+from partita.errors import PlanError, sentence_of
 from partita.files import dump_json, write_whole
 from partita.mapping.plan.adaptive import adapting
 from partita.mapping.plan.jobs import step_bound
-from partita.mapping.plan.live import Measured, Outcome, Search, Trial, live, sampled
+from partita.mapping.plan.live import THOUGHT_S, Measured, Outcome, Search, Trial, live, sampled
 from partita.mapping.plan.planner import compile_kernels
 from partita.mapping.report.history import End, Row
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -39,7 +39,8 @@ from partita.simulate.predicted import computing_s, predicted
 from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.session import Session
 
-HISTORY, SUMMARY, DRIFT = "search.jsonl", "search.json", "drift.jsonl"
+HISTORY, SUMMARY, DRIFT, PREDICTED = "search.jsonl", "search.json", "drift.jsonl", "predicted.json"
+PATIENCE = 0.02  #: of the time after which a rank that waits gives up, for one thought
 FEWEST_STEPS, MOST_STEPS, ENOUGH_S = 2, 8, 0.5  #: counted steps of a trial: until they come to so much
 
 
@@ -54,7 +55,8 @@ class Steered:
         self._over, self._session = False, session
         if session.rank == 0:
             compile_kernels()  # before the budget begins
-        self._desk = _Desk(session.file, Path(session.spec.out), told) if session.rank == 0 else None
+        thought_s = min(THOUGHT_S, PATIENCE * session.spec.timeout_s)
+        self._desk = _Desk(session.file, Path(session.spec.out), told, thought_s) if session.rank == 0 else None
 
     def after(self, step: int, step_s: float) -> PipelinePlan | None:
         """The plan of the next trial, or the best one at the end. A step on a smaller batch tells nothing."""
@@ -114,6 +116,7 @@ class _Desk:
     file: PlanFile
     out: Path
     told: Mapping[str, Any]
+    thought_s: float = THOUGHT_S
     search: Search | None = None
     trial: Trial | None = None
     deployed: PipelinePlan | None = None
@@ -125,7 +128,8 @@ class _Desk:
     began_s: float = 0.0
     left_s: float = 0.0  #: when the last decision was made
     steps: int = 0
-    settled: bool = False
+    best: tuple[float, Trial] | None = None  #: (what it took at the speed that was predicted, the fastest yet)
+    over: bool = False
     history: TextIO | None = None
     adapts: Adapting | None = None  #: once the search has settled, where that is wanted
 
@@ -137,7 +141,7 @@ class _Desk:
     def decided(self, step: int, seen: Seen) -> dict[str, Any]:
         """What all ranks do now: {"plan": None or the next one, "over": whether that is the last word}."""
         if self.adapts is not None:
-            return self._adapted(step, self.adapts.send(seen))
+            return self._watched(step, self.adapts, seen)
         now, step_s = time.perf_counter(), seen.step_s
         if self.search is None:
             return self._begin(now)
@@ -165,8 +169,9 @@ class _Desk:
         if lots:
             self.search = sampled(self.problem, lots, rounds, seed)
         else:
-            self.search = live(self.problem, float(self.told["budget_s"]), seed, lambda: time.perf_counter() - now)
-        said = self._go_to(next(self.search))
+            budget_s = float(self.told["budget_s"])
+            self.search = live(self.problem, budget_s, seed, lambda: time.perf_counter() - now, self.thought_s)
+        said = self._answer(0, lambda search: next(search))
         self.left_s = time.perf_counter()
         self.spent.thinking_s += self.left_s - now
         return said
@@ -179,10 +184,20 @@ class _Desk:
         slower = self.computed_s / foreseen_s if self.computed_s and foreseen_s else 1.0
         measured = Measured(statistics.median(self.samples), slower)
         self._note(step, self.trial, measured)
+        if self.trial.phase != "finals" and (self.best is None or measured.settled_s < self.best[0]):
+            self.best = measured.settled_s, self.trial
+        return self._answer(step, lambda search: search.send(measured))
+
+    def _answer(self, step: int, ask: Callable[[Search], Trial]) -> dict[str, Any]:
+        """What the search says next. Where it fails, training goes on: it is worth more than a better mapping."""
+        assert self.search is not None
         try:
-            return self._go_to(self.search.send(measured))
+            trial = ask(self.search)
         except StopIteration as end:
             return self._settle(step, end.value)
+        except Exception as error:
+            return self._give_up(step, sentence_of(error))
+        return self._go_to(trial)
 
     def _go_to(self, trial: Trial) -> dict[str, Any]:
         self.trial, self.samples, self.computed_s = trial, [], 0.0
@@ -198,30 +213,58 @@ class _Desk:
         best = outcome.best
         found = {"best": best.name, "predicted_s": best.predicted_s, "surrogates": outcome.scores}
         found |= {"measured_s": outcome.measured_s, "single_s": outcome.single_s}
-        self._write(step, best.plan, f"hybrid ({best.name})", settled=True, **found)
-        self.settled = True
+        return self._go_on(step, best.plan, f"hybrid ({best.name})", settled=True, **found)
+
+    def _give_up(self, step: int, why: str) -> dict[str, Any]:
+        """The search has failed: on with the fastest mapping that it has measured."""
+        plan, name = self._best_yet()
+        return self._go_on(step, plan, f"hybrid, given up ({name})", settled=False, best=name, why=why)
+
+    def _best_yet(self) -> tuple[PipelinePlan, str]:
+        """(the fastest mapping measured, who found it); what the run began with before there is one."""
+        assert self.deployed is not None
+        return (self.best[1].plan, self.best[1].name) if self.best else (self.deployed, "the first")
+
+    def _go_on(self, step: int, plan: PipelinePlan, method: str, **found: Any) -> dict[str, Any]:
+        """The search is over: the plan from here on."""
+        self._write(step, plan, method, **found)
+        self.over = True
         if self.told["adapt"]:
-            self.adapts = adapting(self.problem, best.plan, int(self.told["seed"]))
+            self.adapts = adapting(self.problem, plan, int(self.told["seed"]))
             next(self.adapts)
-        return {"plan": self._switched(best.plan), "over": not self.told["adapt"]}
+        return {"plan": self._switched(plan), "over": not self.told["adapt"]}
+
+    def _watched(self, step: int, adapts: Adapting, seen: Seen) -> dict[str, Any]:
+        """What the adaptive part says; where it fails, the plan stays as it is from here on."""
+        try:
+            return self._adapted(step, adapts.send(seen))
+        except Exception as error:
+            self._drift(step, Said(event="gave up"), why=sentence_of(error))
+            return {"plan": None, "over": True}
+
+    def _drift(self, step: int, said: Said, **more: str) -> None:
+        row = {"step": step, "event": said.event, "slower": dict(said.slower), "step_s": said.step_s, **more}
+        with open(self.out / DRIFT, "a") as file:
+            file.write(json.dumps(row) + "\n")
 
     def _adapted(self, step: int, said: Said) -> dict[str, Any]:
         """A decision of the adaptive part, noted where it is one."""
         if said.event:
-            row = {"step": step, "event": said.event, "slower": dict(said.slower), "step_s": said.step_s}
-            with open(self.out / DRIFT, "a") as file:
-                file.write(json.dumps(row) + "\n")
+            self._drift(step, said)
         if said.plan is None:
             return {"plan": None, "over": False}
         self._write_plan(said.plan, "hybrid (adapted)", time.perf_counter() - self.began_s)
         return {"plan": self._switched(said.plan), "over": False}
 
     def end(self, step: int) -> None:
-        """Where training ends before the search does, what is deployed stands in plan.json."""
-        if self.deployed is None or self.settled:
+        """Where training ends before the search does, the fastest mapping measured stands in plan.json; what is measured at the end of
+        the run is of the trial under way, and predicted.json, which that is compared with, too."""
+        if self.deployed is None or self.over:
             return
-        name = self.trial.name if self.trial else "?"
-        self._write(step, self.deployed, f"hybrid, broken off at {name}", settled=False)
+        plan, name = self._best_yet()
+        under_way = self.trial.name if self.trial else "?"
+        self._write(step, plan, f"hybrid ({name}), broken off at {under_way}", settled=False, best=name)
+        predicted(self.problem, self.deployed).write(self.out / PREDICTED)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +274,7 @@ class _Desk:
         bound, how = step_bound(self.problem)
         verdict = Verdict(foreseen.duration_s, checked_bound(foreseen.duration_s, bound), how, method, spent_s, "step")
         PlanFile(plan, verdict, self.problem).write(self.out / "plan.json")
-        foreseen.write(self.out / "predicted.json")
+        foreseen.write(self.out / PREDICTED)
 
     def _note(self, step: int, t: Trial, measured: Measured) -> None:
         assert self.history is not None

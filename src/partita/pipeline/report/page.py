@@ -9,6 +9,7 @@ from typing import Any
 from partita.errors import TimelineError
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile
 from partita.nouns.splits import counted
 from partita.page import bars
 from partita.page.agreement import ERROR, Agreement, agreement, events, is_computation
@@ -19,6 +20,7 @@ from partita.page.schedule_words import schedule_words
 from partita.page.sheet import columns, document, footer, header, many, section
 from partita.page.text import count, percent, rate, seconds, size
 from partita.page.timelines import ZOOM
+from partita.page.together import lines, together
 from partita.pipeline.report import charts, speeds, timelines
 from partita.pipeline.report.stages import StageRow, stage_rows
 from partita.pipeline.report.story import NAMES, PIPELINE, SINGLE, TORCH, Story, devices_used
@@ -100,7 +102,7 @@ def _plan_line(story: Story) -> str:
     if story.plan and is_mapping(story.plan):
         return (
             f"{many(len(plan.stage_of), 'operator')} mapped to {many(len(plan.devices), 'device')} in "
-            f"{many(len(plan.stages), 'segment')}, the whole batch at once, by {story.plan.verdict.method}.{_split_line(story)}"
+            f"{many(len(plan.stages), 'segment')}, the whole batch at once, by {story.plan.verdict.method}.{_split_line(story)}{_together_line(story.plan)}"
         )
     name = schedule_words(plan.schedule)
     return (
@@ -114,6 +116,12 @@ def _split_line(story: Story) -> str:
     problem = story.plan.problem if story.plan else None
     splits = problem.splits if isinstance(problem, PipelineProblem) else ()
     return f" In parts: {'; '.join(counted(splits))}." if splits else ""
+
+
+def _together_line(file: PlanFile) -> str:
+    """Operators that could not be parted."""
+    found = lines(together(file))
+    return f" Kept together: {'; '.join(found)}." if found else ""
 
 
 # ---------------------------------------------------------------------------------------------------------- notes

@@ -23,7 +23,7 @@ from partita.nouns.placement_problem import PlacementProblem
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class Piece:
     """A piece between two waists."""
 
     problem: PlacementProblem  #: its tasks; the waist before them takes no time here
@@ -53,13 +53,13 @@ class Segment:
         )
 
 
-def segments(problem: PlacementProblem) -> list[Segment]:
+def pieces(problem: PlacementProblem) -> list[Piece]:
     """The pieces of a problem in order; one where it cannot be cut. O(tasks + readers + devices^2)."""
     graph, order = problem.graph, problem.graph.order
     ends = [*waists(graph), len(order) - 1] if _alike(problem) else [len(order) - 1]
     ends = sorted(set(ends))
     if len(ends) == 1:
-        return [Segment(problem, np.arange(len(order)), True)]
+        return [Piece(problem, np.arange(len(order)), True)]
     firsts = [0, *ends[:-1]]
     return [
         _piece(problem, order[a : b + 1], a == b or k == 0) for k, (a, b) in enumerate(zip(firsts, ends, strict=True))
@@ -86,21 +86,21 @@ def waists(graph: TaskGraph) -> list[int]:
     return np.flatnonzero((furthest <= places) & (nearest >= places)).tolist()
 
 
-def joined(question: Question, pieces: Sequence[tuple[Segment, Mapped]], name: str) -> Mapped:
+def whole(question: Question, parts: Sequence[tuple[Piece, Mapped]], name: str) -> Mapped:
     """The mapping of the whole made of those of its pieces, in their order."""
-    if len(pieces) == 1:
-        return replace(pieces[0][1], name=name)
+    if len(parts) == 1:
+        return replace(parts[0][1], name=name)
     where, order = np.zeros(question.tasks, np.int64), []
     at = 0
-    for segment, found in pieces:
+    for piece, found in parts:
         names = np.arange(question.devices)
         own = found.where  # every task is its own atom here
-        if not segment.begins:
+        if not piece.begins:
             names[[own[0], at]] = names[[at, own[0]]]
-        where[segment.tasks] = names[own]
-        skip = 0 if segment.begins else 1
-        order.append(segment.tasks[found.order[found.order >= skip]])
-        at = int(where[segment.tasks[-1]])
+        where[piece.tasks] = names[own]
+        skip = 0 if piece.begins else 1
+        order.append(piece.tasks[found.order[found.order >= skip]])
+        at = int(where[piece.tasks[-1]])
     return question.mapped(where, np.concatenate(order), name)
 
 
@@ -114,7 +114,7 @@ def _alike(problem: PlacementProblem) -> bool:
     return len(links) == 1 and float(problem.memory_bytes.sum()) <= devices[0].memory_bytes
 
 
-def _piece(problem: PlacementProblem, tasks: IntArray, begins: bool) -> Segment:
+def _piece(problem: PlacementProblem, tasks: IntArray, begins: bool) -> Piece:
     """The piece of these tasks, the first of which is the waist before it unless it begins."""
     graph, costs = problem.graph, problem.costs
     number = {int(i): k for k, i in enumerate(tasks)}
@@ -131,6 +131,6 @@ def _piece(problem: PlacementProblem, tasks: IntArray, begins: bool) -> Segment:
         seconds[0] = 0.0
     part = TaskGraph.build(f"{graph.name} from {ids[0]}", [graph.tasks[i] for i in tasks.tolist()], tensors)
     table = CostTable.given(costs.kinds, seconds, costs.transfer_s[kept])
-    return Segment(
+    return Piece(
         replace(problem, graph=part, costs=table, memory_bytes=np.zeros(len(tasks)), remarks=()), tasks, begins
     )
