@@ -106,7 +106,7 @@ def _admissions(shop: Shop) -> list[IntArray]:
     own = np.zeros(len(shop.update_s))
     for k in range(stages):
         own[np.unique(shop.device[k])] += shop.keep_bytes[k]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         most = np.where(own > 0, shop.room_bytes // np.where(own > 0, own, 1.0), np.inf)
     room = np.clip(np.where(np.isfinite(most), most, batches), 1, batches).astype(np.int64)
     wanted = sorted({min(batches, n) for n in (stages, stages + 1, 2 * stages, batches)}, reverse=True)
