@@ -37,12 +37,9 @@ FEWEST_STATES = 100  #: that it is never thinned below
 MOST_DEVICES = 128  #: that a plan may use; of more, those that are fastest or hold most
 SLACK = (1, 0, 2, 4, 8)  #: micro-batches in flight beyond the least; the first wins where they are equally fast
 EFFORT_A_SECOND = 7e5  #: see `Effort`; less than a million, for what is not counted and for slower machines
-ORDERS = 0.2  #: of the budget: for other schedules, where they are asked for;
-GROUPS, GROUPS_OF_FEW, FEW = (
-    0.25,
-    0.6,
-    9,
-)  #: for finding groups, and of at most so many devices, of which every grouping is looked at
+ORDERS = 0.2  #: of the budget: for other schedules, where they are asked for
+#: Of the budget: for finding groups, and for that of at most FEW devices, of which every grouping is looked at.
+GROUPS, GROUPS_OF_FEW, FEW = 0.25, 0.6, 9
 
 
 @dataclass(frozen=True, eq=False)

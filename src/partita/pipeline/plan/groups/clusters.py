@@ -35,11 +35,12 @@ def best_groupings(crews: Crews, seed: int, alone: bool) -> list[Shared]:
         starts = [g for g in starts if len(g) == 1]
     whole = crews.effort.left
     few = len(crews.devices) <= FEW
-    share = DESCENTS if few else 1.0
+    every = few and not alone
+    share = DESCENTS if every else 1.0
     chosen = starts[: STARTS_OF_FEW if few else STARTS]
     for k, start in enumerate(chosen):
         _improved(crews, start, lots, alone, whole * (1 - share * (k + 1) / len(chosen)))
-    if few and not alone:
+    if every:
         for grouping in partitions(crews.devices):
             if crews.effort.left <= 0:
                 break

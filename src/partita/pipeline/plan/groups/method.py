@@ -29,10 +29,8 @@ SHARE = 0.2  #: of what is left for each search around one
 ALL_ORDERS_OF_FEW = 6  #: of few devices, every order of groups of so many is tried
 STEPS = (1, -1, 2, -2, 4, -4)  #: places by which a cut is moved
 ROUNDS = 12  #: of changing one thing at a time
-TUNED, TUNED_OF_FEW = (
-    3,
-    10,
-)  #: plans that are: where sums hide behind backwards, the fastest estimate is not the fastest plan
+#: Plans that are: where sums hide behind backwards, the fastest estimate is not the fastest plan.
+TUNED, TUNED_OF_FEW = 3, 10
 SPLITS_TRIED, MOST_SPLITS = 8, 3  #: places tried by gradient bytes and by work, and splits made
 MATTERS = 1e-3  #: share of the step that a split must bring
 NEAR = 1.1  #: times the fastest estimate: worth a simulation
