@@ -55,14 +55,27 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written(small_disk: Path, tm
     run = train(small_disk.parent, "failing:good", tmp_path / "plan.json", *options, "-o", str(small_disk / "run"))
     run.out = small_disk / "run"
     run.wait_for_step(13)
-    room = os.statvfs(small_disk)
-    (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - 3 * room.f_frsize))
+    _fill(small_disk, but=3)
     assert run.wait(60) != 0
     last = sorted((run.out / "checkpoints").iterdir())
     assert [p.name for p in last] == [f"step-{n:08d}" for n in range(10, 10 * len(last) + 1, 10)][-2:]
     assert examine(run.out / "checkpoints")[1].step % 10 == 0
     assert "cannot be written" in run.error()
     assert f"the last whole one is {last[-1].name}" in run.error()
+
+
+def _fill(disk: Path, but: int) -> None:
+    """Take what is free on `disk` but for `but` blocks, while a run writes there too and may be first to a block."""
+    with open(disk / "filler", "wb") as filler:
+        for _ in range(100):
+            room = os.statvfs(disk)
+            try:
+                os.posix_fallocate(filler.fileno(), 0, (room.f_bavail - but) * room.f_frsize)
+            except OSError as error:  # nothing is taken then
+                assert error.errno == errno.ENOSPC  # noqa: PT017
+            else:
+                return
+    pytest.fail("the disk would not be filled")
 
 
 def test_nowhere_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
