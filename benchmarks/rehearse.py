@@ -9,6 +9,7 @@ devices: `best`, the planner's choice, and `stages`, one device a stage. Each ro
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -69,11 +70,17 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
                 "stages": [[len(s.tasks), s.replicas] for s in file.plan.stages],
             }  # fmt: skip
             found.append(row)
-            near = Claim(f"{graph}, {name}: within {NEAR:.0%} of the simulation", low=1 - NEAR, high=1 + NEAR)
+            # emulated devices wait, whatever the machine's own are worth
+            near = Claim(
+                f"{graph}, {name}: within {NEAR:.0%} of the simulation",
+                low=1 - NEAR,
+                high=1 + NEAR,
+                most_drift=math.inf,
+            )
             claims[f"{graph}, {name}: near"] = near, _over(steps, file.verdict.value_s)
             if name.startswith("best"):
                 n = int(name.split()[-1])
-                fast = Claim(f"{graph} on {n}: at least {LEAST[n]} times one device", low=LEAST[n])
+                fast = Claim(f"{graph} on {n}: at least {LEAST[n]} times one device", low=LEAST[n], most_drift=math.inf)
                 claims[f"{graph}, {name}: fast"] = fast, _ratio(samples["one"], samples[name])
     record = machine.finished()
     return {"rows": found, "verdicts": machine.verdicts(claims), "machine_record": record}

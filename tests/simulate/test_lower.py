@@ -72,6 +72,29 @@ def test_a_skip_goes_straight_over_the_stage_between() -> None:
     assert_sent_is_received(program)
 
 
+def test_what_two_stages_of_a_device_read_goes_there_once_and_its_gradients_come_back_summed() -> None:
+    graph = training_chain(4, skips=[(0, 3)])
+    plan = stage_plan(graph, [1, 1, 1, 1], 1, 4)
+    places = ("cpu0", "cpu1", "cpu0", "cpu1")
+    plan = dataclasses.replace(
+        plan, stages=tuple(dataclasses.replace(s, devices=(d,)) for s, d in zip(plan.stages, places, strict=True))
+    )
+    program = lower(graph, Cluster.uniform(2), plan)
+    assert lines(program, "cpu0->cpu1") == [
+        "send F0>F1 micro-batch 0",
+        "send F2>F3 micro-batch 0",
+        "send B2>B1 micro-batch 0",
+    ]
+    assert lines(program, "cpu1->cpu0") == [
+        "send F1>F2 micro-batch 0",
+        "send B3>B2 micro-batch 0",
+        "send B1>B0 micro-batch 0",
+    ]
+    last = next(i for i in program if str(i) == "compute F3 micro-batch 0")
+    assert {str(program[j]) for j in last.needs} == {"recv F0>F1 micro-batch 0", "recv F2>F3 micro-batch 0"}
+    assert_sent_is_received(program)
+
+
 def test_a_message_carries_all_that_one_stage_reads_of_another() -> None:
     tasks = [Task(i) for i in "abcd"]
     graph = TaskGraph.build(

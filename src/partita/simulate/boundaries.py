@@ -3,38 +3,81 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from partita.nouns.graph import TaskGraph
+from partita.nouns.graph import IntArray, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan
-from partita.simulate.readings import crossings, forward_readings
+from partita.simulate.readings import brought, crossings, forward_readings
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """What one stage sends to a later one for a micro-batch."""
+    """What a stage reads of an earlier one for a micro-batch, and how it travels where the two are on different devices.
+
+    A tensor goes to a device once, in the message to the first of its stages that reads it; the gradients of those stages are
+    summed there, and go back once.
+    """
 
     source: int  #: stage
     target: int  #: stage, later than source
-    tensors: tuple[int, ...]  #: forward tensors that cross, ascending
-    gradients: tuple[int, ...]  #: those of them whose gradient comes back
+    tensors: tuple[int, ...]  #: forward tensors that the target reads, ascending
+    gradients: tuple[int, ...]  #: those of them whose gradient comes back from the target
+    by: tuple[int, ...]  #: stages of the target's device whose messages bring them, ascending
+    sent: tuple[int, ...]  #: tensors that the target's own message brings
+    returned: tuple[int, ...]  #: tensors whose gradients its message takes back
 
 
 def boundaries(graph: TaskGraph, plan: PipelinePlan) -> tuple[Boundary, ...]:
     """Every pair of stages that exchange tensors, in (source, target) order."""
     read = forward_readings(graph)
     at = np.array([plan.stage_of.get(t.id, -1) for t in graph.tasks])
-    cross: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for i, j, k, back in zip(
-        *(column.tolist() for column in crossings(read.tensor, at[read.producer], at[read.reader], read.back)),
-        strict=True,
-    ):
-        tensors, gradients = cross[i, j]
-        tensors.append(k)
-        gradients += [k] * back
-    return tuple(Boundary(i, j, tuple(ts), tuple(gs)) for (i, j), (ts, gs) in cross.items())
+    crossing = crossings(read.tensor, at[read.producer], at[read.reader], read.back)
+    cross: dict[tuple[int, int], _Parts] = defaultdict(_Parts)
+    columns = (*crossing, brought(crossing, device_numbers(plan)))
+    for i, j, k, back, by in zip(*(column.tolist() for column in columns), strict=True):
+        reads, message = cross[i, j], cross[i, by]
+        reads.tensors.append(k)
+        reads.by.add(by)
+        message.sent[k] = None
+        if back:
+            reads.gradients.append(k)
+            message.returned[k] = None
+    return tuple(
+        Boundary(
+            i, j, tuple(p.tensors), tuple(p.gradients), tuple(sorted(p.by)), tuple(p.sent), tuple(sorted(p.returned))
+        )
+        for (i, j), p in cross.items()
+    )
+
+
+def returners(found: Sequence[Boundary], message: Boundary) -> tuple[int, ...]:
+    """The stages whose gradients are summed in a message back, all of one device: a boundary's target, or others instead."""
+    back = set(message.returned)
+    return tuple(
+        b.target for b in found
+        if b.source == message.source and message.target in b.by and not back.isdisjoint(b.gradients)
+    )  # fmt: skip
+
+
+@dataclass
+class _Parts:
+    """Of a boundary in the making."""
+
+    tensors: list[int] = field(default_factory=list)
+    gradients: list[int] = field(default_factory=list)
+    by: set[int] = field(default_factory=set)
+    sent: dict[int, None] = field(default_factory=dict)
+    returned: dict[int, None] = field(default_factory=dict)
+
+
+def device_numbers(plan: PipelinePlan) -> IntArray:
+    """[stages] a number for each device; a stage of several devices has one of its own."""
+    found: dict[tuple[str, ...] | int, int] = {}
+    keys = [s.devices if s.replicas == 1 else k for k, s in enumerate(plan.stages)]
+    return np.array([found.setdefault(key, len(found)) for key in keys], np.int64)
 
 
 @dataclass(frozen=True)

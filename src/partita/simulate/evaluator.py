@@ -26,13 +26,13 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import GraphPlan
-from partita.simulate.boundaries import gradient_sums
+from partita.simulate.boundaries import device_numbers, gradient_sums
 from partita.simulate.lower import lower
 from partita.simulate.lower_placement import task_order
 from partita.simulate.makespan import Facts, Scratch, facts_of, makespan, scratch
 from partita.simulate.overheads import begin_s, call_s
 from partita.simulate.predicted import predicted
-from partita.simulate.readings import Bools, Crossings, Readings, crossings, forward_readings, messages
+from partita.simulate.readings import Bools, Crossings, Readings, brought, crossings, forward_readings, messages
 from partita.simulate.simulator import durations
 from partita.simulate.template import Key, Template
 
@@ -182,21 +182,23 @@ class _Pipelines:
         _expect(plan, "pipeline", self.graph)
         assert isinstance(plan, PipelinePlan)
         at = np.array([plan.stage_of.get(t.id, -1) for t in self.graph.tasks], np.int64)[self._forward_of]
-        moves = dict(self._moves(plan, at))
+        crossing = self._crossings(at)
+        by = brought(crossing, device_numbers(plan))
+        moves = dict(self._moves(plan, crossing, by))
         trains = np.bincount(at + 1, self._trains, len(plan.stages) + 1)[1:] > 0
         computes = dict(self._computes(plan, at, trains))
-        shape = self._shape(plan, tuple(moves), trains)
+        shape = self._shape(plan, tuple(moves), trains, _rides(crossing, by))
         template = self.templates.get(shape)
         if template is None:
             template = self.templates[shape] = self._template(plan, [*computes, *moves])
         return template.makespan_s(np.array([*computes.values(), *moves.values(), (0.0, 0.0)]))
 
-    def _shape(self, plan: PipelinePlan, moves: tuple[Key, ...], trains: Bools) -> Hashable:
+    def _shape(self, plan: PipelinePlan, moves: tuple[Key, ...], trains: Bools, rides: Hashable) -> Hashable:
         """All that the order of a plan's instructions depends on. Where all links are alike, names of devices do not matter."""
         rank: dict[str, object] = {d: (r, d) if self.cluster.links else r for r, d in enumerate(plan.devices)}
         stages = tuple((tuple(rank[d] for d in s.devices), s.shares, s.recompute) for s in plan.stages)
         orders = tuple((rank[d], slots) for d, slots in plan.orders.items())
-        return stages, plan.micro_batches, plan.in_flight, plan.schedule, orders, moves, trains.tobytes()
+        return stages, plan.micro_batches, plan.in_flight, plan.schedule, orders, moves, trains.tobytes(), rides
 
     def _template(self, plan: PipelinePlan, keys: list[Key]) -> Template:
         program = lower(self.graph, self.cluster, plan, clips=self.problem.clips)
@@ -220,9 +222,11 @@ class _Pipelines:
             update = float(own[-1, list(plan.stages_of(name))].sum())
             yield ("update", -1, r), (update + begin_s(device, stages), 0.0)
 
-    def _moves(self, plan: PipelinePlan, at: IntArray) -> Iterator[tuple[Key, tuple[float, float]]]:
+    def _moves(
+        self, plan: PipelinePlan, crossing: Crossings, by: IntArray
+    ) -> Iterator[tuple[Key, tuple[float, float]]]:
         """Messages from stage to stage, and sums of gradients."""
-        for (i, j), amount in messages(self._crossings(at), self.costs.transfer_s, self.graph.size_bytes).items():
+        for (i, j), amount in messages(crossing, self.costs.transfer_s, self.graph.size_bytes, by).items():
             yield ("send", i, j), amount
         if self._trains.any() and (self.graph.shared or any(s.replicas > 1 for s in plan.stages)):
             for s in gradient_sums(self.graph, plan):
@@ -231,3 +235,10 @@ class _Pipelines:
     def _crossings(self, at: IntArray) -> Crossings:
         read = self._readings
         return crossings(read.tensor, at[read.producer], at[read.reader], read.back)
+
+
+def _rides(crossing: Crossings, by: IntArray) -> Hashable:
+    """Which stages wait for messages to others of their device, and send gradients with theirs."""
+    at = np.flatnonzero(by != crossing.target)
+    columns = (crossing.source[at], crossing.target[at], by[at], crossing.back[at])
+    return frozenset(zip(*(c.tolist() for c in columns), strict=True))

@@ -8,7 +8,8 @@ Two stages, one replica each, three micro-batches, 1F1B (time runs to the right,
     cpu1->cpu0          >     >     >
 
 A message carries every tensor that one stage makes and another reads, straight from the one to the other, also where
-the two are not neighbours. A gradient travels the same way back. Between two stages of one device nothing is sent.
+the two are not neighbours. A gradient travels the same way back. Between two stages of one device nothing is sent, and
+what several stages of a device read goes there once (`Boundary`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from functools import cached_property
 from partita.errors import PlanError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import TaskGraph
-from partita.nouns.pipeline_plan import PipelinePlan, Slot
+from partita.nouns.pipeline_plan import Part, PipelinePlan, Slot
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Builder, Op, Piece, PieceKind, Program
-from partita.simulate.boundaries import Boundary, boundaries, gradient_sums
+from partita.simulate.boundaries import Boundary, boundaries, gradient_sums, returners
 from partita.simulate.exchange import ring_share
 from partita.simulate.lower_placement import lower_placement
 from partita.simulate.schedules import device_orders, unit_ends
@@ -79,6 +80,8 @@ class _Lowering:
     plan: PipelinePlan
     compute: dict[Slot, int] = field(default_factory=dict)  #: slot -> its instruction
     messages: list[_Message] = field(default_factory=list)
+    receives: dict[tuple[int, int], int] = field(default_factory=dict)  #: (id of its piece, micro-batch) -> a receive
+    carried: dict[tuple[int, int, str, str, str], Piece] = field(default_factory=dict)  #: pieces of messages, likewise
     ends: dict[str, int] = field(default_factory=dict)  #: device -> its last computation
     stage_ends: dict[tuple[str, int], int] = field(
         default_factory=dict
@@ -126,7 +129,9 @@ class _Lowering:
     def expect_size(self) -> None:
         """Count before anything is made. Raises PlanError beyond MOST_INSTRUCTIONS."""
         plan = self.plan
-        number = plan.micro_batches * (2 * len(plan.stages) + 2 * sum(1 + bool(b.gradients) for b in self.crossing))
+        number = plan.micro_batches * (
+            2 * len(plan.stages) + 2 * sum(bool(b.sent) + bool(b.returned) for b in self.crossing)
+        )
         if number > MOST_INSTRUCTIONS:
             raise PlanError(
                 f"{plan.micro_batches} micro-batches over {len(plan.stages)} stages make {number} instructions; "
@@ -156,20 +161,56 @@ class _Lowering:
         """What a computation waits for: receives, or what another stage of its device has made before."""
         part, k, m = slot
         needs: list[int] = []
-        for b in self.crossing:
-            if not (b.target == k if part == "F" else part == "B" and b.source == k and b.gradients):
-                continue
+        for b in self._exchanges[part, k]:
             origin = Slot(part, b.source if part == "F" else b.target, m)
             source = self.plan.stages[origin.stage].device_of(m)
-            if source == device:
+            if source != device:
+                for message in self._messages_of(b, part):
+                    needs.append(self._receive(message, slot, source, device))
+            elif part == "F" or b.gradients:
                 self._expect_done(device, slot, origin)
                 needs.append(self.compute[origin])
-                continue
-            piece = self._message(b, part, source, device)
-            receive = self.build.add(Op.RECV, device, piece, m)
-            self.messages.append(_Message(receive, piece, origin))
-            needs.append(receive)
         return needs
+
+    @cached_property
+    def _exchanges(self) -> Mapping[tuple[str, int], list[Boundary]]:
+        """(part, stage) -> the boundaries over which its forwards are given values, its backwards gradients."""
+        found: dict[tuple[str, int], list[Boundary]] = defaultdict(list)
+        for b in self.crossing:
+            found["F", b.target].append(b)
+            if b.gradients or b.returned:
+                found["B", b.source].append(b)
+        return found
+
+    def _messages_of(self, b: Boundary, part: str) -> list[Boundary]:
+        """The boundaries whose messages carry what crosses this one."""
+        if part == "B":
+            return [b] if b.returned else []
+        return [b] if b.by == (b.target,) else [self._between[b.source, by] for by in b.by]
+
+    @cached_property
+    def _between(self) -> Mapping[tuple[int, int], Boundary]:
+        return {(b.source, b.target): b for b in self.crossing}
+
+    def _receive(self, b: Boundary, slot: Slot, source: str, device: str) -> int:
+        """The receive of a boundary's message, added where its device first waits for it."""
+        piece, m = self._message(b, slot.part, source, device), slot.micro_batch
+        key = (id(piece), m)  # it is made once
+        if key not in self.receives:
+            self.receives[key] = receive = self.build.add(Op.RECV, device, piece, m)
+            self.messages.append(_Message(receive, piece, self._origin(b, slot.part, m)))
+        return self.receives[key]
+
+    def _origin(self, b: Boundary, part: Part, m: int) -> Slot:
+        """What makes a message's tensors; the last of them in the order of its device."""
+        if part == "F":
+            return Slot("F", b.source, m)
+        made = [Slot("B", k, m) for k in returners(self.crossing, b)]
+        return made[0] if len(made) == 1 else max(made, key=self._position.__getitem__)
+
+    @cached_property
+    def _position(self) -> Mapping[Slot, int]:
+        return {slot: i for slots in self.orders.values() for i, slot in enumerate(slots)}
 
     def _expect_done(self, device: str, slot: Slot, first: Slot) -> None:
         """Raise PlanError where the device's order puts something before what it needs of the same device."""
@@ -198,9 +239,15 @@ class _Lowering:
         return Piece(f"B{k}", kind, k, tasks=(*again, *backward))
 
     def _message(self, b: Boundary, part: str, source: str, target: str) -> Piece:
-        if part == "F":
-            return Piece(f"F{b.source}>F{b.target}", "values", b.source, b.target, (), b.tensors, (source, target))
-        return Piece(f"B{b.target}>B{b.source}", "gradients", b.target, b.source, (), b.gradients, (source, target))
+        key = (b.source, b.target, part, source, target)
+        if key not in self.carried:
+            route = (source, target)
+            self.carried[key] = (
+                Piece(f"F{b.source}>F{b.target}", "values", b.source, b.target, (), b.sent, route)
+                if part == "F"
+                else Piece(f"B{b.target}>B{b.source}", "gradients", b.target, b.source, (), b.returned, route)
+            )
+        return self.carried[key]
 
     def _last_uses(self, device: str, slots: Sequence[Slot]) -> dict[int, list[tuple[int, int]]]:
         """Position in the order -> (stage, micro-batch) that nothing on this device needs any more behind it, for stages

@@ -60,16 +60,44 @@ def crossings(tensor: IntArray, source: IntArray, target: IntArray, back: Bools)
     return Crossings(pair // stages, pair % stages, key % tensors, returns)
 
 
+def brought(crossing: Crossings, device_of: IntArray) -> IntArray:
+    """[crossings] the stage whose message brings the tensor to the target's device: a tensor goes to a device once, with what the
+    first of its stages reads that reads it. `device_of` [stages]: a number for each device; a stage of several has its own.
+
+    >>> two_readers = Crossings(np.array([0, 0]), np.array([1, 3]), np.array([7, 7]), np.array([True, True]))
+    >>> brought(two_readers, np.array([0, 1, 0, 1])).tolist(), brought(two_readers, np.array([0, 1, 0, 2])).tolist()
+    ([1, 1], [1, 3])
+    """
+    if len(set(device_of.tolist())) == len(device_of):
+        return crossing.target
+    first: dict[tuple[int, int, int], int] = {}
+    rows = zip(crossing.source.tolist(), crossing.tensor.tolist(), crossing.target.tolist(), strict=True)
+    return np.array([first.setdefault((i, k, int(device_of[j])), j) for i, k, j in rows], np.int64)
+
+
 def messages(
-    crossing: Crossings, transfer_s: FloatArray, size_bytes: FloatArray
+    crossing: Crossings, transfer_s: FloatArray, size_bytes: FloatArray, by: IntArray | None = None
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """(stage from, stage to), there and back: seconds given for the tensors of a message, and bytes of the others."""
+    """(stage from, stage to), there and back: seconds given for the tensors of a message, and bytes of the others. `by`: what
+    `brought` says; without it every stage has a device of its own."""
     found: dict[tuple[int, int], tuple[float, float]] = {}
+    known: set[tuple[int, int, int]] = set()
     given, size = transfer_s[crossing.tensor].tolist(), size_bytes[crossing.tensor].tolist()
-    rows = zip(crossing.source.tolist(), crossing.target.tolist(), crossing.back.tolist(), given, size, strict=True)
-    for i, j, back, seconds, n in rows:
+    targets = crossing.target if by is None else by
+    rows = zip(
+        crossing.source.tolist(),
+        targets.tolist(),
+        crossing.tensor.tolist(),
+        crossing.back.tolist(),
+        given,
+        size,
+        strict=True,
+    )
+    for i, j, k, back, seconds, n in rows:
         more = (0.0, n) if seconds != seconds else (seconds, 0.0)  # nan: the link decides
         for way in ((i, j), (j, i)) if back else ((i, j),):
-            before = found.get(way, (0.0, 0.0))
-            found[way] = before[0] + more[0], before[1] + more[1]
+            if (*way, k) not in known:
+                known.add((*way, k))
+                before = found.get(way, (0.0, 0.0))
+                found[way] = before[0] + more[0], before[1] + more[1]
     return found

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from training.runtime.helpers import MODELS, plan_file
 
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.plan import PlanFile
 from partita.pipeline.run.loop import compare_engines
+from partita.simulate.boundaries import boundaries
+from partita.simulate.lower import program_of
 
 pytest.importorskip("transformers")
 
@@ -62,6 +68,27 @@ def test_the_last_micro_batch_may_be_smaller(tmp_path: Path) -> None:
 def trains_alike(file: PlanFile, tmp_path: Path) -> None:
     comparison = compare_engines(
         file, f"{MODELS}:bert", {}, tmp_path, engines=("single", "pipeline"), rounds=6, warmup=0
+    )
+    assert comparison.gradient_errors["pipeline"] <= 1e-5
+    assert comparison.largest_loss_error <= 1e-5
+
+
+def test_what_two_stages_of_a_device_read_crosses_once(tmp_path: Path) -> None:
+    """The skip's tensor is read behind it and at the far end, both on cpu1: one message there, one gradient back."""
+    file = plan_file("long_skip", stages=4)
+    assert isinstance(file.plan, PipelinePlan)
+    tasks = [t for s in file.plan.stages for t in s.tasks]
+    cuts = (0, 1, len(tasks) // 3, 2 * len(tasks) // 3, len(tasks))
+    stages = tuple(Stage(tuple(tasks[a:b]), (f"cpu{k % 2}",)) for k, (a, b) in enumerate(pairwise(cuts)))
+    problem = replace(file.problem, cluster=replace(file.problem.cluster, devices=file.problem.cluster.devices[:2]))
+    file = PlanFile(replace(file.plan, stages=stages), file.verdict, problem)
+    program = program_of(file.problem, file.plan)
+    sent = Counter((t, p.route) for p in program.pieces if p.kind in ("values", "gradients") for t in p.tensors)
+    reads = [t for b in boundaries(file.graph, file.plan) if (b.target - b.source) % 2 for t in b.tensors]
+    assert len(set(reads)) < len(reads)
+    assert set(sent.values()) == {1}
+    comparison = compare_engines(
+        file, f"{MODELS}:long_skip", {}, tmp_path, engines=("single", "pipeline"), rounds=6, warmup=0
     )
     assert comparison.gradient_errors["pipeline"] <= 1e-5
     assert comparison.largest_loss_error <= 1e-5

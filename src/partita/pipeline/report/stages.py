@@ -78,7 +78,7 @@ def _traffic(file: PlanFile, plan: PipelinePlan) -> tuple[list[float], list[floa
     sends = [0.0] * n
     crossing: list[set[int]] = [set() for _ in range(n)]
     for b in boundaries(file.graph, plan):
-        sends[b.source] += float(file.graph.size_bytes[list(b.tensors)].sum())
+        sends[b.source] += float(file.graph.size_bytes[list(b.sent)].sum())
         for k in range(b.source + 1, b.target + 1):
             crossing[k] |= set(b.tensors)
     return sends, [float(file.graph.size_bytes[sorted(c)].sum()) for c in crossing]

@@ -21,7 +21,7 @@ from torch import Tensor
 from partita.errors import WorkerFailed
 from partita.nouns.graph import FloatArray
 from partita.nouns.program import Op, Piece, PieceKind, Program
-from partita.simulate.boundaries import Boundary
+from partita.simulate.boundaries import Boundary, returners
 from partita.training.capture.captured import TensorMeta
 from partita.training.job import Batch, batch_size, leaves_of_micro_batches
 from partita.training.runtime.mailbox import PeerGone
@@ -195,7 +195,12 @@ class Interpreter:
             self._leaving[b.source].append(b)
             self._coming[b.target].append(b)
         sends = [i for i in self._script if program.op[i.number] == Op.SEND and i.piece.kind == "gradients"]
-        self._unsent = Counter((i.piece.stage, i.micro_batch) for i in sends)
+        gives_back = {p: _returners(place.boundaries, p) for p in {i.piece for i in sends}}
+        self._returners = {i.number: gives_back[i.piece] for i in sends}
+        self._unsent = Counter((k, i.micro_batch) for i in sends for k in self._returners[i.number])
+        values = [line for line in messages if line.piece.kind == "values"]
+        reads = {p: _readers(place.boundaries, p) for p in {i.piece for i in values}}
+        self._readers = {i.number: reads[i.piece] for i in values}
         self._runs = {(i.piece.stage, i.micro_batch) for i in self._script if i.piece.kind == "forward"}
 
     def step(self, batch: Batch, micro_batch_size: int, step: int, seed: int) -> StepResult:
@@ -265,10 +270,10 @@ class Interpreter:
     # ---- handlers ---------------------------------------------------------------------------------------------------
 
     def receive_values(self, s: Step, line: Line) -> None:
-        arrived = s.arrived[line.piece.target, line.micro_batch]
-        meta = s.bounds[line.micro_batch].captured.meta
-        for name, tensor in self._received(s, line):
-            arrived[name] = tensor.requires_grad_(meta[name].requires_grad)
+        m, meta = line.micro_batch, s.bounds[line.micro_batch].captured.meta
+        found = [(name, tensor.requires_grad_(meta[name].requires_grad)) for name, tensor in self._received(s, line)]
+        for stage, places in self._readers[line.number]:
+            s.arrived[stage, m].update(found[p] for p in places)
 
     def receive_gradients(self, s: Step, line: Line) -> None:
         _add(s.returned[line.piece.target, line.micro_batch], dict(self._received(s, line)))
@@ -315,11 +320,18 @@ class Interpreter:
         self._send(s, line, s.made[line.piece.stage, line.micro_batch])
 
     def send_gradients(self, s: Step, line: Line) -> None:
-        key = (line.piece.stage, line.micro_batch)
-        self._send(s, line, s.owed[key])
-        s.unsent[key] -= 1
-        if not s.unsent[key]:
-            del s.owed[key]
+        keys = [(k, line.micro_batch) for k in self._returners[line.number]]
+        owed = s.owed[keys[0]]
+        if len(keys) > 1:  # several stages read of what it was made of
+            owed = {}
+            names = s.contents[line.micro_batch][line.number].names
+            for key in keys:
+                _add(owed, {n: s.owed[key][n] for n in names if n in s.owed[key]})
+        self._send(s, line, owed)
+        for key in keys:
+            s.unsent[key] -= 1
+            if not s.unsent[key]:
+                del s.owed[key]
 
     def _send(self, s: Step, line: Line, held: Values) -> None:
         c = s.contents[line.micro_batch][line.number]
@@ -408,6 +420,18 @@ def _add(held: Values, more: Values) -> None:
     """Gradients of one value from several readers add up."""
     for name, tensor in more.items():
         held[name] = held[name] + tensor if name in held else tensor
+
+
+def _returners(found: Sequence[Boundary], piece: Piece) -> tuple[int, ...]:
+    """The stages whose gradients a message sums."""
+    return returners(found, next(b for b in found if (b.source, b.target) == (piece.target, piece.stage)))
+
+
+def _readers(found: Sequence[Boundary], piece: Piece) -> list[tuple[int, list[int]]]:
+    """(stage, which of a message's tensors it reads) of the device that the message is for."""
+    place = {t: p for p, t in enumerate(piece.tensors)}
+    of_device = [b for b in found if b.source == piece.stage and piece.target in b.by]
+    return [(b.target, [place[t] for t in b.tensors if t in place]) for b in of_device]
 
 
 def _script(program: Program, device: str) -> list[Line]:
