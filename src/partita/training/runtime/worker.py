@@ -24,7 +24,14 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.spawn import process_state, threads_env
 from partita.training.runtime.failure import log_path, program_by_samples, resume_hint, word_paths
-from partita.training.runtime.join import check_ranks, expect_cores, process_group, stay_on_loopback, world
+from partita.training.runtime.join import (
+    check_ranks,
+    expect_cores,
+    expect_host,
+    process_group,
+    stay_on_loopback,
+    world,
+)
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board, doing
 
@@ -63,7 +70,7 @@ def run_rank(
     `request` says when a signal asks to stop; without one it is the launcher's business.
     """
     file = PlanFile.read(spec.plan)
-    check_ranks(file, ranks)
+    check_ranks(file, ranks, launched=spec.launched)
     _settle(file, spec, rank, ranks)
     import torch
 
@@ -141,12 +148,15 @@ def _settle(file: PlanFile, spec: Spec, rank: int, ranks: int) -> None:
     """Before torch is loaded: pin to the device's cores, one pool of threads, loopback."""
     assert isinstance(file.plan, PipelinePlan)
     keep_freed_memory()
-    expect_cores(file, [world(file, ranks)[rank]])
-    cores = set(file.cluster.by_name[world(file, ranks)[rank]].cores) & os.sched_getaffinity(0)
+    if not spec.launched:
+        expect_host(file, rank, ranks)
+    device = world(file, ranks, launched=spec.launched)[rank]
+    expect_cores(file, [device])
+    cores = set(file.cluster.by_name[device].cores) & os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)
     os.environ.update(threads_env(spec.threads))
-    stay_on_loopback(spec)
+    stay_on_loopback(launched=spec.launched)
 
 
 # ---- last words ---------------------------------------------------------------------------------------------------------
