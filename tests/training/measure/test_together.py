@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,11 @@ from training.runtime.test_torchrun import free_port
 from partita.cli import main
 from partita.errors import BadInput, ClusterError
 from partita.nouns.cluster import Device, Link
+from partita.nouns.pipeline_plan import PipelinePlan
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.profile import Profile
+from partita.nouns.timeline import Timeline
+from partita.pipeline.plan.planner import plan_pipeline
 from partita.testbed.hosts import Testbed, unavailable
 from partita.training.job import load_job
 from partita.training.measure.hosts import Place, host_names, own_device
@@ -242,14 +247,20 @@ def test_unequal_hosts_and_the_cables_between_them_are_measured(bed: Testbed, pr
 
 @needs_hosts
 def test_its_plan_runs_where_it_was_measured_and_nowhere_else(bed: Testbed, profile: Path, tmp_path: Path) -> None:
-    plan, out = tmp_path / "plan.json", tmp_path / "run"
-    assert main(["plan", str(profile), "--method", "chain-dp", "--stages", "2", "-o", str(plan), "--json"]) == 0
+    """A rank is the device as which it was measured, although the plan has the second host's first."""
+    file = plan_pipeline(Profile.read(profile), method="even", stages=2, allow_replicas=False)
+    assert isinstance(file.plan, PipelinePlan)
+    assert isinstance(file.problem, PipelineProblem)
+    names = [d.name for d in file.cluster.devices]
+    stages = tuple(replace(s, devices=(n,)) for s, n in zip(file.plan.stages, reversed(names), strict=True))
+    plan = replace(file, plan=replace(file.plan, stages=stages)).write(tmp_path / "plan.json")
+    out = tmp_path / "run"
     words = ["run", JOB, "--plan", str(plan), "-o", str(out), "--steps", "5"]
     found = on_hosts(bed, words)
     assert [code for code, *_ in found] == [0, 0], found
-    job = load_job(source_of("failing:good"))
-    size = json.loads(plan.read_text())["problem"]["micro_batch_size"]
-    assert losses(out) == pytest.approx(alone(job, 5, size)[0], rel=1e-5)
+    wanted, _ = alone(load_job(source_of("failing:good")), 5, file.problem.micro_batch_size)
+    assert losses(out) == pytest.approx(wanted, rel=1e-5)
+    assert Timeline.read(out / "measured.json").queues[:2] == tuple(reversed(names))
 
     swapped = on_hosts(bed, [*words, "--timeout-s", "3"], ("h1", "h0"))
     assert [code for code, *_ in swapped] == [2, 2], swapped

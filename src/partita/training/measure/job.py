@@ -54,8 +54,12 @@ class Asked:
 
     source: str  #: file.py:function
     settings: Mapping[str, str] = field(default_factory=dict)
-    sizes: Sequence[int] = ()  #: of micro-batches; none: those that the job or its batch suggests, as far as there is time
-    splits: Sequence[str] = ()  #: operators in parts, TASK:batch:2 or "auto"; then only the whole batch, unless sizes are given
+    sizes: Sequence[
+        int
+    ] = ()  #: of micro-batches; none: those that the job or its batch suggests, as far as there is time
+    splits: Sequence[
+        str
+    ] = ()  #: operators in parts, TASK:batch:2 or "auto"; then only the whole batch, unless sizes are given
     budget_s: float = 15.0  #: about so long
 
 
@@ -112,7 +116,13 @@ class Measuring:
     """A job being measured on one device, a micro-batch size at a time."""
 
     def __init__(
-        self, asked: Asked, job: TrainingJob, model: nn.Module, batch: Batch, device: torch.device, splits: Sequence[Split]
+        self,
+        asked: Asked,
+        job: TrainingJob,
+        model: nn.Module,
+        batch: Batch,
+        device: torch.device,
+        splits: Sequence[Split],
     ) -> None:
         """The probe's pieces run on micro-batches of the size `probed`. Raises JobError, CaptureError."""
         self._asked, self._job, self._model, self._batch, self._device = asked, job, model, batch, device
@@ -134,9 +144,7 @@ class Measuring:
         self._cost = CallCosts(0.0, 0.0, 0.0)
 
     @staticmethod
-    def of(
-        asked: Asked, device: Device, devices: int = 1, link: Callable[[], Link | None] = lambda: None
-    ) -> Measuring:
+    def of(asked: Asked, device: Device, devices: int = 1, link: Callable[[], Link | None] = lambda: None) -> Measuring:
         """The job loaded and captured, by the way tried out, to be measured on a device. Operators that are to be split
         automatically are so for this many devices, with a link between any two of them.
 
@@ -172,7 +180,9 @@ class Measuring:
     @property
     def probe(self) -> Probe:
         """Of what was measured."""
-        found = self.samples[len(self.samples) // 2].probe  # in the middle: shares of work differ a little from size to size
+        found = self.samples[
+            len(self.samples) // 2
+        ].probe  # in the middle: shares of work differ a little from size to size
         assert found is not None
         return found
 

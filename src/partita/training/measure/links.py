@@ -61,7 +61,9 @@ class Pace:
 
     job_bytes: float = _MOST_BETWEEN  #: of all tensors that the job's tasks hand on for a micro-batch: they fill the caches between two messages
     repeats: int = 40  #: ways there and back, at most
-    piece_s: float = 2.0  #: that the ways of each size may take, its messages in a row, or sums; beyond that only FEWEST are done
+    piece_s: float = (
+        2.0  #: that the ways of each size may take, its messages in a row, or sums; beyond that only FEWEST are done
+    )
 
     @property
     def between(self) -> int:
@@ -282,9 +284,7 @@ def _way_times(size: int, peer: Peer, pace: Pace) -> FloatArray:
     scratch = torch.ones(pace.between // 4, device=device)
     began = time.perf_counter()
     _there_and_back(buffer, scratch, peer)
-    return _there_and_back(
-        buffer, scratch, peer, peer.led(pace.count(time.perf_counter() - began, pace.repeats))
-    )
+    return _there_and_back(buffer, scratch, peer, peer.led(pace.count(time.perf_counter() - began, pace.repeats)))
 
 
 def _there_and_back(buffer: torch.Tensor, scratch: torch.Tensor, peer: Peer, repeats: int = 1) -> FloatArray:

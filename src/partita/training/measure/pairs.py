@@ -1,7 +1,7 @@
 """Which ranks measure the link between them at the same time: every pair once, nobody in two pairs, no cable under two.
 
-    a round of two hosts with two ranks each      h0: r0 - r1           h1: r2 - r3
-    then, one pair on a cable at a time           r0 - r2;   r0 - r3;   r1 - r2;   r1 - r3
+a round of two hosts with two ranks each      h0: r0 - r1           h1: r2 - r3
+then, one pair on a cable at a time           r0 - r2;   r0 - r3;   r1 - r2;   r1 - r3
 """
 
 from __future__ import annotations
