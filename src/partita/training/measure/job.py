@@ -59,7 +59,7 @@ class Asked:
     ] = ()  #: of micro-batches; none: those that the job or its batch suggests, as far as there is time
     splits: Sequence[
         str
-    ] = ()  #: operators in parts, TASK:batch:2 or "auto"; then only the whole batch, unless sizes are given
+    ] = ()  #: operators in parts; with them only the whole batch is measured, unless sizes are given
     budget_s: float = 15.0  #: about so long
 
 
@@ -179,18 +179,15 @@ class Measuring:
 
     @property
     def probe(self) -> Probe:
-        """Of what was measured."""
-        found = self.samples[
-            len(self.samples) // 2
-        ].probe  # in the middle: shares of work differ a little from size to size
+        """That of the sample in the middle: shares of work differ a little from size to size."""
+        found = self.samples[len(self.samples) // 2].probe
         assert found is not None
         return found
 
     @property
     def calls(self) -> CallCosts:
         """Seconds of the device at the share of its core that there was, as the tasks'."""
-        share = self.probe.core_share
-        cost = self._cost
+        share, cost = self.probe.core_share, self._cost
         return CallCosts(cost.instruction_s / share, cost.around_s / share, cost.step_s / share)
 
     def profile(self, cluster: Cluster, spent: Spent) -> Profile:

@@ -238,8 +238,8 @@ class Peer:
 
 
 def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
-    """What two ranks find out about the links between them, for `links_of`: counts for the one that leads, which is a there. Both
-    call it."""
+    """What two ranks find out about the links between them, as `links_of` wants it: "there" is from the one that leads. Both call
+    it; what it returns counts on the one that leads."""
     cuda = peer.transport.device.type == "cuda"
     rows: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for size in SIZES:
