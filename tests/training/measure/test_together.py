@@ -21,8 +21,9 @@ from partita.errors import BadInput, ClusterError
 from partita.nouns.cluster import Device, Link
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
+from partita.nouns.plan import PlanFile
+from partita.nouns.probe import Readings
 from partita.nouns.profile import Profile
-from partita.nouns.timeline import Timeline
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.testbed.hosts import Testbed, unavailable
 from partita.training.job import load_job
@@ -199,8 +200,8 @@ def test_settings_that_make_no_sense_there_are_refused(
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Testbed]:
-    """The first host has half a core, the other one all of its own."""
-    with Testbed.up(2, ["200mbit"], [50, None]) as bed:
+    """The first host has half a core, the other one a whole one."""
+    with Testbed.up(2, ["200mbit"], [50, 100]) as bed:
         yield bed
 
 
@@ -245,24 +246,35 @@ def test_unequal_hosts_and_the_cables_between_them_are_measured(bed: Testbed, pr
         assert link.message_s > 0
 
 
-@needs_hosts
-def test_its_plan_runs_where_it_was_measured_and_nowhere_else(bed: Testbed, profile: Path, tmp_path: Path) -> None:
-    """A rank is the device as which it was measured, although the plan has the second host's first."""
+@pytest.fixture(scope="module")
+def turned(profile: Path) -> PlanFile:
+    """A plan with the first stage on the second host."""
     file = plan_pipeline(Profile.read(profile), method="even", stages=2, allow_replicas=False)
     assert isinstance(file.plan, PipelinePlan)
-    assert isinstance(file.problem, PipelineProblem)
-    names = [d.name for d in file.cluster.devices]
-    stages = tuple(replace(s, devices=(n,)) for s, n in zip(file.plan.stages, reversed(names), strict=True))
-    plan = replace(file, plan=replace(file.plan, stages=stages)).write(tmp_path / "plan.json")
-    out = tmp_path / "run"
-    words = ["run", JOB, "--plan", str(plan), "-o", str(out), "--steps", "5"]
-    found = on_hosts(bed, words)
-    assert [code for code, *_ in found] == [0, 0], found
-    wanted, _ = alone(load_job(source_of("failing:good")), 5, file.problem.micro_batch_size)
-    assert losses(out) == pytest.approx(wanted, rel=1e-5)
-    assert Timeline.read(out / "measured.json").queues[:2] == tuple(reversed(names))
+    names = reversed([d.name for d in file.cluster.devices])
+    stages = tuple(replace(s, devices=(n,)) for s, n in zip(file.plan.stages, names, strict=True))
+    return replace(file, plan=replace(file.plan, stages=stages))
 
-    swapped = on_hosts(bed, [*words, "--timeout-s", "3"], ("h1", "h0"))
+
+@needs_hosts
+def test_a_rank_is_the_device_that_was_measured_whatever_the_plans_order(
+    bed: Testbed, turned: PlanFile, tmp_path: Path
+) -> None:
+    assert isinstance(turned.problem, PipelineProblem)
+    plan, out = turned.write(tmp_path / "plan.json"), tmp_path / "run"
+    found = on_hosts(bed, ["run", JOB, "--plan", str(plan), "-o", str(out), "--steps", "5"])
+    assert [code for code, *_ in found] == [0, 0], found
+    wanted, _ = alone(load_job(source_of("failing:good")), 5, turned.problem.micro_batch_size)
+    assert losses(out) == pytest.approx(wanted, rel=1e-5)
+    readings = Readings.read(out / "readings.json")
+    assert readings.devices == tuple(d.name for d in turned.cluster.devices)
+
+
+@needs_hosts
+def test_a_rank_on_another_host_than_it_was_measured_on_says_so(bed: Testbed, turned: PlanFile, tmp_path: Path) -> None:
+    plan = turned.write(tmp_path / "plan.json")
+    words = ["run", JOB, "--plan", str(plan), "-o", str(tmp_path / "run"), "--timeout-s", "3"]
+    swapped = on_hosts(bed, words, ("h1", "h0"))
     assert [code for code, *_ in swapped] == [2, 2], swapped
     for r, (_, _, stderr) in enumerate(swapped):
         assert f"rank {r} stands for " in stderr
