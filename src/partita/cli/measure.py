@@ -63,6 +63,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     _check(options)
+    _expect_writable(options.out)
     from partita.models.measure.campaign import run_campaign
 
     talk.step(f"measuring {options.campaign}")
@@ -72,6 +73,7 @@ def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     sizes = sizes_of(options.micro_batch_sizes)
     _check(options)
+    _expect_writable(options.out)
     from partita.training.measure.job import measure_job
 
     talk.step(f"measuring {options.job}")
@@ -98,7 +100,7 @@ def _run_one_rank(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         )
     sizes = sizes_of(options.micro_batch_sizes)
     rank, ranks = rank_of_environment()
-    _check(options, writes=rank == 0)
+    _check(options)
     from partita.training.measure.job import Asked
     from partita.training.measure.together import measure_together
 
@@ -107,8 +109,9 @@ def _run_one_rank(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     asked = Asked(options.job, settings_of(options), sizes, options.split, options.budget_s)
     try:
         profile = measure_together(
-            asked, rank, ranks, timeout_s=options.timeout_s, progress=talk.progress if rank == 0 else _quiet
-        )
+            asked, rank, ranks, timeout_s=options.timeout_s, progress=talk.progress if rank == 0 else _quiet,
+            first=lambda: _expect_writable(options.out) if rank == 0 else None,
+        )  # fmt: skip
     except (PartitaError, KeyboardInterrupt) as error:
         talk.error(str(error) or "interrupted")
         os._exit(getattr(error, "exit_code", 130))  # a broken process group may block in its destructor
@@ -157,15 +160,17 @@ def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
     }
 
 
-def _check(options: argparse.Namespace, *, writes: bool = True) -> None:
-    """What can be told before anything is measured, by a process that writes a file. Raises BadInput."""
+def _check(options: argparse.Namespace) -> None:
+    """What can be told before anything is measured. Raises BadInput."""
     if not options.timeout_s > 0:
         raise BadInput(f"--timeout-s {options.timeout_s}", hint="give seconds above 0, e.g. 300")
     if not 0 < options.budget_s < float("inf"):
         raise BadInput(f"--budget-s {options.budget_s}", hint="give seconds above 0, e.g. 15")
-    out = Path(options.out)
-    if not writes:
-        return
+
+
+def _expect_writable(path: str) -> None:
+    """Raise BadInput where no file can be written there."""
+    out = Path(path)
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         fact = "is a folder" if out.is_dir() else f"cannot be written: no folder {out.parent} to write into"
         raise BadInput(f"{out} {fact}", hint="give a file with -o FILE")

@@ -158,10 +158,17 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
         began = time.monotonic()
         assert ranks[0].wait(20) == 1
         assert time.monotonic() - began < 20
-        assert ranks[0].error().startswith("rank 0 lost another rank while measuring: ")
+        assert "onnection" in ranks[0].error()
+        assert "pair.cc" not in ranks[0].error()
     finally:
         for r in ranks:
             r.end()
+
+
+def test_a_place_where_nothing_can_be_written_ends_all(tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, ["good", "good"], "-o", str(tmp_path / "nowhere" / "profile.json"))
+    assert ended(ranks) == [2, 1], [r.stderr for r in ranks]
+    assert ranks[1].error().startswith("rank 0 failed while getting ready: ")
 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from partita.training.measure.speeds import speeds_by_steps
 from partita.training.measure.worth_splitting import is_automatic
 from partita.training.runtime.device import torch_device
 from partita.training.runtime.interpreter import is_lost_peer
-from partita.training.runtime.join import Meeting, joined, stay_on_loopback
+from partita.training.runtime.join import Meeting, joined, readable, stay_on_loopback
 from partita.training.runtime.mailbox import Mailboxes, open_mailboxes
 from partita.training.runtime.transport import Transport
 from partita.training.runtime.words import handed, on_all, told
@@ -39,8 +39,17 @@ from partita.training.runtime.words import handed, on_all, told
 _PIECES = 20  #: of a pair's measurement, each of which may take this part of the budget
 
 
-def measure_together(asked: Asked, rank: int, ranks: int, *, timeout_s: float, progress: Progress) -> Profile | None:
+def measure_together(
+    asked: Asked,
+    rank: int,
+    ranks: int,
+    *,
+    timeout_s: float,
+    progress: Progress,
+    first: Callable[[], None] = lambda: None,
+) -> Profile | None:
     """The job measured on the devices of all ranks, and the links between them; on rank 0, None on the others. Every rank calls it.
+    `first` raises what is wrong here alone, before anything is measured.
 
     The cluster's devices are in the order of the ranks. Raises JobError, CaptureError, ClusterError, BadInput for what is wrong
     here or alike everywhere, WorkerFailed where another rank failed, died, did not come or was silent for `timeout_s`.
@@ -55,6 +64,7 @@ def measure_together(asked: Asked, rank: int, ranks: int, *, timeout_s: float, p
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with joined(Meeting(timeout_s), rank, ranks, backend, device):
         try:
+            on_all(first, "getting ready")
             return _measured(asked, rank, timeout_s, progress, spent)
         except PartitaError:
             raise
@@ -71,8 +81,8 @@ def _own_gpu() -> torch.device:
 def _failed(rank: int, error: Exception) -> WorkerFailed:
     if is_lost_peer(error):
         return WorkerFailed(
-            f"rank {rank} lost another rank while measuring: {sentence_of(error)}", rank=-1, doing="measuring",
-            hint="look at the other ranks' errors, then start all of them again",
+            f"rank {rank} lost another rank while measuring: {readable(sentence_of(error))}", rank=-1, doing="measuring",
+            hint="look at the other ranks' errors and start all again; where one is only slow, with a longer --timeout-s",
         )  # fmt: skip
     return WorkerFailed(
         f"rank {rank} failed while measuring{place_of(error)}: {sentence_of(error)}", rank=rank, doing="measuring"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator
@@ -174,6 +175,15 @@ def _listener(host: str, port: int) -> socket.socket:
             f"rank 0 cannot listen at {host}:{port}: {os.strerror(error.errno or 0) if (error.errno or 0) > 0 else error}",
             hint="choose another MASTER_PORT that is free, or this machine's address as MASTER_ADDR",
         ) from error
+
+
+def readable(message: str) -> str:
+    """gloo's messages without the place in its source and its guesses.
+
+    >>> readable("lost: [/x/y/pair.cc:537] Read error [::1]:5: Connection reset by peer. This is typically caused by a")
+    'lost: Read error [::1]:5: Connection reset by peer'
+    """
+    return re.sub(r"\[/[^\]]*:\d+\] ", "", message).partition(". This is typically")[0]
 
 
 def own_address() -> str:

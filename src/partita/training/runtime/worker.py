@@ -9,7 +9,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ from partita.training.runtime.join import (
     expect_cores,
     expect_host,
     process_group,
+    readable,
     stay_on_loopback,
     world,
 )
@@ -168,7 +168,7 @@ def leave_word(spec: Spec, rank: int, error: BaseException) -> None:
 
     known = isinstance(error, PartitaError)
     word = {
-        "message": _readable(error.message if isinstance(error, PartitaError) else sentence_of(error)),
+        "message": readable(error.message if isinstance(error, PartitaError) else sentence_of(error)),
         "hint": error.hint if isinstance(error, PartitaError) else f"see {log_path(spec.out, rank)}",
         "place": "" if known else place_of(error),
         "code": error.exit_code if isinstance(error, PartitaError) else 1,
@@ -180,15 +180,6 @@ def leave_word(spec: Spec, rank: int, error: BaseException) -> None:
         with contextlib.suppress(BadInput):  # no room for it
             write_whole(path, json.dumps(word))
             return
-
-
-def _readable(message: str) -> str:
-    """gloo's messages without the place in its source and its guesses.
-
-    >>> _readable("lost: [/x/y/pair.cc:537] Read error [::1]:5: Connection reset by peer. This is typically caused by a")
-    'lost: Read error [::1]:5: Connection reset by peer'
-    """
-    return re.sub(r"\[/[^\]]*:\d+\] ", "", message).partition(". This is typically")[0]
 
 
 def _own_board(spec: Spec, rank: int) -> Path:
@@ -215,9 +206,9 @@ def _with_peers(error: WorkerFailed, spec: Spec, rank: int, ranks: int) -> Worke
         gone = [r for r in range(ranks) if r != rank and _is_gone(spec, r, ranks, rank)]
         time.sleep(0.02)
     if not gone and not error.doing:
-        return WorkerFailed(f"{_readable(error.message)} during {_doing(spec, rank, ranks)}", rank=error.rank, doing="")
+        return WorkerFailed(f"{readable(error.message)} during {_doing(spec, rank, ranks)}", rank=error.rank, doing="")
     if not gone:
-        return WorkerFailed(_readable(error.message), rank=error.rank, doing=error.doing, hint=error.hint)
+        return WorkerFailed(readable(error.message), rank=error.rank, doing=error.doing, hint=error.hint)
     peer = gone[0]
     message = (
         f"rank {peer} is gone; it was in {_doing(spec, peer, ranks)}, and rank {rank} in {_doing(spec, rank, ranks)}"
