@@ -207,8 +207,8 @@ def test_settings_that_make_no_sense_there_are_refused(
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Testbed]:
-    """The first host has half a core, the other one a whole one."""
-    with Testbed.up(2, ["200mbit"], [50, 100]) as bed:
+    """The first host has less than half of a core, the other one a whole one."""
+    with Testbed.up(2, ["200mbit"], [40, 100]) as bed:
         yield bed
 
 
@@ -244,7 +244,7 @@ def test_unequal_hosts_and_the_cables_between_them_are_measured(bed: Testbed, pr
     assert not any(d.cores for d in cluster.devices)
     slow, fast = cluster.devices
     assert fast.speed == 1.0
-    assert 0.35 < slow.speed < 0.65
+    assert 0.25 < slow.speed < 0.8  # somebody else may want the whole core, too
     for a, b in ((slow, fast), (fast, slow)):
         link = cluster.link(a.name, b.name)
         assert (link.medium, link.fair) == (f"cable of {a.host}", True)
