@@ -2,16 +2,15 @@
 
     python benchmarks/unequal.py [--data DIR] [--shares 80,50,40,20] [--rate 100mbit] [--rounds 22] [--blocks 2] [--json]
 
-Each host of the test bed has a share of a core (percent) and a link of that rate, shaped both ways; wants root. The job is measured
-on a whole core, a link between two hosts that have whole cores; the cluster file of the plans holds these with the hosts' shares as speeds,
-as a user would write it by hand. DIR holds CIFAR-10's train.parquet as examples/cifar_resnet.py wants it; without it the CNN sees
-scikit-learn's digits.
+Each host of the test bed has a share of a core (percent) and a link of that rate, shaped both ways; wants root. `partita measure` runs
+on all of them at once, as inside torchrun: the plans are for the profile that it writes, with the speeds and links that it found.
+DIR holds CIFAR-10's train.parquet as examples/cifar_resnet.py wants it; without it the CNN sees scikit-learn's digits.
 
-    chosen        what `partita plan --cluster` finds
+    chosen        what `partita plan` finds
     even          a stage on every host, by a planner that takes them for equal
     equal shares  the whole model on every host, a quarter of the micro-batches each; likewise at the best number
 
-All plans have a process on every host and take turns, round by round; one device, the fastest, takes turns with the first of them.
+All plans have a process on every host and take turns, round by round; one device, the first host, takes turns with the first of them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from intervals import WITHIN_ROUNDS, Claim, Interval, over_median, ratio_within_
 
 from partita.cli.talk import Talk
 from partita.errors import PartitaError
-from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.cluster import Cluster
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.probe import Readings
@@ -46,8 +45,6 @@ from partita.simulate.predicted import predicted
 from partita.simulate.run_speed import RunSpeed, run_speed
 from partita.spawn import last_line, threads_env
 from partita.testbed.hosts import Testbed
-from partita.training.measure.job import measure_job
-from partita.training.measure.links import measured_link
 from partita.training.runtime.baton import Ring
 from partita.training.runtime.prepare import prepared
 from partita.training.runtime.spec import Spec
@@ -67,38 +64,13 @@ CLAIMS = {
 # ---- what is asked ------------------------------------------------------------------------------------------------------
 
 
-def link_between_hosts(rate: str, folder: Path) -> Link:
-    """A link of the test bed, measured between two hosts that have whole cores: times of a message there are CPU seconds."""
-    told = folder / "link.json"
-    with Testbed.up(2, [rate]) as bed:
-        spec = {
-            "rendezvous": f"tcp://{bed.address('h0')}:{PORT - 1}",
-            "out": str(folder / "out.json"),
-            "repeats": 20,
-            "between": 1 << 25,
-        }
-        told.write_text(json.dumps(spec))
-        words = [sys.executable, "-m", "partita.training.measure.links", str(told)]
-        _to_the_end([_started(bed, f"h{k}", words, {"RANK": str(k)}, folder / f"link-{k}.log") for k in range(2)])
-    return measured_link("", "", json.loads((folder / "out.json").read_text()))
-
-
-def cluster_of(shares_of_core: Sequence[float], link: Link, like: Device) -> Cluster:
-    """As a user would write it down: a host has its share of the measured core, and takes so much longer for its part of a message;
-    what it sends shares its own cable."""
-    devices = tuple(
-        Device(f"h{k}", like.kind, speed=share, host=f"h{k}", instruction_s=like.instruction_s, step_s=like.step_s)
-        for k, share in enumerate(shares_of_core)
-    )
-    links = tuple(
-        replace(
-            link, source=a.name, target=b.name, medium=f"cable of {a.name}", fair=True,
-            send_s=link.send_s / a.speed, send_s_per_byte=link.send_s_per_byte / a.speed,
-            message_s=link.message_s / b.speed, message_s_per_byte=link.message_s_per_byte / b.speed,
-        )
-        for a in devices for b in devices if a != b
-    )  # fmt: skip
-    return Cluster(devices, links)
+def measured(bed: Testbed, settings: Mapping[str, str], folder: Path) -> Profile:
+    """What `partita measure` finds on the bed's hosts, a rank on each. Raises PartitaError where a rank fails."""
+    out = folder / "profile.json"
+    said = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    words = [sys.executable, "-m", "partita", "measure", f"{JOBS}:cnn", *said, "-o", str(out)]
+    _to_the_end(_ranks(bed, words, PORT - 1, folder))
+    return Profile.read(out)
 
 
 def taken_for_equal(profile: Profile, cluster: Cluster) -> PlanFile:
@@ -155,9 +127,8 @@ class Block:
             return {n: json.loads((Path(folder) / n / "compare.json").read_text()) for n in names}
 
     def _ranks(self, file: PlanFile, out: Path, k: int, ring: Ring, beside_single: bool) -> list[Rank]:
-        """The ranks of the k-th plan, each on the host of its device."""
-        assert isinstance(file.plan, PipelinePlan)
-        folder, hosts = prepared(out, file), file.plan.devices
+        """The ranks of the k-th plan, each the device that its host was measured as."""
+        folder = prepared(out, file)
         spec = Spec(
             f"{JOBS}:cnn", dict(self.settings), str(folder / "plan.json"), str(folder), task="compare",
             engine="single,pipeline" if beside_single else "pipeline", steps=WARMUP + self.counted, warmup=WARMUP,
@@ -165,12 +136,8 @@ class Block:
         )  # fmt: skip
         told = folder / "spec.json"
         told.write_text(json.dumps(asdict(spec)))
-        place = {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": self.bed.address(hosts[0]), "MASTER_PORT": str(PORT + k)}
         words = [sys.executable, str(Path(__file__).resolve()), "--rank", str(told)]
-        return [
-            _started(self.bed, host, words, {**place, "RANK": str(r)}, folder / f"rank-{r}.txt")
-            for r, host in enumerate(hosts)
-        ]
+        return _ranks(self.bed, words, PORT + k, folder)
 
 
 @dataclass(frozen=True)
@@ -182,13 +149,19 @@ class Rank:
     log: Path
 
 
-def _started(bed: Testbed, host: str, words: Sequence[str], env: Mapping[str, str], log: Path) -> Rank:
-    with open(log, "wb") as out:
-        process = bed.popen(
-            host, words, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            env={**os.environ, **threads_env(1), "GLOO_SOCKET_IFNAME": "eth0", **env},
-        )  # fmt: skip
-    return Rank(host, process, log)
+def _ranks(bed: Testbed, words: Sequence[str], port: int, folder: Path) -> list[Rank]:
+    """A rank on every host, in the order of the hosts; what it says goes to a file in the folder."""
+    place = {"WORLD_SIZE": str(len(bed.hosts)), "MASTER_ADDR": bed.hosts[0].address, "MASTER_PORT": str(port)}
+    env = {**os.environ, **threads_env(1), "GLOO_SOCKET_IFNAME": "eth0", **place}
+    ranks = []
+    for r, host in enumerate(bed.hosts):
+        log = folder / f"rank-{r}.txt"
+        with open(log, "wb") as out:
+            process = bed.popen(
+                host.name, words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**env, "RANK": str(r)}
+            )
+        ranks.append(Rank(host.name, process, log))
+    return ranks
 
 
 def _to_the_end(ranks: Sequence[Rank]) -> None:
@@ -223,18 +196,18 @@ def one_rank(told: Path) -> int:
 def benchmark(options: Any, machine: Machine, talk: Talk) -> Json:
     check_rounds(options.rounds, WARMUP)
     settings = {"data": str(Path(options.data).resolve())} if options.data else {}
-    profile = measure_job(f"{JOBS}:cnn", settings, devices=2, progress=talk.progress)
-    with tempfile.TemporaryDirectory() as folder:
-        talk.progress("measuring a link", 0, 1)
-        link = link_between_hosts(options.rate, Path(folder))
-    cluster = cluster_of([s / 100 for s in options.shares], link, profile.cluster.devices[0])
-    files = {
-        "chosen": plan_pipeline(profile, cluster, schedule="auto"),
-        "even": taken_for_equal(profile, cluster),
-        "equal shares": equal_shares(profile, cluster),
-    }
-    blocks = []
-    with Testbed.up(len(options.shares), [options.rate], options.shares) as bed:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Testbed.up(len(options.shares), [options.rate], options.shares) as bed,
+    ):
+        talk.progress("measuring the hosts", 0, 1)
+        profile = measured(bed, settings, Path(folder))
+        cluster, blocks = profile.cluster, []
+        files = {
+            "chosen": plan_pipeline(profile, schedule="auto"),
+            "even": taken_for_equal(profile, cluster),
+            "equal shares": equal_shares(profile, cluster),
+        }
         for k, counted in enumerate(shares(options.rounds - WARMUP, options.blocks)):
             machine.look_again(every_s=5.0)
             talk.progress(f"block {k + 1} of {options.blocks}", 0, 1)
@@ -252,7 +225,8 @@ def benchmark(options: Any, machine: Machine, talk: Talk) -> Json:
     }
     record = machine.finished()
     return {
-        "shares": options.shares, "rate": options.rate, "link": asdict(link), "single_step_s": statistics.median(one),
+        "shares": options.shares, "rate": options.rate, "link": asdict(cluster.links[0]),
+        "speeds": {d.name: d.speed for d in cluster.devices}, "single_step_s": statistics.median(one),
         "plans": {n: _told(f, steps[n], run_speed(f, readings[n])) for n, f in files.items()},
         "ratio": {n: [r.value, *(r.ends or [])] for n, r in ratios.items()},
         "gradient_error": max(b["chosen"]["gradient_errors"]["pipeline"] for b in blocks),
@@ -287,10 +261,21 @@ def text(document: Json) -> str:
                 f"{p['micro_batches']} micro-batches, {where}",
             ]
         )
-    rows.append(["one device", document["single_step_s"], None, None, document["ratio"]["one device"][0], "", "h0"])
+    rows.append(
+        [
+            "one device",
+            document["single_step_s"],
+            None,
+            None,
+            document["ratio"]["one device"][0],
+            "",
+            next(iter(document["speeds"])),
+        ]
+    )
     columns = [("plan", "text"), ("a step", "s"), ("predicted", "s"), ("at the run's speed", "s"), ("of the chosen", "ratio"), ("interval", "text"), ("", "text")]  # fmt: skip
     hosts = f"hosts with {', '.join(f'{s:g}' for s in document['shares'])} % of a core, links of {document['rate']}"
-    return f"{hosts}; largest difference of gradients {document['gradient_error']:.1e}\n{table(columns, rows)}\n\n{said(document)}"  # type: ignore[arg-type]
+    speeds = ", ".join(f"{name} {speed:.2f}" for name, speed in document["speeds"].items())
+    return f"{hosts}; speeds measured: {speeds}; largest difference of gradients {document['gradient_error']:.1e}\n{table(columns, rows)}\n\n{said(document)}"  # type: ignore[arg-type]
 
 
 def main() -> int:

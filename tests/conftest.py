@@ -36,6 +36,7 @@ MACHINE = (
     "testbed",
     "training/measure/test_links.py",
     "training/measure/test_machine.py",
+    "training/measure/test_together.py",
 )
 
 

@@ -55,6 +55,11 @@ def raises() -> TrainingJob:
     raise FileNotFoundError("data/train.parquet")
 
 
+def raises_on(where: str = "1") -> TrainingJob:
+    """On one rank only."""
+    return raises() if os.environ.get("RANK") == where else good()
+
+
 def exits() -> TrainingJob:
     raise SystemExit(7)
 

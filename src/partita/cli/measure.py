@@ -1,15 +1,20 @@
-"""partita measure JOB: times of every task, the links, the memory -> profile.json; --campaign FILE: rows for models."""
+"""partita measure JOB: times of every task, the links, the memory -> profile.json; inside torchrun on the devices of all ranks;
+--campaign FILE: rows for models."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.cli.settings import add_settings, settings_of
 from partita.cli.talk import Talk
-from partita.errors import BadInput
+from partita.errors import BadInput, PartitaError
+from partita.training.runtime.join import is_rank, rank_of_environment
+
+if TYPE_CHECKING:
+    from partita.nouns.profile import Profile
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,18 +42,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget-s", type=float, default=15.0, metavar="S", help="about how long the timing may take (default: 15)"
     )
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="inside torchrun: give up when another rank is silent for so long (default: 300)",
+    )
 
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
-    """Measure the job, or the campaign. Raises JobError, CaptureError, ClusterError, BadInput, Interrupted."""
+    """Measure the job, or the campaign. Raises JobError, CaptureError, ClusterError, BadInput, Interrupted, WorkerFailed."""
     if (options.job is None) == (options.campaign is None):
         raise BadInput("measure takes one JOB or one --campaign FILE", hint="e.g. partita measure train.py:job")
     options.out = options.out or ("rows.parquet" if options.campaign else "profile.json")
+    if is_rank():
+        return _run_one_rank(options, talk)
     return _run_campaign(options, talk) if options.campaign else _run_job(options, talk)
 
 
 def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     _check(options)
+    _expect_writable(options.out)
     from partita.models.measure.campaign import run_campaign
 
     talk.step(f"measuring {options.campaign}")
@@ -58,7 +73,7 @@ def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     sizes = sizes_of(options.micro_batch_sizes)
     _check(options)
-    from partita.nouns.splits import splits_json
+    _expect_writable(options.out)
     from partita.training.measure.job import measure_job
 
     talk.step(f"measuring {options.job}")
@@ -72,7 +87,48 @@ def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         progress=talk.progress,
     )
     profile.write(options.out)
-    graph, link = profile.samples[0].graph, profile.cluster.default_link
+    return _document(options, profile)
+
+
+def _run_one_rank(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+    """Inside torchrun: this process is one rank, and one device."""
+    senseless = [n for n in ("campaign", "devices") if getattr(options, n) is not None]
+    if senseless:
+        raise BadInput(
+            f"--{senseless[0]} inside torchrun, where every process is one device of one measurement",
+            hint="leave it out, or measure without torchrun",
+        )
+    sizes = sizes_of(options.micro_batch_sizes)
+    rank, ranks = rank_of_environment()
+    _check(options)
+    from partita.training.measure.job import Asked
+    from partita.training.measure.together import measure_together
+
+    if rank == 0:
+        talk.step(f"measuring {options.job} on {ranks} device{'s' * (ranks != 1)}")
+    asked = Asked(options.job, settings_of(options), sizes, options.split, options.budget_s)
+    try:
+        profile = measure_together(
+            asked, rank, ranks, timeout_s=options.timeout_s, progress=talk.progress if rank == 0 else _quiet,
+            first=lambda: _expect_writable(options.out) if rank == 0 else None,
+        )  # fmt: skip
+    except (PartitaError, KeyboardInterrupt) as error:
+        talk.error(str(error) or "interrupted")
+        os._exit(getattr(error, "exit_code", 130))  # a broken process group may block in its destructor
+    if profile is None:
+        return {"rank": rank}
+    profile.write(options.out)
+    return _document(options, profile)
+
+
+def _quiet(what: str, done: int, total: int) -> None: ...
+
+
+def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
+    """What is printed of a profile."""
+    from partita.nouns.splits import splits_json
+
+    graph, link = profile.samples[0].graph, profile.cluster.links_in_use()[0]
     return {
         "profile": options.out,
         "graph": graph.name,
@@ -106,9 +162,15 @@ def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 def _check(options: argparse.Namespace) -> None:
     """What can be told before anything is measured. Raises BadInput."""
+    if not options.timeout_s > 0:
+        raise BadInput(f"--timeout-s {options.timeout_s}", hint="give seconds above 0, e.g. 300")
     if not 0 < options.budget_s < float("inf"):
         raise BadInput(f"--budget-s {options.budget_s}", hint="give seconds above 0, e.g. 15")
-    out = Path(options.out)
+
+
+def _expect_writable(path: str) -> None:
+    """Raise BadInput where no file can be written there."""
+    out = Path(path)
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         fact = "is a folder" if out.is_dir() else f"cannot be written: no folder {out.parent} to write into"
         raise BadInput(f"{out} {fact}", hint="give a file with -o FILE")
@@ -127,6 +189,8 @@ def _finite(x: float) -> float | None:
 
 
 def text(document: dict[str, Any]) -> str:
+    if "profile" not in document and "rows" not in document:
+        return f"rank {document['rank']} done"
     return _campaign_text(document) if "rows" in document else _profile_text(document)
 
 

@@ -18,6 +18,7 @@ from partita.cli.settings import add_settings, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError, PlanError
 from partita.simulate.predicted import predicted
+from partita.training.runtime.join import is_rank, rank_of_environment
 
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Train; returns what came out. Raises BadInput, Infeasible, WorkerFailed; Interrupted after a graceful stop."""
     _check(options)
     settings = settings_of(options)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if is_rank():
         if options.replan or options.search:
             raise BadInput(
                 f"--{'replan' if options.replan else 'search'} inside torchrun: every rank would have to plan alike",
@@ -339,7 +340,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
             "inside torchrun a plan is needed",
             hint="make one with `partita measure` and `partita plan`, then give --plan FILE",
         )
-    rank, ranks = _place()
+    rank, ranks = rank_of_environment()
     stack = contextlib.ExitStack()  # until this process ends
     if rank == 0:
         check_folder(options.out)
@@ -361,17 +362,6 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
         os._exit(error.exit_code)  # a broken process group may block in its destructor
     forget(folder, rank)
     return _outcome(folder, file, 0.0, options.engine) if rank == 0 else {"rank": rank}
-
-
-def _place() -> tuple[int, int]:
-    """(rank, ranks) as torchrun says. Raises BadInput where they are no such numbers."""
-    rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    if not (rank.isdigit() and ranks.isdigit() and int(rank) < int(ranks)):
-        raise BadInput(
-            f"RANK is {rank!r} and WORLD_SIZE {ranks!r}",
-            hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
-        )
-    return int(rank), int(ranks)
 
 
 def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str) -> dict[str, Any]:

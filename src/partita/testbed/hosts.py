@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 MOST_HOSTS = 64
 PACKET_BYTES = 1514  #: a full Ethernet frame as tbf counts it
+MOST_JOINED = 43  #: of them in one packet of 64 KB
 BURST_S = 0.001  #: a timer that fires this late costs no throughput; a message after a pause gains as much
 QUEUE_S = 0.1  #: the most a packet waits in a full queue ...
 LEAST_QUEUE_BYTES = 256_000  #: ... but a slow link has room for what TCP sends before it knows better
@@ -318,32 +319,37 @@ def _build(state: State) -> None:
 
 
 def _wire(state: State, host: Host) -> None:
-    """One namespace, and its cable into the switch.
-
-    Packets leave unjoined (gso_max_segs 1): a filter counts what a wire would carry, and a burst stays small.
-    """
+    """One namespace, and its cable into the switch."""
     at, switch = ("-n", host.namespace), ("-n", state.switch)
     _ip("netns", "add", host.namespace)
     peer = ("peer", "name", host.name, "netns", state.switch)
     _ip(*at, "link", "add", "dev", "eth0", "type", "veth", *peer)
     _ip(*switch, "link", "set", "dev", host.name, "master", "br0", "addrgenmode", "none", "up")
-    _ip(*at, "link", "set", "dev", "eth0", "gso_max_segs", "1", "addrgenmode", "none", "up")
+    _ip(*at, "link", "set", "dev", "eth0", "addrgenmode", "none", "up")
     _ip(*at, "addr", "add", f"{host.address}/24", "dev", "eth0")
     _ip(*at, "link", "set", "dev", "lo", "up")
 
 
 def _shape(state: State, host: Host, verb: str) -> None:
-    """Put the filters at both ends of a host's cable ("add"), or set their rates anew ("change")."""
+    """Put the filters at both ends of a host's cable ("add"), or set their rates anew ("change").
+
+    Packets leave joined, as a network card would be handed them, up to half of what a filter lets through at once, so that a late
+    timer costs nothing; it counts the frames that a wire would carry."""
+    joined = min(max(_burst_bytes(host.rate_bit_per_s) // (2 * PACKET_BYTES), 1), MOST_JOINED)
+    _ip("-n", host.namespace, "link", "set", "dev", "eth0", "gso_max_segs", str(joined))
     for namespace, end in ((host.namespace, "eth0"), (state.switch, host.name)):
         _tc("-n", namespace, "qdisc", verb, "dev", end, "root", *_filter(host.rate_bit_per_s))
 
 
 def _filter(rate_bit_per_s: int) -> list[str]:
     """The token bucket of a rate, as tc wants it. Measured in docs/reference/testbed.md."""
-    rate_bytes_per_s = rate_bit_per_s / 8
-    burst = max(2 * PACKET_BYTES, round(rate_bytes_per_s * BURST_S))
-    limit = max(LEAST_QUEUE_BYTES, round(rate_bytes_per_s * QUEUE_S))
+    limit = max(LEAST_QUEUE_BYTES, round(rate_bit_per_s / 8 * QUEUE_S))
+    burst = _burst_bytes(rate_bit_per_s)
     return ["tbf", "rate", f"{rate_bit_per_s}bit", "burst", str(burst), "limit", str(limit)]
+
+
+def _burst_bytes(rate_bit_per_s: int) -> int:
+    return max(2 * PACKET_BYTES, round(rate_bit_per_s / 8 * BURST_S))
 
 
 def _launch(host: Host, command: Sequence[str]) -> list[str]:

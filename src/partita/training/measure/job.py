@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -41,9 +42,25 @@ from partita.training.measure.tasks import (
 )
 from partita.training.measure.worth_splitting import is_automatic, named_splits, worthwhile_splits
 from partita.training.probing import Prober, drawn
+from partita.training.runtime.device import torch_device
 
 Progress = Callable[[str, int, int], None]
 Asleep = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured."""
+
+    source: str  #: file.py:function
+    settings: Mapping[str, str] = field(default_factory=dict)
+    sizes: Sequence[
+        int
+    ] = ()  #: of micro-batches; none: those that the job or its batch suggests, as far as there is time
+    splits: Sequence[
+        str
+    ] = ()  #: operators in parts; with them only the whole batch is measured, unless sizes are given
+    budget_s: float = 15.0  #: about so long
 
 
 def measure_job(
@@ -64,84 +81,122 @@ def measure_job(
 
     Raises JobError, CaptureError, ClusterError.
     """
-    began, cpu = time.monotonic(), time.process_time()
-    keep_freed_memory()  # as a worker does
-    local = local_devices(devices)
-    job = load_job(source, settings)
-    model, batch = job.build(), job.example()
-    check_loss(job, model, batch)
-    total = batch_size(batch)
-    wanted = _sizes(total, sizes or job.micro_batch_sizes or ((total,) if splits else ()))
-    device = torch.device(local[0].name) if local[0].kind == "cuda" else torch.device("cpu")
-    steps = len(wanted) + 1
-    with pinned(local[0]):
-        link = _link(local) if is_automatic(splits) else None
-        chosen = _chosen(job, model, batch, device, splits, link, len(local)) if splits else ()
-        measuring = _Measuring(job, model, batch, device, local[0].kind, wanted[:2][-1], chosen)
+    spent = Spent()
+    local, asked = local_devices(devices), Asked(source, settings or {}, sizes, splits, budget_s)
+    link = functools.cache(lambda: _link(local))
+    measuring = Measuring.of(asked, local[0], len(local), link)
     others = [d for d in local[1:] if d.cores != local[0].cores]
     with (
-        company(source, settings or {}, others, measuring.probed, measuring.pieces, measuring.splits) as busy,
+        company(source, asked.settings, others, measuring.probed, measuring.pieces, measuring.splits) as busy,
         pinned(local[0]),
     ):
-        cost, ready = call_costs(device, measuring.handed_on_bytes), time.monotonic()
-        for i, size in enumerate(wanted):
-            progress("measuring tasks", i, steps)
-            left = budget_s - (time.monotonic() - ready)
-            if measuring.samples and not sizes and left < _cost_of(measuring.samples[-1], size):
-                break  # a larger size, which nobody asked for by name, would not fit into the budget
-            measuring.take(size, max(left, 0.0) / (len(wanted) - i), busy.asleep, cost)
+        ready = measuring.take_all(busy.asleep, progress)
         read = {name: busy.steps(name, ready) for name in busy.logs}
-    samples = measuring.with_company()
-    progress("measuring tasks", steps - 1, steps)
-    probe = probe_of(samples)  # CPU seconds, as the tasks': at the share of the core that there was
-    call_s, step_s = cost.instruction_s / probe.core_share, cost.step_s / probe.core_share
-    local = tuple(replace(d, instruction_s=call_s, step_s=step_s) for d in local)
-    cluster = _linked(with_speeds(local, probe, np.array(measuring.readings), read), link, measuring.handed_on_bytes)
-    progress("measuring tasks", steps, steps)
-    facts = {
-        **machine_facts(),
-        "settings": dict(settings or {}),
-        "wall_s": time.monotonic() - began,
-        "cpu_s": time.process_time() - cpu,
-    }
-    return Profile(
-        source,
-        total,
-        tuple(reversed(samples)),
-        cluster,
-        measuring.optimizer_bytes_per_parameter_byte,
-        facts,
-        job.clip_norm is not None,
-        measuring.splits,
-    )
+    calls = measuring.calls
+    local = tuple(replace(d, instruction_s=calls.instruction_s, step_s=calls.step_s) for d in local)
+    speeds = with_speeds(local, measuring.probe, np.array(measuring.readings), read)
+    cluster = _linked(speeds, link() if is_automatic(splits) else None, measuring.handed_on_bytes)
+    progress("measuring tasks", 1, 1)
+    return measuring.profile(cluster, spent)
 
 
-class _Measuring:
+@dataclass(frozen=True)
+class Spent:
+    """When a measurement began."""
+
+    wall_s: float = field(default_factory=time.monotonic)
+    cpu_s: float = field(default_factory=time.process_time)
+
+    def facts(self) -> dict[str, float]:
+        """What it has taken until now."""
+        return {"wall_s": time.monotonic() - self.wall_s, "cpu_s": time.process_time() - self.cpu_s}
+
+
+class Measuring:
     """A job being measured on one device, a micro-batch size at a time."""
 
     def __init__(
         self,
+        asked: Asked,
         job: TrainingJob,
         model: nn.Module,
         batch: Batch,
         device: torch.device,
-        kind: str,
-        probed: int,
-        splits: Sequence[Split] = (),
+        splits: Sequence[Split],
     ) -> None:
-        """The probe's pieces run on micro-batches of the size `probed`."""
-        self._job, self._model, self._batch, self._device, self._kind = job, model, batch, device, kind
+        """The probe's pieces run on micro-batches of the size `probed`. Raises JobError, CaptureError."""
+        self._asked, self._job, self._model, self._batch, self._device = asked, job, model, batch, device
         self.samples: list[Sample] = []
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
         self._company: list[FloatArray] = []  #: of every size
         self.optimizer_bytes_per_parameter_byte = 0.0
-        self._asked = splits
-        self.probed, self._known = probed, self._captured(probed)
+        self.batch_size = batch_size(batch)
+        suggested = job.micro_batch_sizes or ((self.batch_size,) if asked.splits else ())
+        self.sizes = _sizes(self.batch_size, asked.sizes or suggested)
+        self._wanted = splits
+        self.probed = self.sizes[:2][-1]
+        self._known = self._captured(self.probed)
         self.splits = self._known.splits
-        part, precision = next(micro_batches(batch, probed)), job.precision(device)
+        part, precision = next(micro_batches(batch, self.probed)), job.precision(device)
         task_s = quick_task_s(self._known, model, job.optimizer, part, device, precision)
         self.pieces = drawn(self._known, task_s)
         self._prober = Prober(self.pieces, self._known, part, device, precision)
+        self._cost = CallCosts(0.0, 0.0, 0.0)
+
+    @staticmethod
+    def of(asked: Asked, device: Device, devices: int = 1, link: Callable[[], Link | None] = lambda: None) -> Measuring:
+        """The job loaded and captured, by the way tried out, to be measured on a device. Operators that are to be split
+        automatically are so for this many devices, with a link between any two of them.
+
+        Raises JobError, CaptureError, and ClusterError as `link`.
+        """
+        keep_freed_memory()  # as a worker does
+        job = load_job(asked.source, asked.settings)
+        model, batch = job.build(), job.example()
+        check_loss(job, model, batch)
+        _sizes(batch_size(batch), asked.sizes)
+        where = torch_device(Cluster((device,)), device.name)
+        with pinned(device):
+            between = link() if is_automatic(asked.splits) else None
+            chosen = _chosen(job, model, batch, where, asked.splits, between, devices) if asked.splits else ()
+            return Measuring(asked, job, model, batch, where, chosen)
+
+    def take_all(self, asleep: Asleep, progress: Progress) -> float:
+        """Measure at all sizes, smallest first, as far as there is time; the moment of the monotonic clock when it began.
+        Inside `asleep()` the other devices are idle."""
+        steps = len(self.sizes) + 1
+        self._cost, ready = call_costs(self._device, self.handed_on_bytes), time.monotonic()
+        for i, size in enumerate(self.sizes):
+            progress("measuring tasks", i, steps)
+            left = self._asked.budget_s - (time.monotonic() - ready)
+            if self.samples and not self._asked.sizes and left < _cost_of(self.samples[-1], size):
+                break  # a larger size, which nobody asked for by name, would not fit into the budget
+            self.take(size, max(left, 0.0) / (len(self.sizes) - i), asleep, self._cost)
+        progress("measuring tasks", steps - 1, steps)
+        alone = max(1.0, typical_ratio(np.concatenate(self._company)))  # what company costs is told by all sizes
+        self.samples = [replace(s, probe=replace(s.probe, alone=alone)) for s in self.samples if s.probe]
+        return ready
+
+    @property
+    def probe(self) -> Probe:
+        """That of the sample in the middle: shares of work differ a little from size to size."""
+        found = self.samples[len(self.samples) // 2].probe
+        assert found is not None
+        return found
+
+    @property
+    def calls(self) -> CallCosts:
+        """Seconds of the device at the share of its core that there was, as the tasks'."""
+        share, cost = self.probe.core_share, self._cost
+        return CallCosts(cost.instruction_s / share, cost.around_s / share, cost.step_s / share)
+
+    def profile(self, cluster: Cluster, spent: Spent) -> Profile:
+        """What was measured, for the devices of a cluster."""
+        facts = {**machine_facts(), "settings": dict(self._asked.settings), **spent.facts()}
+        return Profile(
+            self._asked.source, self.batch_size, tuple(reversed(self.samples)), cluster,
+            self.optimizer_bytes_per_parameter_byte, facts, self._job.clip_norm is not None, self.splits,
+        )  # fmt: skip
 
     def take(self, size: int, budget_s: float, asleep: Asleep, cost: CallCosts) -> None:
         """Measure at a size, in company; inside `asleep()` without."""
@@ -153,24 +208,24 @@ class _Measuring:
         probe = job_probe(self.pieces, self.probed, read, times.core_share)
         times = _in_a_step(at_one_speed(times, probe.slowness(read[1:, 1:])), cost)
         self._company.append(times.company)
-        sample = _sample(captured.graph, times, size, batch_size(self._batch), self._kind)
+        sample = _sample(captured.graph, times, size, self.batch_size, self._device.type)
         self.samples.append(replace(sample, probe=probe))
         self.optimizer_bytes_per_parameter_byte = times.optimizer_bytes_per_parameter_byte
+
+    @property
+    def graph(self) -> TaskGraph:
+        """At the size that is probed."""
+        return self._known.graph
 
     @property
     def handed_on_bytes(self) -> float:
         """Of all tensors that tasks hand on for a micro-batch of the size that is probed."""
         return float(self._known.graph.size_bytes.sum())
 
-    def with_company(self) -> list[Sample]:
-        """The samples with what company costs, told by the passes of all sizes."""
-        alone = max(1.0, typical_ratio(np.concatenate(self._company)))
-        return [replace(s, probe=replace(s.probe, alone=alone)) for s in self.samples if s.probe]
-
     def _captured(self, size: int) -> Captured:
         part = next(micro_batches(self._batch, size))
         precision = self._job.precision(torch.device("cpu"))
-        return capture(self._model, self._job.loss, part, precision=precision, splits=self._asked)
+        return capture(self._model, self._job.loss, part, precision=precision, splits=self._wanted)
 
     def _times(self, captured: Captured, size: int, budget_s: float, asleep: Asleep) -> TaskTimes:
         return time_tasks(
@@ -198,13 +253,6 @@ def _in_a_step(times: TaskTimes, cost: CallCosts) -> TaskTimes:
         one_in_flight=times.one_in_flight + 2 * cost.around_s,
         update=times.update + cost.step_s,
     )
-
-
-def probe_of(samples: Sequence[Sample]) -> Probe:
-    """The probe of the sample in the middle: shares of work differ a little from size to size."""
-    found = samples[len(samples) // 2].probe
-    assert found is not None
-    return found
 
 
 def _sizes(total: int, asked: Sequence[int]) -> list[int]:

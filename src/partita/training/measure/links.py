@@ -1,13 +1,15 @@
-"""Measure the link between two local ranks: rate, latency, what a message costs the devices at its ends, and what
+"""Measure the links between two ranks, one each way: rate, latency, what a message costs the devices at its ends, and what
 summing gradients over it takes.
 
-Two processes, pinned like workers, exchange messages of several sizes as a run's ranks do (`Transport`), each behind a
+The two, pinned like workers, exchange messages of several sizes as a run's ranks do (`Transport`), each behind a
 computation that fills the caches as the job's own do: half a megabyte takes 0.5 ms behind an Inception's segments, and 0.3 ms where
 nothing else was touched since the last message (AMD EPYC, 2026-11-23). A line through the times of one way gives latency and
 rate; the CPU time that a process spends on a message, and on a byte of it, is what posting or receiving it takes of its device, and
 is no part of the latency. Through memory it is no part of the rate either: nothing else carries the bytes. A wire carries them while the ends
 work at those before and behind.
 What a sum of gradients takes longer than its messages should is copying and adding.
+
+Any two ranks of a process group may be measured (`exchange`), while others are. On one machine two processes are started for it:
 
     python -m partita.training.measure.links SPEC.json       (started by `link_between`)
 """
@@ -22,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +40,43 @@ from partita.spawn import Process, end, ended_how, last_line, spawn, threads_env
 if TYPE_CHECKING:
     import torch
 
+    from partita.training.capture.captured import TensorMeta
+    from partita.training.runtime.mailbox import Mailboxes
     from partita.training.runtime.transport import Transport
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
 GRADIENT_BYTES = (1 << 14, 1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
 GRADIENTS = 32
+FEWEST = 3  #: times that anything is done, however slow the link is
+_MESSAGES = 50  #: that follow each other, at most
+_SUMS = 9  #: at most
+_TAG = 1 << 20  #: of what the two say to each other meanwhile
 _BETWEEN_S = 1e-3  #: for which a side works before it sends, at least
 _MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would only take time
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long is measured."""
+
+    job_bytes: float = _MOST_BETWEEN  #: of all tensors that the job's tasks hand on for a micro-batch: they fill the caches between two messages
+    repeats: int = 40  #: ways there and back, at most
+    piece_s: float = (
+        2.0  #: that the ways of each size may take, its messages in a row, or sums; beyond that only FEWEST are done
+    )
+
+    @property
+    def between(self) -> int:
+        """Bytes that a side goes through before it sends."""
+        return int(min(self.job_bytes, _MOST_BETWEEN))
+
+    def count(self, took_s: float, most: int) -> int:
+        """How often something may be done that takes so long.
+
+        >>> [Pace(piece_s=1.0).count(s, 40) for s in (1e-3, 0.1, 1.0)]
+        [40, 10, 3]
+        """
+        return int(min(max(self.piece_s / took_s, FEWEST), most)) if took_s > 0 else most
 
 
 def link_between(
@@ -54,8 +86,12 @@ def link_between(
     fill the caches between two messages. Raises ClusterError where the two processes cannot talk."""
     with tempfile.TemporaryDirectory(prefix="partita-links-") as folder:
         out = Path(folder) / "out.json"
-        spec = {"rendezvous": f"file://{folder}/rendezvous", "out": str(out), "repeats": repeats}
-        spec["between"] = int(min(job_bytes, _MOST_BETWEEN))
+        spec = {
+            "rendezvous": f"file://{folder}/rendezvous",
+            "out": str(out),
+            "timeout_s": timeout_s,
+            "pace": {"repeats": repeats, "job_bytes": min(job_bytes, _MOST_BETWEEN)},
+        }
         told = Path(folder) / "spec.json"
         told.write_text(json.dumps(spec))
         workers = [_start(told, rank, device) for rank, device in enumerate((a, b))]
@@ -75,8 +111,7 @@ def link_between(
                 f"the link {a.name} -> {b.name} could not be measured, {why}",
                 hint="give its rate in a cluster file",
             )
-        found = json.loads(out.read_text())
-        return measured_link(a.name, b.name, found)
+        return links_of(a.name, b.name, json.loads(out.read_text()))[0]
 
 
 def _start(told: Path, rank: int, device: Device) -> Process:
@@ -89,9 +124,11 @@ def _log(told: Path, rank: int) -> Path:
     return told.with_name(f"rank{rank}.log")
 
 
-def measured_link(source: str, target: str, found: Mapping[str, Any]) -> Link:
-    """The link that a measurement tells of, as `_measure` writes it down."""
-    return with_sums(link_from(source, target, found["messages"], wire=found["wire"]), found["sums"])
+def links_of(a: str, b: str, found: Mapping[str, Any]) -> tuple[Link, Link]:
+    """The links a -> b and b -> a of which `exchange` tells."""
+    there = link_from(a, b, found["there"], wire=found["wire"])
+    back = link_from(b, a, found["back"], wire=found["wire"])
+    return with_sums(there, found["sums"]), with_sums(back, found["sums"])
 
 
 def link_from(source: str, target: str, rows: list[dict[str, float]], *, wire: bool = False) -> Link:
@@ -148,65 +185,136 @@ def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
     return replace(link, sum_s=max(each, 0.0), sum_s_per_byte=max(per_byte, 0.0))
 
 
-def _measure(spec: dict[str, object]) -> None:
-    import torch
-    import torch.distributed as dist
+@dataclass(frozen=True)
+class Peer:
+    """The rank at the other end, as one of the two sees it; what they say to each other concerns no other rank."""
 
+    rank: int  #: this one
+    other: int
+    transport: Transport
+    wire: bool  #: between the two: they do not share memory
+    group: Any = None  #: of the two; None: of all, where there are no others
+    core_share: float = 1.0  #: of its core that this rank gets
+
+    @staticmethod
+    def of(rank: int, other: int, transport: Transport, mailboxes: Mailboxes | None, core_share: float) -> Peer:
+        """Both of them call it at the same time, others need not. Between GPUs the line through one way is all there is, and
+        nothing counts as a wire."""
+        import torch.distributed as dist
+
+        from partita.training.runtime.device import patience
+
+        both = sorted((rank, other))
+        alone = dist.get_world_size() == 2
+        group = None if alone else dist.new_group(both, timeout=patience(), use_local_synchronization=True)
+        return Peer(rank, other, transport, mailboxes is not None and other not in mailboxes, group, core_share)
+
+    @property
+    def leads(self) -> bool:
+        """Of two one has to."""
+        return self.rank < self.other
+
+    def exchanged(self, mine: FloatArray) -> FloatArray:
+        """The other's numbers for this rank's, as many."""
+        import torch
+        import torch.distributed as dist
+
+        theirs = torch.zeros(len(mine), dtype=torch.float64)
+        coming = dist.irecv(theirs, self.other, tag=_TAG)
+        going = dist.isend(torch.from_numpy(mine), self.other, tag=_TAG)
+        for work in (coming, going):
+            if work is not None:
+                work.wait()
+        return np.asarray(theirs.numpy())
+
+    def meet(self) -> None:
+        """Go on when the other has come here, too."""
+        self.exchanged(np.zeros(1))
+
+    def led(self, number: int) -> int:
+        """The number of the one that leads."""
+        theirs = int(self.exchanged(np.array([float(number)]))[0])
+        return number if self.leads else theirs
+
+
+def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
+    """What two ranks find out about the links between them, as `links_of` wants it: "there" is from the one that leads. Both call
+    it; what it returns counts on the one that leads."""
+    cuda = peer.transport.device.type == "cuda"
+    rows: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    for size in SIZES:
+        way_s = float(np.median(_way_times(size, peer, pace)))
+        count = peer.led(pace.count(2 * way_s, _MESSAGES))
+        for there, found in rows.items():
+            ends = {"send_s": 0.0, "receive_s": 0.0, "stream_s": 0.0}  # a GPU computes on while its copy engines send
+            ends = ends if cuda else _device_times(size, peer, count, sends=there == peer.leads)
+            found.append({"bytes": float(size), "way_s": way_s, **ends})
+    sums = [{"bytes": float(size), "sum_s": _sum_time(size, peer, pace)} for size in GRADIENT_BYTES]
+    return {"there": rows[True], "back": rows[False], "sums": sums, "wire": peer.wire}
+
+
+def _measure(spec: Mapping[str, Any]) -> None:
+    """This process is one of two."""
+    import torch
+
+    from partita.training.runtime.join import Meeting, joined
     from partita.training.runtime.mailbox import open_mailboxes
     from partita.training.runtime.transport import Transport
 
     torch.set_num_threads(1)
     rank, gpu = int(os.environ["RANK"]), os.environ.get("PARTITA_GPU", "")
     device = torch.device(gpu or "cpu")
-    if gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if gpu else "gloo", init_method=str(spec["rendezvous"]), rank=rank, world_size=2
-    )
-    mailboxes = None if gpu else open_mailboxes(rank, 2)
-    transport = Transport(device, "nccl" if gpu else "gloo", mailboxes=mailboxes)
-    wire = mailboxes is not None and 1 - rank not in mailboxes  # between GPUs the line through one way is all there is
-    rows = []
-    for size in SIZES:
-        ways = _way_times(size, rank, transport, int(str(spec["repeats"])), int(str(spec["between"])))
-        ends = {"send_s": 0.0, "receive_s": 0.0, "stream_s": 0.0}  # a GPU computes on while its copy engines send
-        ends = ends if gpu else _device_times(size, rank, transport, wire=wire)
-        rows.append({"bytes": float(size), "way_s": float(np.median(ways)), **ends})
-    sums = [{"bytes": float(size), "sum_s": _sum_time(size, transport)} for size in GRADIENT_BYTES]
-    if rank == 0:
-        Path(str(spec["out"])).write_text(json.dumps({"messages": rows, "sums": sums, "wire": wire}))
-    dist.barrier()
+    meeting = Meeting(spec["timeout_s"], spec["rendezvous"], launched=True)
+    with joined(meeting, rank, 2, "cpu:gloo,cuda:nccl" if gpu else "gloo", device):
+        mailboxes = None if gpu else open_mailboxes(rank, 2)
+        transport = Transport(device, "nccl" if gpu else "gloo", mailboxes=mailboxes)
+        found = exchange(Peer.of(rank, 1 - rank, transport, mailboxes, 1.0), Pace(**spec["pace"]))
+        if rank == 0:
+            Path(spec["out"]).write_text(json.dumps(found))
 
 
-def _way_times(size: int, rank: int, transport: Transport, repeats: int, between: int) -> FloatArray:
-    """[repeats] seconds of one way of a message there and back, as a run sends it; on rank 0.
+def _way_times(size: int, peer: Peer, pace: Pace) -> FloatArray:
+    """Seconds of one way of a message there and back, as a run sends it; on the rank that leads.
 
     Before it sends, a side computes on so many bytes, and what it sends comes last."""
     import torch
-    import torch.distributed as dist
+
+    device = peer.transport.device
+    buffer = torch.zeros(size, dtype=torch.uint8, device=device)
+    scratch = torch.ones(pace.between // 4, device=device)
+    began = time.perf_counter()
+    _there_and_back(buffer, scratch, peer)
+    return _there_and_back(buffer, scratch, peer, peer.led(pace.count(time.perf_counter() - began, pace.repeats)))
+
+
+def _there_and_back(buffer: torch.Tensor, scratch: torch.Tensor, peer: Peer, repeats: int = 1) -> FloatArray:
+    """[repeats] seconds of a way, without those of the work on both sides."""
+    meta, transport = _message(len(buffer)), peer.transport
+    ahead = transport.device.type == "cpu"  # NCCL takes messages in one order on both sides
+    rounds, worked = np.zeros(repeats), np.zeros(repeats)
+    for i in range(repeats):
+        coming = transport.receive(meta, peer.other, peer.rank, 0) if ahead else None
+        _settle(transport.device)
+        began = time.perf_counter()
+        for sends in (peer.leads, not peer.leads):
+            if sends:
+                worked[i] = _work(scratch, buffer)
+                for work, _ in transport.send([buffer], meta, peer.rank, peer.other, 0):
+                    work.wait()
+            else:
+                (coming or transport.receive(meta, peer.other, peer.rank, 0)).wait()
+            _settle(transport.device)
+        rounds[i] = time.perf_counter() - began
+    return np.asarray((rounds - worked - peer.exchanged(worked)) / 2)
+
+
+def _message(size: int) -> tuple[TensorMeta, ...]:
+    """A message of so many bytes."""
+    import torch
 
     from partita.training.capture.captured import TensorMeta
 
-    meta = (TensorMeta((size,), (1,), torch.uint8, False),)
-    buffer = torch.zeros(size, dtype=torch.uint8, device=transport.device)
-    scratch = torch.ones(between // 4, device=transport.device)
-    ahead = transport.device.type == "cpu"  # NCCL takes messages in one order on both sides
-    rounds, worked = np.zeros(repeats), torch.zeros(repeats, dtype=torch.float64)
-    for i in range(repeats):
-        coming = transport.receive(meta, 1 - rank, rank, 0) if ahead else None
-        _settle(transport.device)
-        began = time.perf_counter()
-        for sender in (0, 1):
-            if rank == sender:
-                worked[i] = _work(scratch, buffer)
-                for work, _ in transport.send([buffer], meta, rank, 1 - rank, 0):
-                    work.wait()
-            else:
-                (coming or transport.receive(meta, 1 - rank, rank, 0)).wait()
-            _settle(transport.device)
-        rounds[i] = time.perf_counter() - began
-    dist.all_reduce(worked)
-    return np.asarray((rounds - worked.numpy()) / 2)
+    return (TensorMeta((size,), (1,), torch.uint8, False),)
 
 
 def _work(scratch: torch.Tensor, buffer: torch.Tensor) -> float:
@@ -227,59 +335,59 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_times(
-    size: int, rank: int, transport: Transport, count: int = 50, *, wire: bool = False
-) -> dict[str, float]:
-    """CPU seconds that one message takes of the device at either end, of many that follow each other; receives are posted ahead.
+def _device_times(size: int, peer: Peer, count: int, *, sends: bool) -> dict[str, float]:
+    """Seconds that one message takes of the device at either end, of many that follow each other; receives are posted ahead.
+    They are CPU seconds, and the longer the less of its core a device has.
 
     From a wire a message is taken as it comes, mostly before anybody asks for it. In memory it waits until then; who looks for one
     that has not come works, which is no part of what it takes, so there all have come.
     """
     import torch
-    import torch.distributed as dist
 
-    from partita.training.capture.captured import TensorMeta
-
-    meta, tensor = (TensorMeta((size,), (1,), torch.uint8, False),), [torch.zeros(size, dtype=torch.uint8)]
-    spent = torch.zeros(3, dtype=torch.float64)
+    meta, tensor = _message(size), [torch.zeros(size, dtype=torch.uint8)]
+    transport, mine = peer.transport, np.zeros(3)
     for _ in range(2):  # once to touch the memory
-        coming = [transport.receive(meta, 0, 1, i) for i in range(count)] if rank else []
-        dist.barrier()
+        coming = [] if sends else [transport.receive(meta, peer.other, peer.rank, i) for i in range(count)]
+        peer.meet()
         began, clock = time.process_time(), time.perf_counter()
-        for works in [transport.send(tensor, meta, 0, 1, i) for i in range(0 if rank else count)]:
+        for works in [transport.send(tensor, meta, peer.rank, peer.other, i) for i in range(count if sends else 0)]:
             for work, _ in works:
                 work.wait()
         spent_s = time.process_time() - began
-        if not wire:
-            dist.barrier()
+        if not peer.wire:
+            peer.meet()
             began = time.process_time()
         for c in coming:
             c.wait()
-        spent.zero_()
-        spent[rank] = (time.process_time() - began if rank else spent_s) / count
-        spent[2] = (time.perf_counter() - clock) / count if rank else 0.0
-    dist.all_reduce(spent)
-    return {"send_s": float(spent[0]), "receive_s": float(spent[1]), "stream_s": float(spent[2])}
+        received_s, stream_s = time.process_time() - began, time.perf_counter() - clock
+        mine = np.array([spent_s, 0.0, 0.0] if sends else [0.0, received_s, stream_s]) / count
+        mine[:2] /= peer.core_share
+        both = mine + peer.exchanged(mine)
+    return dict(zip(("send_s", "receive_s", "stream_s"), both.tolist(), strict=True))
 
 
-def _sum_time(size: int, transport: Transport, repeats: int = 9) -> float:
+def _sum_time(size: int, peer: Peer, pace: Pace) -> float:
     """Seconds in which gradients are summed over both ranks, as a training step does; the median, after two to warm up."""
     import torch
-    import torch.distributed as dist
 
     from partita.memory import keep_freed_memory
-    from partita.training.runtime.gradients import begin_reduction
 
     keep_freed_memory()
-    parameters = [torch.zeros(size // 4 // GRADIENTS, device=transport.device) for _ in range(GRADIENTS)]
-    took = []
-    for _ in range(repeats + 2):
-        dist.barrier()
-        began = time.perf_counter()
-        begin_reduction(parameters, lambda flat, number: transport.begin_sum(flat, key=1 + number))()
-        _settle(transport.device)
-        took.append(time.perf_counter() - began)
-    return statistics.median(took[2:])
+    parameters = [torch.zeros(size // 4 // GRADIENTS, device=peer.transport.device) for _ in range(GRADIENTS)]
+    warm_s = [_summed(parameters, peer) for _ in range(2)]
+    count = peer.led(pace.count(warm_s[-1], _SUMS))
+    return statistics.median(_summed(parameters, peer) for _ in range(count))
+
+
+def _summed(parameters: Sequence[torch.Tensor], peer: Peer) -> float:
+    """Seconds of one sum."""
+    from partita.training.runtime.gradients import begin_reduction
+
+    peer.meet()
+    began = time.perf_counter()
+    begin_reduction(parameters, lambda flat, number: peer.transport.begin_sum(flat, peer.group, key=1 + number))()
+    _settle(peer.transport.device)
+    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -70,6 +70,26 @@ def typical_ratio(ratios: FloatArray) -> float:
     return float(np.exp(middle)) if abs(middle) > max(ALIKE, 2 * error) else 1.0
 
 
+def speeds_by_steps(step_s: Sequence[Mapping[int, float]]) -> tuple[int, tuple[float, ...]]:
+    """(The fastest device, [devices] speeds beside it), of seconds of a step [devices] by micro-batch size. The sizes that two
+    devices have in common tell, and there is at least one; devices that these do not tell apart are equal, and the first is the
+    fastest of equal ones.
+
+    >>> speeds_by_steps([{8: 2.0, 16: 1.8}, {8: 1.0, 16: 0.9}, {8: 1.01}])
+    (1, (0.5, 1.0, 1.0))
+    """
+    beside_first = [_by_steps(step_s[0], s) for s in step_s]
+    fastest = beside_first.index(max(beside_first))
+    return fastest, tuple(_by_steps(step_s[fastest], s) for s in step_s)
+
+
+def _by_steps(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    ratios = np.array([one[size] / other[size] for size in one.keys() & other.keys()])
+    if len(ratios) > 1:
+        return typical_ratio(ratios)
+    return float(ratios[0]) if abs(np.log(ratios[0])) > ALIKE else 1.0
+
+
 def with_speeds(
     devices: Sequence[Device], probe: Probe, own: FloatArray, others: Mapping[str, FloatArray]
 ) -> tuple[Device, ...]:

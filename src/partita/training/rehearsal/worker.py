@@ -52,7 +52,7 @@ def _rehearse(spec: Spec, rank: int, ranks: int) -> None:
     file = PlanFile.read(spec.plan)
     check_ranks(file, ranks)
     os.environ.update(threads_env(1))
-    stay_on_loopback(spec)
+    stay_on_loopback(launched=True)
     import torch
 
     torch.set_num_threads(1)

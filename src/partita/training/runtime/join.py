@@ -1,4 +1,4 @@
-"""How the ranks of a run find each other: the process group, listening nowhere that it need not.
+"""How ranks find each other and which device each of them is: the process group, listening nowhere that it need not.
 
 The launcher's workers meet through a file and listen on loopback only. Ranks that were started by hand meet at
 MASTER_ADDR:MASTER_PORT, and rank 0 listens at that very address, not at all of the machine's. Under torchrun its agent
@@ -10,43 +10,81 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.errors import BadInput, JobError, PlanError, WorkerFailed, sentence_of
+from partita.nouns.cluster import Cluster
 from partita.nouns.plan import PlanFile
 from partita.training.runtime.spec import Spec
+
+if TYPE_CHECKING:
+    import torch
 
 _PATIENCE_S = 300.0  #: for the launcher's own workers to begin
 
 
+def is_rank() -> bool:
+    """Whether something else started this process as one of several: torchrun, or a person."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def rank_of_environment() -> tuple[int, int]:
+    """(rank, ranks) as torchrun says. Raises BadInput where they are no such numbers."""
+    rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdigit() and ranks.isdigit() and int(rank) < int(ranks)):
+        raise BadInput(
+            f"RANK is {rank!r} and WORLD_SIZE {ranks!r}",
+            hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
+        )
+    return int(rank), int(ranks)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where ranks meet."""
+
+    timeout_s: float  #: of patience with a silent rank
+    rendezvous: str = "env://"
+    launched: bool = False  #: by Partita on this machine, which sees it when one has died
+
+
 @contextlib.contextmanager
 def process_group(spec: Spec, file: PlanFile, rank: int, ranks: int) -> Iterator[None]:
-    """The process group of all ranks, for as long as the block runs.
+    """The process group of all ranks of a run, for as long as the block runs. Raises as `joined`."""
+    from partita.training.runtime.device import backend_for, torch_device
+
+    names = world(file, ranks, launched=spec.launched)
+    backend, device = backend_for(file.cluster, names), torch_device(file.cluster, names[rank])
+    with joined(Meeting(spec.timeout_s, spec.rendezvous, spec.launched), rank, ranks, backend, device):
+        yield
+
+
+@contextlib.contextmanager
+def joined(meeting: Meeting, rank: int, ranks: int, backend: str, device: torch.device) -> Iterator[None]:
+    """The process group of all ranks, for as long as the block runs; this one computes on `device`.
 
     Raises BadInput where the meeting point cannot be used, WorkerFailed where the others do not come.
     """
     import torch
     import torch.distributed as dist
 
-    from partita.training.runtime.device import backend_for, torch_device
-
-    names = world(file, ranks)
-    backend, device = backend_for(file.cluster, names), torch_device(file.cluster, names[rank])
-    how: dict[str, Any] = {"init_method": spec.rendezvous}
-    if spec.rendezvous != "env://" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        how = {"store": _meeting_point(spec, rank, ranks)}
-    patience = timedelta(seconds=spec.timeout_s)
+    how: dict[str, Any] = {"init_method": meeting.rendezvous}
+    if meeting.rendezvous != "env://" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        how = {"store": _meeting_point(meeting, rank, ranks)}
+    patience = timedelta(seconds=meeting.timeout_s)
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what says no device means this one, in every thread of this rank's own
         bound = device if "nccl" in backend else None  # so that communicators are made now, by all in one order
         dist.init_process_group(backend, device_id=bound, rank=rank, world_size=ranks, timeout=patience, **how)
     except (RuntimeError, OSError, ValueError) as error:
-        raise _absent(rank, ranks, spec.timeout_s, error) from error
+        raise _absent(rank, ranks, meeting.timeout_s, error) from error
     try:
         yield
     finally:
@@ -63,18 +101,18 @@ def _absent(rank: int, ranks: int, patience_s: float, error: Exception) -> Worke
     )
 
 
-def _meeting_point(spec: Spec, rank: int, ranks: int) -> Any:
+def _meeting_point(meeting: Meeting, rank: int, ranks: int) -> Any:
     """The store where the ranks meet, once all of them are there.
 
     Beginning takes some longer than others, so this has a patience of its own: the launcher sees it when one has died.
     """
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    patience_s = max(spec.timeout_s, _PATIENCE_S) if spec.board else spec.timeout_s
-    if spec.rendezvous == "env://":
+    patience_s = max(meeting.timeout_s, _PATIENCE_S) if meeting.launched else meeting.timeout_s
+    if meeting.rendezvous == "env://":
         store = _store(rank, ranks, timedelta(seconds=patience_s))
     else:
-        store = FileStore(spec.rendezvous.removeprefix("file://"), ranks)
+        store = FileStore(meeting.rendezvous.removeprefix("file://"), ranks)
     try:
         _claim(store, rank, ranks)
         store.set(f"here {rank}", "")
@@ -139,11 +177,32 @@ def _listener(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def stay_on_loopback(spec: Spec) -> None:
+def readable(message: str) -> str:
+    """gloo's messages without the place in its source and its guesses.
+
+    >>> readable("lost: [/x/y/pair.cc:537] Read error [::1]:5: Connection reset by peer. This is typically caused by a")
+    'lost: Read error [::1]:5: Connection reset by peer'
+    """
+    return re.sub(r"\[/[^\]]*:\d+\] ", "", message).partition(". This is typically")[0]
+
+
+def own_address() -> str:
+    """Of this host's addresses the one from which it reaches MASTER_ADDR; "" where it reaches none. Nothing is sent."""
+    host, port = _address()
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as s:
+            s.connect(address)
+            return str(s.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def stay_on_loopback(*, launched: bool) -> None:
     """Let gloo listen on loopback only, where all ranks are on this machine."""
-    if spec.board or _is_loopback(os.environ.get("MASTER_ADDR", "")):
+    if launched or _is_loopback(os.environ.get("MASTER_ADDR", "")):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if spec.board:
+    if launched:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
@@ -160,7 +219,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def check_ranks(file: PlanFile, ranks: int) -> None:
+def check_ranks(file: PlanFile, ranks: int, *, launched: bool = True) -> None:
     """Raise JobError unless the plan trains, and every rank stands for a device: those of the plan, and idle ones."""
     from partita.nouns.pipeline_plan import PipelinePlan
 
@@ -169,6 +228,26 @@ def check_ranks(file: PlanFile, ranks: int) -> None:
     wanted, most = len(file.plan.devices), len(file.cluster.devices)
     if not wanted <= ranks <= most:
         raise JobError(f"the plan uses {wanted} devices, {ranks} workers were started", hint=f"start {wanted} workers")
+    absent = [d for d in file.plan.devices if d not in world(file, ranks, launched=launched)]
+    if absent:
+        number = [d.name for d in file.cluster.devices].index(absent[0])
+        raise JobError(
+            f"the plan uses {absent[0]}, which rank {number} stands for; {ranks} workers were started",
+            hint=f"start {most} workers, a rank on each device in the order of the cluster",
+        )
+
+
+def expect_host(file: PlanFile, rank: int, ranks: int) -> None:
+    """Raise PlanError where this process is on another host than the device that it stands for, as far as that was measured."""
+    if not _by_host(file.cluster) or file.cluster.source != "measured":
+        return
+    device = file.cluster.by_name[world(file, ranks, launched=False)[rank]]
+    here = socket.gethostname(), own_address()
+    if device.host not in here:
+        raise PlanError(
+            f"rank {rank} stands for {device.name} on {device.host}, and was started on {' at '.join(filter(None, here))}",
+            hint="start every rank on the host where it was measured (torchrun --node-rank), or measure and plan again",
+        )
 
 
 def expect_cores(file: PlanFile, devices: Iterable[str]) -> None:
@@ -197,9 +276,20 @@ def _ranges(cores: Iterable[int]) -> str:
     return "cores " + ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
 
 
-def world(file: PlanFile, ranks: int) -> tuple[str, ...]:
+def _by_host(cluster: Cluster) -> bool:
+    """Whether devices are on hosts of their own, so that it matters which process stands for which."""
+    return len({d.host for d in cluster.devices}) > 1
+
+
+def world(file: PlanFile, ranks: int, *, launched: bool = True) -> tuple[str, ...]:
     """[ranks] the device that each rank stands for: the plan's in its order, then others of the cluster, which are idle
-    until a plan that uses them is deployed."""
+    until a plan that uses them is deployed.
+
+    Of ranks that are not `launched` on this machine, but started on several hosts, each stands for the cluster's device of
+    its number, as it did when the cluster was measured.
+    """
+    if not launched and _by_host(file.cluster):
+        return tuple(d.name for d in file.cluster.devices)[:ranks]
     used = getattr(file.plan, "devices", ())
     idle = [d.name for d in file.cluster.devices if d.name not in used]
     return (*used, *idle)[:ranks]

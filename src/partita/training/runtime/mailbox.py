@@ -286,7 +286,7 @@ def open_mailboxes(rank: int, ranks: int, *, wanted: bool = True, patience_s: fl
     with contextlib.ExitStack() as stack:
         listener, path = _listening(stack, ranks) if wanted else (None, b"")
         told = torch.zeros(ranks, _INTRODUCED, dtype=torch.int64)
-        told[rank, 0] = _this_host()
+        told[rank, 0] = this_host()
         told[rank, 1 : 1 + len(path)] = torch.tensor(list(path))
         dist.all_reduce(told)
         found, reached = dict[int, socket.socket](), torch.zeros(ranks, ranks, dtype=torch.int64)
@@ -306,7 +306,7 @@ def open_mailboxes(rank: int, ranks: int, *, wanted: bool = True, patience_s: fl
     return Mailboxes(found, rank, pairs, spin_s=0.0 if crowded else SPIN_S, patience_s=patience_s)
 
 
-def _this_host() -> int:
+def this_host() -> int:
     """A number for this machine's network as this process sees it: ranks in network namespaces of their own are on hosts of their
     own, whatever else they share, and what they send each other is the business of the link between."""
     network = Path("/proc/self/ns/net")

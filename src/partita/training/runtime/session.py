@@ -58,7 +58,7 @@ class Session:
         job = load_job(spec.job, spec.settings)
         if rank == 0:
             check_loss(job, job.build(), job.example())
-        assignment = Assignment.of(file, rank, world(file, ranks))
+        assignment = Assignment.of(file, rank, world(file, ranks, launched=spec.launched))
         device = torch_device(assignment.cluster, assignment.device)
         mailboxes = open_mailboxes(rank, ranks, wanted=device.type == "cpu", patience_s=spec.timeout_s)
         transport = _transport(assignment, ranks, device, mailboxes)

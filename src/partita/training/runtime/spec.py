@@ -40,3 +40,8 @@ class Spec:
     goes_on: bool = False  #: after a failure: the record of the run is continued
     only_save: bool = False  #: no step: what is gone on from becomes a checkpoint
     watched: bool = False  #: the launcher may ask for another plan between two steps
+
+    @property
+    def launched(self) -> bool:
+        """Partita itself started the workers, on this machine; otherwise torchrun did, or a person."""
+        return bool(self.board)

@@ -9,7 +9,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -24,7 +23,15 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.spawn import process_state, threads_env
 from partita.training.runtime.failure import log_path, program_by_samples, resume_hint, word_paths
-from partita.training.runtime.join import check_ranks, expect_cores, process_group, stay_on_loopback, world
+from partita.training.runtime.join import (
+    check_ranks,
+    expect_cores,
+    expect_host,
+    process_group,
+    readable,
+    stay_on_loopback,
+    world,
+)
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker_status import Board, doing
 
@@ -63,7 +70,7 @@ def run_rank(
     `request` says when a signal asks to stop; without one it is the launcher's business.
     """
     file = PlanFile.read(spec.plan)
-    check_ranks(file, ranks)
+    check_ranks(file, ranks, launched=spec.launched)
     _settle(file, spec, rank, ranks)
     import torch
 
@@ -141,12 +148,15 @@ def _settle(file: PlanFile, spec: Spec, rank: int, ranks: int) -> None:
     """Before torch is loaded: pin to the device's cores, one pool of threads, loopback."""
     assert isinstance(file.plan, PipelinePlan)
     keep_freed_memory()
-    expect_cores(file, [world(file, ranks)[rank]])
-    cores = set(file.cluster.by_name[world(file, ranks)[rank]].cores) & os.sched_getaffinity(0)
+    if not spec.launched:
+        expect_host(file, rank, ranks)
+    device = world(file, ranks, launched=spec.launched)[rank]
+    expect_cores(file, [device])
+    cores = set(file.cluster.by_name[device].cores) & os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)
     os.environ.update(threads_env(spec.threads))
-    stay_on_loopback(spec)
+    stay_on_loopback(launched=spec.launched)
 
 
 # ---- last words ---------------------------------------------------------------------------------------------------------
@@ -158,7 +168,7 @@ def leave_word(spec: Spec, rank: int, error: BaseException) -> None:
 
     known = isinstance(error, PartitaError)
     word = {
-        "message": _readable(error.message if isinstance(error, PartitaError) else sentence_of(error)),
+        "message": readable(error.message if isinstance(error, PartitaError) else sentence_of(error)),
         "hint": error.hint if isinstance(error, PartitaError) else f"see {log_path(spec.out, rank)}",
         "place": "" if known else place_of(error),
         "code": error.exit_code if isinstance(error, PartitaError) else 1,
@@ -170,15 +180,6 @@ def leave_word(spec: Spec, rank: int, error: BaseException) -> None:
         with contextlib.suppress(BadInput):  # no room for it
             write_whole(path, json.dumps(word))
             return
-
-
-def _readable(message: str) -> str:
-    """gloo's messages without the place in its source and its guesses.
-
-    >>> _readable("lost: [/x/y/pair.cc:537] Read error [::1]:5: Connection reset by peer. This is typically caused by a")
-    'lost: Read error [::1]:5: Connection reset by peer'
-    """
-    return re.sub(r"\[/[^\]]*:\d+\] ", "", message).partition(". This is typically")[0]
 
 
 def _own_board(spec: Spec, rank: int) -> Path:
@@ -205,9 +206,9 @@ def _with_peers(error: WorkerFailed, spec: Spec, rank: int, ranks: int) -> Worke
         gone = [r for r in range(ranks) if r != rank and _is_gone(spec, r, ranks, rank)]
         time.sleep(0.02)
     if not gone and not error.doing:
-        return WorkerFailed(f"{_readable(error.message)} during {_doing(spec, rank, ranks)}", rank=error.rank, doing="")
+        return WorkerFailed(f"{readable(error.message)} during {_doing(spec, rank, ranks)}", rank=error.rank, doing="")
     if not gone:
-        return WorkerFailed(_readable(error.message), rank=error.rank, doing=error.doing, hint=error.hint)
+        return WorkerFailed(readable(error.message), rank=error.rank, doing=error.doing, hint=error.hint)
     peer = gone[0]
     message = (
         f"rank {peer} is gone; it was in {_doing(spec, peer, ranks)}, and rank {rank} in {_doing(spec, rank, ranks)}"
