@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,9 @@ class Boundary:
     by: tuple[int, ...]  #: stages of the target's device whose messages bring them, ascending
     sent: tuple[int, ...]  #: tensors that the target's own message brings
     returned: tuple[int, ...]  #: tensors whose gradients its message takes back
+    returners: tuple[
+        int, ...
+    ]  #: stages whose gradients are summed in that, ascending: the target, or others of its device
 
 
 def boundaries(graph: TaskGraph, plan: PipelinePlan) -> tuple[Boundary, ...]:
@@ -41,25 +44,12 @@ def boundaries(graph: TaskGraph, plan: PipelinePlan) -> tuple[Boundary, ...]:
         reads, message = cross[i, j], cross[i, by]
         reads.tensors.append(k)
         reads.by.add(by)
-        message.sent[k] = None
+        message.sent.add(k)
         if back:
             reads.gradients.append(k)
-            message.returned[k] = None
-    return tuple(
-        Boundary(
-            i, j, tuple(p.tensors), tuple(p.gradients), tuple(sorted(p.by)), tuple(p.sent), tuple(sorted(p.returned))
-        )
-        for (i, j), p in cross.items()
-    )
-
-
-def returners(found: Sequence[Boundary], message: Boundary) -> tuple[int, ...]:
-    """The stages whose gradients are summed in a message back, all of one device: a boundary's target, or others instead."""
-    back = set(message.returned)
-    return tuple(
-        b.target for b in found
-        if b.source == message.source and message.target in b.by and not back.isdisjoint(b.gradients)
-    )  # fmt: skip
+            message.returned.add(k)
+            message.returners.add(j)
+    return tuple(Boundary(i, j, *p.in_order()) for (i, j), p in cross.items())
 
 
 @dataclass
@@ -69,8 +59,13 @@ class _Parts:
     tensors: list[int] = field(default_factory=list)
     gradients: list[int] = field(default_factory=list)
     by: set[int] = field(default_factory=set)
-    sent: dict[int, None] = field(default_factory=dict)
-    returned: dict[int, None] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
+    returned: set[int] = field(default_factory=set)
+    returners: set[int] = field(default_factory=set)
+
+    def in_order(self) -> Iterator[tuple[int, ...]]:
+        parts = (self.tensors, self.gradients, self.by, self.sent, self.returned, self.returners)
+        return (tuple(sorted(part)) for part in parts)
 
 
 def device_numbers(plan: PipelinePlan) -> IntArray:

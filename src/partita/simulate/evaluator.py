@@ -32,7 +32,16 @@ from partita.simulate.lower_placement import task_order
 from partita.simulate.makespan import Facts, Scratch, facts_of, makespan, scratch
 from partita.simulate.overheads import begin_s, call_s
 from partita.simulate.predicted import predicted
-from partita.simulate.readings import Bools, Crossings, Readings, brought, crossings, forward_readings, messages
+from partita.simulate.readings import (
+    Bools,
+    Crossings,
+    Readings,
+    brought,
+    carried,
+    crossings,
+    forward_readings,
+    messages,
+)
 from partita.simulate.simulator import durations
 from partita.simulate.template import Key, Template
 
@@ -184,7 +193,7 @@ class _Pipelines:
         at = np.array([plan.stage_of.get(t.id, -1) for t in self.graph.tasks], np.int64)[self._forward_of]
         crossing = self._crossings(at)
         by = brought(crossing, device_numbers(plan))
-        moves = dict(self._moves(plan, crossing, by))
+        moves = dict(self._moves(plan, carried(crossing, by)))
         trains = np.bincount(at + 1, self._trains, len(plan.stages) + 1)[1:] > 0
         computes = dict(self._computes(plan, at, trains))
         shape = self._shape(plan, tuple(moves), trains, _rides(crossing, by))
@@ -222,11 +231,9 @@ class _Pipelines:
             update = float(own[-1, list(plan.stages_of(name))].sum())
             yield ("update", -1, r), (update + begin_s(device, stages), 0.0)
 
-    def _moves(
-        self, plan: PipelinePlan, crossing: Crossings, by: IntArray
-    ) -> Iterator[tuple[Key, tuple[float, float]]]:
+    def _moves(self, plan: PipelinePlan, sent: Crossings) -> Iterator[tuple[Key, tuple[float, float]]]:
         """Messages from stage to stage, and sums of gradients."""
-        for (i, j), amount in messages(crossing, self.costs.transfer_s, self.graph.size_bytes, by).items():
+        for (i, j), amount in messages(sent, self.costs.transfer_s, self.graph.size_bytes).items():
             yield ("send", i, j), amount
         if self._trains.any() and (self.graph.shared or any(s.replicas > 1 for s in plan.stages)):
             for s in gradient_sums(self.graph, plan):

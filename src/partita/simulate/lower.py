@@ -27,7 +27,7 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Builder, Op, Piece, PieceKind, Program
-from partita.simulate.boundaries import Boundary, boundaries, gradient_sums, returners
+from partita.simulate.boundaries import Boundary, boundaries, gradient_sums
 from partita.simulate.exchange import ring_share
 from partita.simulate.lower_placement import lower_placement
 from partita.simulate.schedules import device_orders, unit_ends
@@ -80,8 +80,8 @@ class _Lowering:
     plan: PipelinePlan
     compute: dict[Slot, int] = field(default_factory=dict)  #: slot -> its instruction
     messages: list[_Message] = field(default_factory=list)
-    receives: dict[tuple[int, int], int] = field(default_factory=dict)  #: (id of its piece, micro-batch) -> a receive
-    carried: dict[tuple[int, int, str, str, str], Piece] = field(default_factory=dict)  #: pieces of messages, likewise
+    #: (part, source and target of a boundary, micro-batch) -> the receive of its message
+    receives: dict[tuple[Part, int, int, int], int] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)  #: device -> its last computation
     stage_ends: dict[tuple[str, int], int] = field(
         default_factory=dict
@@ -194,9 +194,10 @@ class _Lowering:
 
     def _receive(self, b: Boundary, slot: Slot, source: str, device: str) -> int:
         """The receive of a boundary's message, added where its device first waits for it."""
-        piece, m = self._message(b, slot.part, source, device), slot.micro_batch
-        key = (id(piece), m)  # it is made once
+        m = slot.micro_batch
+        key = (slot.part, b.source, b.target, m)
         if key not in self.receives:
+            piece = self._message(b, slot.part, source, device)
             self.receives[key] = receive = self.build.add(Op.RECV, device, piece, m)
             self.messages.append(_Message(receive, piece, self._origin(b, slot.part, m)))
         return self.receives[key]
@@ -205,7 +206,7 @@ class _Lowering:
         """What makes a message's tensors; the last of them in the order of its device."""
         if part == "F":
             return Slot("F", b.source, m)
-        made = [Slot("B", k, m) for k in returners(self.crossing, b)]
+        made = [Slot("B", k, m) for k in b.returners]
         return made[0] if len(made) == 1 else max(made, key=self._position.__getitem__)
 
     @cached_property
@@ -239,15 +240,9 @@ class _Lowering:
         return Piece(f"B{k}", kind, k, tasks=(*again, *backward))
 
     def _message(self, b: Boundary, part: str, source: str, target: str) -> Piece:
-        key = (b.source, b.target, part, source, target)
-        if key not in self.carried:
-            route = (source, target)
-            self.carried[key] = (
-                Piece(f"F{b.source}>F{b.target}", "values", b.source, b.target, (), b.sent, route)
-                if part == "F"
-                else Piece(f"B{b.target}>B{b.source}", "gradients", b.target, b.source, (), b.returned, route)
-            )
-        return self.carried[key]
+        if part == "F":
+            return Piece(f"F{b.source}>F{b.target}", "values", b.source, b.target, (), b.sent, (source, target))
+        return Piece(f"B{b.target}>B{b.source}", "gradients", b.target, b.source, (), b.returned, (source, target))
 
     def _last_uses(self, device: str, slots: Sequence[Slot]) -> dict[int, list[tuple[int, int]]]:
         """Position in the order -> (stage, micro-batch) that nothing on this device needs any more behind it, for stages

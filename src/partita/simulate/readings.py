@@ -75,29 +75,28 @@ def brought(crossing: Crossings, device_of: IntArray) -> IntArray:
     return np.array([first.setdefault((i, k, int(device_of[j])), j) for i, k, j in rows], np.int64)
 
 
+def carried(crossing: Crossings, by: IntArray) -> Crossings:
+    """What the messages carry, where `brought` says who brings: a tensor once a device."""
+    if by is crossing.target:
+        return crossing
+    back: dict[tuple[int, int, int], bool] = {}
+    columns = (crossing.source, by, crossing.tensor, crossing.back)
+    for i, j, k, returns in zip(*(c.tolist() for c in columns), strict=True):
+        back[i, j, k] = back.get((i, j, k), False) or returns
+    source, target, tensor = np.array([*back], np.int64).reshape(-1, 3).T
+    return Crossings(source, target, tensor, np.array([*back.values()], np.bool_))
+
+
 def messages(
-    crossing: Crossings, transfer_s: FloatArray, size_bytes: FloatArray, by: IntArray | None = None
+    crossing: Crossings, transfer_s: FloatArray, size_bytes: FloatArray
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """(stage from, stage to), there and back: seconds given for the tensors of a message, and bytes of the others. `by`: what
-    `brought` says; without it every stage has a device of its own."""
+    """(stage from, stage to), there and back: seconds given for the tensors of a message, and bytes of the others."""
     found: dict[tuple[int, int], tuple[float, float]] = {}
-    known: set[tuple[int, int, int]] = set()
     given, size = transfer_s[crossing.tensor].tolist(), size_bytes[crossing.tensor].tolist()
-    targets = crossing.target if by is None else by
-    rows = zip(
-        crossing.source.tolist(),
-        targets.tolist(),
-        crossing.tensor.tolist(),
-        crossing.back.tolist(),
-        given,
-        size,
-        strict=True,
-    )
-    for i, j, k, back, seconds, n in rows:
+    rows = zip(crossing.source.tolist(), crossing.target.tolist(), crossing.back.tolist(), given, size, strict=True)
+    for i, j, back, seconds, n in rows:
         more = (0.0, n) if seconds != seconds else (seconds, 0.0)  # nan: the link decides
         for way in ((i, j), (j, i)) if back else ((i, j),):
-            if (*way, k) not in known:
-                known.add((*way, k))
-                before = found.get(way, (0.0, 0.0))
-                found[way] = before[0] + more[0], before[1] + more[1]
+            before = found.get(way, (0.0, 0.0))
+            found[way] = before[0] + more[0], before[1] + more[1]
     return found

@@ -54,12 +54,10 @@ class Asked:
 
     source: str  #: file.py:function
     settings: Mapping[str, str] = field(default_factory=dict)
-    sizes: Sequence[
-        int
-    ] = ()  #: of micro-batches; none: those that the job or its batch suggests, as far as there is time
-    splits: Sequence[
-        str
-    ] = ()  #: operators in parts; with them only the whole batch is measured, unless sizes are given
+    #: of micro-batches; none: those that the job or its batch suggests, as far as there is time
+    sizes: Sequence[int] = ()
+    #: operators in parts; with them only the whole batch is measured, unless sizes are given
+    splits: Sequence[str] = ()
     budget_s: float = 15.0  #: about so long
 
 
@@ -122,6 +120,7 @@ class Measuring:
         model: nn.Module,
         batch: Batch,
         device: torch.device,
+        sizes: Sequence[int],
         splits: Sequence[Split],
     ) -> None:
         """The probe's pieces run on micro-batches of the size `probed`. Raises JobError, CaptureError."""
@@ -130,9 +129,7 @@ class Measuring:
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
         self._company: list[FloatArray] = []  #: of every size
         self.optimizer_bytes_per_parameter_byte = 0.0
-        self.batch_size = batch_size(batch)
-        suggested = job.micro_batch_sizes or ((self.batch_size,) if asked.splits else ())
-        self.sizes = _sizes(self.batch_size, asked.sizes or suggested)
+        self.batch_size, self.sizes = batch_size(batch), sizes
         self._wanted = splits
         self.probed = self.sizes[:2][-1]
         self._known = self._captured(self.probed)
@@ -154,12 +151,13 @@ class Measuring:
         job = load_job(asked.source, asked.settings)
         model, batch = job.build(), job.example()
         check_loss(job, model, batch)
-        _sizes(batch_size(batch), asked.sizes)
+        total = batch_size(batch)
+        sizes = _sizes(total, asked.sizes or job.micro_batch_sizes or ((total,) if asked.splits else ()))
         where = torch_device(Cluster((device,)), device.name)
         with pinned(device):
             between = link() if is_automatic(asked.splits) else None
             chosen = _chosen(job, model, batch, where, asked.splits, between, devices) if asked.splits else ()
-            return Measuring(asked, job, model, batch, where, chosen)
+            return Measuring(asked, job, model, batch, where, sizes, chosen)
 
     def take_all(self, asleep: Asleep, progress: Progress) -> float:
         """Measure at all sizes, smallest first, as far as there is time; the moment of the monotonic clock when it began.
@@ -171,7 +169,7 @@ class Measuring:
             left = self._asked.budget_s - (time.monotonic() - ready)
             if self.samples and not self._asked.sizes and left < _cost_of(self.samples[-1], size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
-            self.take(size, max(left, 0.0) / (len(self.sizes) - i), asleep, self._cost)
+            self.take(size, max(left, 0.0) / (len(self.sizes) - i), asleep)
         progress("measuring tasks", steps - 1, steps)
         alone = max(1.0, typical_ratio(np.concatenate(self._company)))  # what company costs is told by all sizes
         self.samples = [replace(s, probe=replace(s.probe, alone=alone)) for s in self.samples if s.probe]
@@ -198,7 +196,7 @@ class Measuring:
             self.optimizer_bytes_per_parameter_byte, facts, self._job.clip_norm is not None, self.splits,
         )  # fmt: skip
 
-    def take(self, size: int, budget_s: float, asleep: Asleep, cost: CallCosts) -> None:
+    def take(self, size: int, budget_s: float, asleep: Asleep) -> None:
         """Measure at a size, in company; inside `asleep()` without."""
         captured = self._known if size == self.probed else self._captured(size)
         first = len(self.readings)
@@ -206,7 +204,7 @@ class Measuring:
         times = self._times(captured, size, budget_s, asleep)
         read = np.array(self.readings[first:])
         probe = job_probe(self.pieces, self.probed, read, times.core_share)
-        times = _in_a_step(at_one_speed(times, probe.slowness(read[1:, 1:])), cost)
+        times = _in_a_step(at_one_speed(times, probe.slowness(read[1:, 1:])), self._cost)
         self._company.append(times.company)
         sample = _sample(captured.graph, times, size, self.batch_size, self._device.type)
         self.samples.append(replace(sample, probe=probe))

@@ -59,11 +59,11 @@ _MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would only take tim
 class Pace:
     """How long is measured."""
 
-    job_bytes: float = _MOST_BETWEEN  #: of all tensors that the job's tasks hand on for a micro-batch: they fill the caches between two messages
+    #: of all tensors that the job's tasks hand on for a micro-batch: they fill the caches between two messages
+    job_bytes: float = _MOST_BETWEEN
     repeats: int = 40  #: ways there and back, at most
-    piece_s: float = (
-        2.0  #: that the ways of each size may take, its messages in a row, or sums; beyond that only FEWEST are done
-    )
+    #: that the ways of each size may take, its messages in a row, or sums; beyond that only FEWEST are done
+    piece_s: float = 2.0
 
     @property
     def between(self) -> int:

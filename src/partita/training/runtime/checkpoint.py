@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
@@ -32,6 +31,7 @@ from partita.records import record
 from partita.training.runtime.batches import Progress
 from partita.training.runtime.optimizer_state import OptimizerState, flat_tensors, from_json, merged, to_json, words_of
 from partita.training.runtime.saved import latest
+from partita.training.runtime.words import received_bytes, send_bytes
 
 # ---- from all ranks to rank 0 -------------------------------------------------------------------------------------------
 
@@ -61,18 +61,9 @@ def gather_values(value: Mapping[str, Any], rank: int, ranks: int) -> list[dict[
 def _gather_bytes(own: bytes, rank: int, ranks: int) -> list[bytes]:
     """The bytes of ranks 1, 2, .. on rank 0."""
     if rank > 0:
-        blob = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        dist.send(torch.tensor([blob.numel()]), 0)
-        dist.send(blob, 0)
+        send_bytes(0, own)
         return []
-    blobs = []
-    for other in range(1, ranks):
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, other)
-        blob = torch.empty(int(size), dtype=torch.uint8)
-        dist.recv(blob, other)
-        blobs.append(blob.numpy().tobytes())
-    return blobs
+    return [received_bytes(other) for other in range(1, ranks)]
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from partita.errors import WorkerFailed
 from partita.nouns.graph import FloatArray
 from partita.nouns.program import Op, Piece, PieceKind, Program
-from partita.simulate.boundaries import Boundary, returners
+from partita.simulate.boundaries import Boundary
 from partita.training.capture.captured import TensorMeta
 from partita.training.job import Batch, batch_size, leaves_of_micro_batches
 from partita.training.runtime.mailbox import PeerGone
@@ -195,8 +195,8 @@ class Interpreter:
             self._leaving[b.source].append(b)
             self._coming[b.target].append(b)
         sends = [i for i in self._script if program.op[i.number] == Op.SEND and i.piece.kind == "gradients"]
-        gives_back = {p: _returners(place.boundaries, p) for p in {i.piece for i in sends}}
-        self._returners = {i.number: gives_back[i.piece] for i in sends}
+        between = {(b.source, b.target): b for b in place.boundaries}
+        self._returners = {i.number: between[i.piece.target, i.piece.stage].returners for i in sends}
         self._unsent = Counter((k, i.micro_batch) for i in sends for k in self._returners[i.number])
         values = [line for line in messages if line.piece.kind == "values"]
         reads = {p: _readers(place.boundaries, p) for p in {i.piece for i in values}}
@@ -420,11 +420,6 @@ def _add(held: Values, more: Values) -> None:
     """Gradients of one value from several readers add up."""
     for name, tensor in more.items():
         held[name] = held[name] + tensor if name in held else tensor
-
-
-def _returners(found: Sequence[Boundary], piece: Piece) -> tuple[int, ...]:
-    """The stages whose gradients a message sums."""
-    return returners(found, next(b for b in found if (b.source, b.target) == (piece.target, piece.stage)))
 
 
 def _readers(found: Sequence[Boundary], piece: Piece) -> list[tuple[int, list[int]]]:

@@ -27,6 +27,7 @@ from partita.training.runtime.optimizer_state import (
     restore,
     to_json,
 )
+from partita.training.runtime.words import received_bytes, send_bytes
 
 Holdings = Sequence[frozenset[str]]  #: [ranks] names of the parameters and buffers that each holds
 
@@ -125,35 +126,20 @@ def _send(target: int, tensors: Mapping[str, Tensor], optimizer: OptimizerState)
         "optimizer": to_json(optimizer),
         "trained": {n: p.requires_grad for n, p in parameters_of(tensors)},
     }
-    _send_bytes(target, json.dumps(told).encode())
-    _send_bytes(target, save({n: _plain(t) for n, t in tensors.items()}))
-    _send_bytes(target, save({n: _plain(t) for n, t in flat_tensors(optimizer).items()}))
+    send_bytes(target, json.dumps(told).encode())
+    send_bytes(target, save({n: _plain(t) for n, t in tensors.items()}))
+    send_bytes(target, save({n: _plain(t) for n, t in flat_tensors(optimizer).items()}))
 
 
 def _receive(source: int) -> tuple[dict[str, Tensor], _Told]:
-    told = json.loads(_receive_bytes(source))
-    tensors = load(_receive_bytes(source))
-    return tensors, _Told(from_json(told["optimizer"], load(_receive_bytes(source))), told["trained"])
+    told = json.loads(received_bytes(source))
+    tensors = load(received_bytes(source))
+    return tensors, _Told(from_json(told["optimizer"], load(received_bytes(source))), told["trained"])
 
 
 def _plain(tensor: Tensor) -> Tensor:
     """A copy with memory of its own: safetensors holds no views."""
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
-def _send_bytes(target: int, blob: bytes) -> None:
-    dist.send(torch.tensor([len(blob)]), target)
-    if blob:
-        dist.send(torch.frombuffer(bytearray(blob), dtype=torch.uint8), target)
-
-
-def _receive_bytes(source: int) -> bytes:
-    size = torch.zeros(1, dtype=torch.int64)
-    dist.recv(size, source)
-    blob = torch.empty(int(size), dtype=torch.uint8)
-    if int(size):
-        dist.recv(blob, source)
-    return blob.numpy().tobytes()
 
 
 def average(tensors: Mapping[str, Tensor], names: Sequence[str], share: float, group: Any) -> None:

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside tensors: values of JSON, and why one of them failed."""
+"""What ranks tell each other beside tensors: bytes, values of JSON, and why one of them failed."""
 
 from __future__ import annotations
 
@@ -32,16 +32,25 @@ def handed(value: Any, source: int, target: int) -> Any:
     if source == target:
         return value if rank == target else None
     if rank == source:
-        mine = _bytes(value)
-        dist.send(torch.tensor([len(mine)]), target)
-        dist.send(mine, target)
-    if rank != target:
-        return None
+        send_bytes(target, json.dumps(value).encode())
+    return json.loads(received_bytes(source)) if rank == target else None
+
+
+def send_bytes(target: int, blob: bytes) -> None:
+    """To a rank that calls `received_bytes`."""
+    dist.send(torch.tensor([len(blob)]), target)
+    if blob:
+        dist.send(torch.frombuffer(bytearray(blob), dtype=torch.uint8), target)
+
+
+def received_bytes(source: int) -> bytes:
+    """What a rank sends by `send_bytes`."""
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, source)
-    room = torch.zeros(int(size), dtype=torch.uint8)
-    dist.recv(room, source)
-    return _value(room)
+    blob = torch.empty(int(size), dtype=torch.uint8)
+    if int(size):
+        dist.recv(blob, source)
+    return blob.numpy().tobytes()
 
 
 def _bytes(value: Any) -> Tensor:

@@ -220,9 +220,8 @@ def shares(first_s: Sequence[float], each_s: Sequence[float], batches: int) -> l
     groups = range(len(first_s))
     rate = [1.0 / max(e, 1e-300) for e in each_s]
     used, limit = list(groups), math.inf
-    while (
-        True
-    ):  # when all would end if micro-batches could be parted: who could not do any part of one until then gets none
+    # when all would end if micro-batches could be parted: who could not do any part of one until then gets none
+    while True:
         limit = (batches + sum(first_s[g] * rate[g] - 1.0 for g in used)) / sum(rate[g] for g in used)
         left = [g for g in used if first_s[g] - each_s[g] < limit]
         if len(left) in (0, len(used)):
