@@ -250,7 +250,7 @@ def test_unequal_hosts_and_the_cables_between_them_are_measured(bed: Testbed, pr
         assert (link.medium, link.fair) == (f"cable of {a.host}", True)
         assert 0.7 * 25e6 < link.rate_bytes_per_s < 1.2 * 25e6
         assert link.send_s > 0
-        assert link.message_s > 0
+        assert link.message_s + 1e4 * link.message_s_per_byte > 0  # short ones are taken several at once
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from partita.errors import ClusterError
 from partita.nouns.cluster import Device, Link
@@ -148,8 +149,9 @@ def link_from(source: str, target: str, rows: list[dict[str, float]], *, wire: b
     """
     size = np.array([r["bytes"] for r in rows])
     way, send, receive = (np.array([r[w] for r in rows]) for w in ("way_s", "send_s", "receive_s"))
-    (slope, latency), *ends = (_line(size, y, y) for y in (way, send, receive))
-    (send_byte_s, send_s), (message_byte_s, message_s) = ((max(each, 0.0), max(once, 0.0)) for each, once in ends)
+    (slope, latency), (send_byte_s, send_s), (message_byte_s, message_s) = (
+        _line(size, y, y) for y in (way, send, receive)
+    )
     slope = slope if slope > 0 else float(way[-1] / size[-1])
     if (
         not wire and send_byte_s + message_byte_s > slope
@@ -164,11 +166,21 @@ def link_from(source: str, target: str, rows: list[dict[str, float]], *, wire: b
 
 
 def _line(x: FloatArray, y: FloatArray, scale: FloatArray) -> tuple[float, float]:
-    """(slope, intercept); an error counts as a share of the `scale` there. Of one point, or without a scale, level."""
+    """(slope, intercept) of the best line that is nowhere below 0; an error counts as a share of the `scale` there. Of one point,
+    or without a scale, level.
+
+    Short messages that are taken off a wire several at once may cost less each than their bytes do in a long one: then the
+    best line begins at 0.
+
+    >>> x = np.array([1.0, 2.0, 4.0])
+    >>> [tuple(round(float(v), 3) for v in _line(x, y, np.ones(3))) for y in (3 * x + 1, 3 * x - 2, 6 - x)]
+    [(3.0, 1.0), (2.333, 0.0), (0.0, 3.667)]
+    """
     if len(x) < 2 or not scale.all():
-        return 0.0, float(np.median(y))
-    slope, intercept = np.polyfit(x, y, 1, w=1 / scale)
-    return float(slope), float(intercept)
+        return 0.0, max(float(np.median(y)), 0.0)
+    columns = np.stack([x / x.max(), np.ones(len(x))], axis=1)
+    (slope, intercept), _ = nnls(columns / scale[:, None], y / scale)
+    return float(slope / x.max()), float(intercept)
 
 
 def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
@@ -182,7 +194,7 @@ def with_sums(link: Link, rows: list[dict[str, float]]) -> Link:
     size, took = np.array([r["bytes"] for r in rows]), np.array([r["sum_s"] for r in rows])
     beyond = took - ring_s(2, size, link.rate_bytes_per_s, link.latency_s)  # what the ends take of a byte among it
     per_byte, each = _line(size, beyond, took)
-    return replace(link, sum_s=max(each, 0.0), sum_s_per_byte=max(per_byte, 0.0))
+    return replace(link, sum_s=each, sum_s_per_byte=per_byte)
 
 
 @dataclass(frozen=True)
