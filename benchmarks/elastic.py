@@ -15,19 +15,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import random
 import signal
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +31,7 @@ from engines import all_done
 from harness import Json, Machine, parser, run_script, said
 from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap, ratio, ratio_within_rounds
 from slowed import competitor
+from watched_runs import WatchedJob, median, steps_until
 
 from partita.cli.talk import Talk
 from partita.nouns.metrics import read_metrics
@@ -71,82 +68,16 @@ def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json
         document: Json = {"model": options.model, "predicted_step_s": file.verdict.value_s, "verdicts": {}}
         for name in [options.only] if options.only else list(parts):
             talk.step(name)
-            found = parts[name](options, machine, talk, _Job(source, plan, room))
+            found = parts[name](options, machine, talk, WatchedJob(source, plan, room))
             document["verdicts"] |= found.pop("verdicts")
             document[name] = found
     return document | {"machine_record": machine.finished()}
 
 
-# ---- runs ---------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Run:
-    """`partita run`, watched from outside."""
-
-    process: subprocess.Popen[bytes]
-    out: Path
-
-    def wait_for(self, step: int) -> float:
-        """time.monotonic() when the step's line was there. Raises RuntimeError where the run ends before."""
-        path = self.out / "metrics.jsonl"
-        while not path.exists() or path.read_bytes().count(b"\n") < step:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the run has ended with {self.process.returncode} before step {step}: {self.said}")
-            time.sleep(0.002)
-        return time.monotonic()
-
-    def ended(self) -> int:
-        return self.process.wait(600)
-
-    @property
-    def said(self) -> str:
-        return (self.out / "said").read_text()[-800:]
-
-    def workers(self) -> list[int]:
-        """Processes that it has started and that live."""
-        try:
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        except OSError:
-            return []
-        return [int(c) for c in children if b"training.runtime.worker" in _command(int(c))]
-
-    def rows(self, name: str) -> list[Json]:
-        path = self.out / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _command(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-@dataclass
-class _Job:
-    """A job with its plan, and a place for runs."""
-
-    source: str
-    plan: Path
-    room: Path
-    runs: int = 0
-
-    def start(self, steps: int, *options: str, plan: Path | None = None) -> _Run:
-        self.runs += 1
-        out = self.room / f"run{self.runs}"
-        out.mkdir()
-        words = ["run", self.source, "--plan", plan or self.plan, "--steps", steps, "-o", out, *options]
-        with open(out / "said", "wb") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "partita", *map(str, words)], stdout=said, stderr=said, stdin=subprocess.DEVNULL
-            )
-        return _Run(process, out)
-
-
 # ---- kills --------------------------------------------------------------------------------------------------------------
 
 
-def kills(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job) -> Json:
+def kills(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
     began = time.monotonic()
     quiet = job.start(options.steps)
     if quiet.ended():
@@ -167,7 +98,9 @@ def kills(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job) 
     }  # fmt: skip
 
 
-def _killed(job: _Job, steps: int, how: str, after_s: float, lots: random.Random, wanted: dict[int, float]) -> Json:
+def _killed(
+    job: WatchedJob, steps: int, how: str, after_s: float, lots: random.Random, wanted: dict[int, float]
+) -> Json:
     """A run one of whose workers is killed after so many seconds, or as soon as there is one."""
     began = time.monotonic()
     run = job.start(steps, "--on-failure", how)
@@ -193,7 +126,7 @@ def _killed(job: _Job, steps: int, how: str, after_s: float, lots: random.Random
 # ---- overhead -----------------------------------------------------------------------------------------------------------
 
 
-def overhead(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job) -> Json:
+def overhead(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
     """Two runs at once that take turns step by step: one that is ready for failures, one that is not.
 
     Their launchers are threads of this process: what these do ten times a second falls on both alike, and is not in it."""
@@ -234,7 +167,7 @@ def clocked(behind: Sequence[Baton], steps: int) -> list[list[float]]:
 # ---- slowed in the middle -----------------------------------------------------------------------------------------------
 
 
-def slowed(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job) -> Json:
+def slowed(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
     core = sorted(os.sched_getaffinity(0))[-1]
     steps = 3 * options.steps
     with competitor(core, options.share):
@@ -261,7 +194,7 @@ def slowed(options: argparse.Namespace, machine: Machine, talk: Talk, job: _Job)
     }  # fmt: skip
 
 
-def _slowed(job: _Job, steps: int, core: int, share: float, best: Path) -> Json:
+def _slowed(job: WatchedJob, steps: int, core: int, share: float, best: Path) -> Json:
     free = job.room / "free.json"
     quiet = job.start(steps, "--adapt", plan=free)
     quiet.ended()
@@ -275,26 +208,14 @@ def _slowed(job: _Job, steps: int, core: int, share: float, best: Path) -> Json:
     rows = read_metrics(run.out / "metrics.jsonl")
     times = [m.step_s or 0.0 for m in rows]
     events = run.rows("drift.jsonl")
-    optimum = _median([m.step_s or 0.0 for m in read_metrics(other.out / "metrics.jsonl")][-LAST:])
+    optimum = median([m.step_s or 0.0 for m in read_metrics(other.out / "metrics.jsonl")][-LAST:])
     switch = next((e["step"] for e in events if e["event"] == "switched" and e["step"] > since), None)
     return {
         "ended": code == 0, "no_step_lost": [m.step for m in rows] == list(range(1, steps + 1)), "slowed_since": since, "events": events,
-        "before_s": _median(times[WARM:since]), "slow_s": _median(times[since : switch or since + 10]),
-        "after_s": _median(times[-LAST:]), "optimum_s": optimum, "back_after_steps": _back(times, since, optimum),
+        "before_s": median(times[WARM:since]), "slow_s": median(times[since : switch or since + 10]),
+        "after_s": median(times[-LAST:]), "optimum_s": optimum, "back_after_steps": steps_until(times, since, 1.05 * optimum),
         "quiet_switches": sum(e["event"] == "switched" for e in quiet.rows("drift.jsonl")), "step_s": times,
     }  # fmt: skip
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values) if values else float("nan")
-
-
-def _back(times: Sequence[float], since: int, optimum: float) -> int | None:
-    """Steps from the slow-down until the median of five steps is within 5 % of the optimum; None: never."""
-    for k in range(since + 1, len(times) - 4):
-        if statistics.median(times[k : k + 5]) <= 1.05 * optimum:
-            return k + 5 - since
-    return None
 
 
 def text(found: Json) -> str:

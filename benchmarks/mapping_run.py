@@ -3,7 +3,8 @@
     python benchmarks/mapping_run.py [--only MODEL,MODEL] [--search-budget-s 60] [--rounds 18] [--blocks 2] [--json]
     python benchmarks/mapping_run.py --by-lot 100 [--lot-rounds 4] [--only inception]
 
-Models of tests/jobs/branchy.py with random weights and data, the whole batch at once. The limit is what copies of the whole job
+Models of tests/jobs/branchy.py with random weights and data, the whole batch at once: two Inceptions, a narrow one and one with the
+channels and the 17 x 17 images of Inception-v3's middle blocks. The limit is what copies of the whole job
 side by side reach, one a core, in the same run. With --by-lot so many mappings drawn by lot are tried on training steps
 instead, and what was predicted is compared with what was measured; surrogates are learned from the same measurements.
 """
@@ -41,6 +42,7 @@ from partita.training.measure.job import measure_job
 JOBS = Path(__file__).parents[1] / "tests" / "jobs" / "branchy.py"
 MODELS: dict[str, dict[str, str]] = {
     "inception": {"batch": "16", "width": "32", "blocks": "4", "size": "32"},
+    "inception-v3": {"batch": "2", "width": "192", "blocks": "4", "size": "34"},
     "resnet": {"batch": "16", "width": "32", "each": "2", "size": "32"},
     "alexnet": {"batch": "64", "width": "16"},
     "towers": {"batch": "512", "width": "256"},
@@ -58,9 +60,14 @@ KINDS = {
 }
 
 
+def source_of(model: str) -> str:
+    """The job: the name before a hyphen."""
+    return f"{JOBS}:{model.partition('-')[0]}"
+
+
 def measured(model: str, options: argparse.Namespace, talk: Talk) -> PlanFile:
     """The model profiled at its whole batch, and planned by heft."""
-    source, settings = f"{JOBS}:{model}", MODELS[model]
+    source, settings = source_of(model), MODELS[model]
     size = batch_size(load_job(source, settings).example())
     profile = measure_job(
         source, settings, devices=options.devices, sizes=(size,), budget_s=10.0, progress=talk.progress
@@ -72,7 +79,7 @@ def row(model: str, out: Path, options: argparse.Namespace, machine: Machine, ta
     """A model: searched for, then compared."""
     since = len(machine.probed)
     machine.look_again(5.0)
-    source, settings = f"{JOBS}:{model}", MODELS[model]
+    source, settings = source_of(model), MODELS[model]
     first = measured(model, options, talk)
     steps = 60 + int(1.2 * options.search_budget_s / max(first.verdict.value_s, 2e-3))  # enough for the search to end
     talk.progress(f"{model}: searching", 0, 1)
@@ -102,7 +109,7 @@ def by_lot(model: str, out: Path, options: argparse.Namespace, machine: Machine,
     talk.progress(f"{model}: {options.by_lot} mappings", 0, 1)
     each = 2 + min(steered.MOST_STEPS, math.ceil(1.5 * steered.ENOUGH_S / first.verdict.value_s))
     train_searching(
-        first, f"{JOBS}:{model}", MODELS[model], out, budget_s=1.0, seed=options.seed,
+        first, source_of(model), MODELS[model], out, budget_s=1.0, seed=options.seed,
         by_lot=(options.by_lot, options.lot_rounds), epochs=MOST_EPOCHS, steps=each * options.by_lot * options.lot_rounds + 200,
     )  # fmt: skip
     machine.look("after")

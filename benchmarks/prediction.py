@@ -120,8 +120,8 @@ def main() -> int:
         "--competitor", type=float, default=0.0, metavar="SHARE", help="of the last core; default: none"
     )
     given = with_models(options, MODELS)
-    if not 0 <= given.competitor <= 1:
-        options.error(f"--competitor {given.competitor}: give a number between 0 and 1")
+    if not 0 <= given.competitor < 1:
+        options.error(f"--competitor {given.competitor}: give a number from 0 to below 1")
     return run_script(given, lambda m, t: rows(given, m, t), text)
 
 

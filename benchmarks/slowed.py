@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -30,17 +31,16 @@ from partita.training.measure.job import measure_job
 
 JOBS = Path(__file__).parent / "prediction_jobs.py"
 FASTER = Claim("the plan that knows of the slow core is at least 10 % faster", low=1.1, most_drift=WITHIN_ROUNDS)
-_PERIOD_S = 0.01
+_NAP_S = 1e-3
 _COMPETITOR = """
 import os, sys, time
-core, share, period = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+core, share, nap = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 os.sched_setaffinity(0, {core})
-parent = os.getppid()
+parent, began = os.getppid(), time.monotonic()
 while os.getppid() == parent:
-    end = time.thread_time() + share * period
-    while time.thread_time() < end:
+    while time.thread_time() < share * (time.monotonic() - began):
         pass
-    time.sleep((1 - share) * period)
+    time.sleep(nap)
 """
 
 
@@ -71,13 +71,17 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:
 
 @contextlib.contextmanager
 def competitor(core: int, share: float) -> Iterator[None]:
-    """A process that takes a share of a core, while the context lasts."""
-    taken = subprocess.Popen([sys.executable, "-c", _COMPETITOR, str(core), str(share), str(_PERIOD_S)])
+    """Processes that take a share of a core, below 1, while the context lasts, whoever else wants it. The system deals it out evenly,
+    so that one takes at most half of it from another, two take two thirds."""
+    count = max(1, math.ceil(share / (1 - share) - 1e-9))
+    words = [sys.executable, "-c", _COMPETITOR, str(core), str(share / count), str(_NAP_S)]
+    taken = [subprocess.Popen(words) for _ in range(count)]
     try:
         yield
     finally:
-        taken.kill()
-        taken.wait()
+        for t in taken:
+            t.kill()
+            t.wait()
 
 
 def as_equals(profile: Profile) -> Profile:
