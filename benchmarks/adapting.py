@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from harness import Json, Machine, parser, run_script, said
@@ -46,14 +45,13 @@ def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json
     with tempfile.TemporaryDirectory() as folder:
         room = Path(folder)
         talk.step("measuring")
-        job = WatchedJob(
-            source_of(MODEL), measured(MODEL, options, talk).write(room / "plan.json"), room, MODELS[MODEL]
-        )
+        plan = measured(MODEL, options, talk).write(room / "plan.json")
         document: Json = {"model": MODEL, "verdicts": {}}
         for name, part in (("quiet", quiet), ("slowed", slowed)):
             if options.only in (None, name):
                 talk.step(name)
-                found = part(options, machine, talk, job)
+                with WatchedJob(source_of(MODEL), plan, room, MODELS[MODEL]) as job:
+                    found = part(options, machine, talk, job)
                 document["verdicts"] |= found.pop("verdicts")
                 document[name] = found
     return document | {"machine_record": machine.finished()}
@@ -73,8 +71,7 @@ def searched(job: WatchedJob, options: argparse.Namespace, plan: Path | None = N
         plan=plan,
     )
     while not (run.out / "search.json").exists():
-        run.wait_for(run.steps)  # or it has ended
-        time.sleep(0.05)
+        run.wait_for(run.steps + 1)
     return run, run.steps
 
 
@@ -89,9 +86,9 @@ def stopped(run: WatchedRun) -> list[float]:
 
 def quiet(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
     run, settled = searched(job, options)
-    for done in range(0, options.quiet_steps + 1, 200):  # unprobed: a probe would be an alarm
+    for done in range(0, options.quiet_steps, 200):  # unprobed: a probe would be an alarm
         talk.progress("quiet steps", done, options.quiet_steps)
-        run.wait_for(settled + min(done, options.quiet_steps))
+        run.wait_for(settled + min(done + 200, options.quiet_steps))
     times, events = stopped(run), run.rows("drift.jsonl")
     switched = sum(e["event"] == "switched" for e in events)
     return {
@@ -132,7 +129,7 @@ def one_slowed(job: WatchedJob, options: argparse.Namespace, core: int, best: Pa
         run.wait_for(since + AFTER)
         times = stopped(run)
         other = job.start(2 * LAST, plan=best)
-        other.ended()
+        other.expect_done()
     events = run.rows("drift.jsonl")
     optimum = median([m.step_s or 0.0 for m in read_metrics(other.out / "metrics.jsonl")][-LAST:])
     noticed = next((e["step"] for e in events if e["event"] == "noticed" and e["step"] > since), None)
@@ -170,6 +167,10 @@ def main() -> int:
     options.add_argument("--search-budget-s", type=float, default=20.0, metavar="S", help="default: 20")
     options.add_argument("--devices", type=int, default=2)
     given = options.parse_args()
+    if not 0 <= given.share < 1 or given.rounds < 1:
+        options.error(
+            f"--share {given.share} --rounds {given.rounds}: give a share from 0 to below 1, and at least 1 round"
+        )
     return run_script(given, lambda m, t: benchmark(given, m, t), text, ("torch",))
 
 

@@ -68,7 +68,8 @@ def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json
         document: Json = {"model": options.model, "predicted_step_s": file.verdict.value_s, "verdicts": {}}
         for name in [options.only] if options.only else list(parts):
             talk.step(name)
-            found = parts[name](options, machine, talk, WatchedJob(source, plan, room))
+            with WatchedJob(source, plan, room) as job:
+                found = parts[name](options, machine, talk, job)
             document["verdicts"] |= found.pop("verdicts")
             document[name] = found
     return document | {"machine_record": machine.finished()}
@@ -80,8 +81,7 @@ def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json
 def kills(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
     began = time.monotonic()
     quiet = job.start(options.steps)
-    if quiet.ended():
-        raise RuntimeError(quiet.said)
+    quiet.expect_done()
     whole_s = time.monotonic() - began
     wanted = {m.step: m.loss for m in read_metrics(quiet.out / "metrics.jsonl")}
     lots = random.Random(options.seed)
@@ -197,14 +197,14 @@ def slowed(options: argparse.Namespace, machine: Machine, talk: Talk, job: Watch
 def _slowed(job: WatchedJob, steps: int, core: int, share: float, best: Path) -> Json:
     free = job.room / "free.json"
     quiet = job.start(steps, "--adapt", plan=free)
-    quiet.ended()
+    quiet.expect_done()
     run = job.start(steps, "--adapt", plan=free)
     run.wait_for(steps // 3)
     with competitor(core, share):
         since = len(run.rows("metrics.jsonl")) + 1
         code = run.ended()
         other = job.start(WARM + LAST, plan=best)
-        other.ended()
+        other.expect_done()
     rows = read_metrics(run.out / "metrics.jsonl")
     times = [m.step_s or 0.0 for m in rows]
     events = run.rows("drift.jsonl")
@@ -250,6 +250,8 @@ def main() -> int:
     options.add_argument("--share", type=float, default=0.5, help="of the last core that the competitor takes; default: 0.5")  # fmt: skip
     options.add_argument("--seed", type=int, default=0, metavar="N", help="of the kills' moments; default: 0")
     given = options.parse_args()
+    if not 0 <= given.share < 1:
+        options.error(f"--share {given.share}: give a number from 0 to below 1")
     return run_script(given, lambda m, t: benchmark(given, m, t), text)
 
 

@@ -7,6 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,23 +22,34 @@ class WatchedRun:
 
     process: subprocess.Popen[bytes]
     out: Path
+    _read_bytes: int = 0
+    _steps: int = 0
 
-    def wait_for(self, step: int) -> float:
-        """time.monotonic() when the step's line was there. Raises RuntimeError where the run ends before."""
+    def wait_for(self, step: int) -> None:
+        """Until the step's line is there. Raises RuntimeError where the run ends before."""
         while self.steps < step:
-            if self.process.poll() is not None:
+            if self.process.poll() is not None and self.steps < step:
                 raise RuntimeError(f"the run has ended with {self.process.returncode} before step {step}: {self.said}")
-            time.sleep(0.002)
-        return time.monotonic()
+            time.sleep(0.005)
 
     @property
     def steps(self) -> int:
-        """Lines of metrics so far."""
-        path = self.out / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        """Lines of metrics so far; every byte is read once."""
+        with contextlib.suppress(FileNotFoundError), open(self.out / "metrics.jsonl", "rb") as file:
+            file.seek(self._read_bytes)
+            new = file.read()
+            self._read_bytes += len(new)
+            self._steps += new.count(b"\n")
+        return self._steps
 
     def ended(self) -> int:
+        """Its exit code."""
         return self.process.wait(600)
+
+    def expect_done(self) -> None:
+        """Raise RuntimeError unless it ends well."""
+        if code := self.ended():
+            raise RuntimeError(f"a run ended with {code}: {self.said}")
 
     @property
     def said(self) -> str:
@@ -70,19 +82,27 @@ class WatchedJob:
     plan: Path
     room: Path
     settings: Mapping[str, str] = field(default_factory=dict)
-    runs: int = 0
+    runs: list[WatchedRun] = field(default_factory=list)
+
+    def __enter__(self) -> WatchedJob:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """No run goes on behind a benchmark that has failed."""
+        for run in self.runs:
+            run.process.kill()
+            run.ended()
 
     def start(self, steps: int, *options: str, plan: Path | None = None) -> WatchedRun:
-        self.runs += 1
-        out = self.room / f"run{self.runs}"
-        out.mkdir()
+        out = Path(tempfile.mkdtemp(prefix="run", dir=self.room))
         given = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
         words = ["run", self.source, *given, "--plan", plan or self.plan, "--steps", steps, "-o", out, *options]
         with open(out / "said", "wb") as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "partita", *map(str, words)], stdout=said, stderr=said, stdin=subprocess.DEVNULL
             )
-        return WatchedRun(process, out)
+        self.runs.append(WatchedRun(process, out))
+        return self.runs[-1]
 
 
 def median(values: Sequence[float]) -> float:

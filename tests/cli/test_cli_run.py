@@ -34,7 +34,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 2)
         (["run", GOOD, "--steps", "0"], "--steps 0"),
         (["run", GOOD, "--epochs", "-1"], "--epochs -1"),
         (["run", GOOD, "--threads", "0"], "--threads 0"),
-        (["run", GOOD, "--timeout-s", "0"], "--timeout-s 0.0"),
+        (["run", GOOD, "--timeout-s", "0"], "--timeout-s 0"),
         (["run", GOOD, "--timeout-s", "nan"], "--timeout-s nan"),
         (["run", GOOD, "--checkpoint-every", "-2"], "--checkpoint-every -2"),
         (["run", GOOD, "--copy-every", "2"], "--redundancy and --copy-every are for runs that go on"),

@@ -139,6 +139,22 @@ def test_an_estimate_is_what_simulating_the_plan_gives(seed: int) -> None:
             assert found.low <= found.seconds <= found.high
 
 
+def test_plans_differ_where_other_stages_of_a_device_return_gradients_of_what_came_once() -> None:
+    """Tensor t0 goes to y once, for stages 1 and 3; only q and r send gradients back."""
+    names = ("t0", "p", "q", "z", "r")
+    tasks = [Task(n) for n in names] + [Task(f"b{n}", phase="backward", of=n) for n in names]
+    tensors = [("t0", 3.0, ["p", "q", "r", "bt0"]), ("p", 1.0, ["z", "bp"]), ("z", 1.0, ["r", "bz"])]
+    tensors += [("bq", 3.0, ["bt0"]), ("br", 3.0, ["bt0", "bz"]), ("bz", 1.0, ["bp"])]
+    graph = TaskGraph.build("riders", tasks, tensors)
+    costs = CostTable.given(("cpu",), np.linspace(1, 2, 10)[:, None], np.full(len(graph.producer), math.nan))
+    problem = PipelineProblem(graph, Cluster.uniform(2, rate_bytes_per_s=2.0), costs, "job", 4, 1)
+    evaluator = Evaluator(problem)
+    for parts in ((("p",), ("q", "r")), (("p", "q"), ("r",))):
+        stages = [(("t0",), "cpu0"), (parts[0], "cpu1"), (("z",), "cpu0"), (parts[1], "cpu1")]
+        plan = PipelinePlan(graph.fingerprint, tuple(Stage(ts, (d,)) for ts, d in stages), 4, 4, "1f1b")
+        assert evaluator.estimate(plan).seconds == pytest.approx(simulated(problem, plan, costs.seconds), rel=1e-9)
+
+
 def chain(layers: int) -> PipelineProblem:
     random = np.random.default_rng(0)
     tasks = [Task(f"t{i}") for i in range(layers)] + [

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.settings import add_settings, settings_of
+from partita.cli.settings import add_settings, check_timeout, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError
 from partita.training.runtime.join import is_rank, rank_of_environment
@@ -162,8 +162,7 @@ def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
 
 def _check(options: argparse.Namespace) -> None:
     """What can be told before anything is measured. Raises BadInput."""
-    if not options.timeout_s > 0:
-        raise BadInput(f"--timeout-s {options.timeout_s}", hint="give seconds above 0, e.g. 300")
+    check_timeout(options.timeout_s)
     if not 0 < options.budget_s < float("inf"):
         raise BadInput(f"--budget-s {options.budget_s}", hint="give seconds above 0, e.g. 15")
 

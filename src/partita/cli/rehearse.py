@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.settings import check_timeout
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PlanError
 from partita.nouns.cluster import Cluster
@@ -60,8 +61,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         if not 1 <= options.micro_batches <= MOST_MICRO_BATCHES:
             raise BadInput(f"{options.micro_batches} micro-batches", hint=f"say 1 to {MOST_MICRO_BATCHES}")
         file = replace(file, plan=plan.of_micro_batches(options.micro_batches))
-    if not (options.timeout_s > 0 and math.isfinite(options.timeout_s)):
-        raise BadInput(f"a patience of {options.timeout_s} seconds", hint="give --timeout-s a positive number")
+    check_timeout(options.timeout_s)
     talk.step(f"rehearsing {file.graph.name} on {len(plan.devices)} emulated devices")
     found = rehearse(
         file, options.out, steps=options.steps, pace=options.pace,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.live import Dashboard, Scalars
-from partita.cli.settings import add_settings, settings_of
+from partita.cli.settings import add_settings, check_timeout, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError, PlanError
 from partita.simulate.predicted import predicted
@@ -238,11 +238,9 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise BadInput(f"--{name} {value}", hint="give at least 1")
-    if options.checkpoint_every < 0 or not options.timeout_s > 0:
-        raise BadInput(
-            f"--checkpoint-every {options.checkpoint_every} --timeout-s {options.timeout_s}",
-            hint="the one must be at least 0, the other above 0",
-        )
+    if options.checkpoint_every < 0:
+        raise BadInput(f"--checkpoint-every {options.checkpoint_every}", hint="give at least 0")
+    check_timeout(options.timeout_s)
     searches = options.search_budget_s is not None or options.seed is not None
     if searches and not options.search:
         raise BadInput("--search-budget-s and --seed are for a search", hint="say --search hybrid")

@@ -17,6 +17,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
+LONGEST_S = 1e7  #: that a peer may be waited for
+
+
+def check_timeout(seconds: float) -> None:
+    """Raise BadInput unless --timeout-s is a patience that can be had."""
+    if not 0 < seconds <= LONGEST_S:
+        raise BadInput(f"--timeout-s {seconds:g}", hint=f"give seconds above 0 and up to {LONGEST_S:g}, e.g. 300")
+
+
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
     """The --set arguments as a dict. Raises BadInput for one without an equals sign."""
     pairs = [s.partition("=") for s in options.set]

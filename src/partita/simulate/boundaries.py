@@ -18,7 +18,7 @@ class Boundary:
     """What a stage reads of an earlier one for a micro-batch, and how it travels where the two are on different devices.
 
     A tensor goes to a device once, in the message to the first of its stages that reads it; the gradients of those stages are
-    summed there, and go back once.
+    summed there, and go back once. To a stage of several devices everything goes by itself.
     """
 
     source: int  #: stage

@@ -245,7 +245,8 @@ class _Pipelines:
 
 
 def _rides(crossing: Crossings, by: IntArray) -> Hashable:
-    """Which stages wait for messages to others of their device, and send gradients with theirs."""
-    at = np.flatnonzero(by != crossing.target)
+    """Of messages to a device that several of its stages read: which ones, and which of them return gradients with it."""
+    keys = crossing.source * (int(by.max(initial=0)) + 1) + by
+    at = np.flatnonzero(np.isin(keys, keys[by != crossing.target]))
     columns = (crossing.source[at], crossing.target[at], by[at], crossing.back[at])
     return frozenset(zip(*(c.tolist() for c in columns), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -184,6 +185,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) ->
         (["--campaign", "c.toml"], "--campaign inside torchrun"),
         ([JOB, "--split", "auto"], "--split auto inside torchrun"),
         ([JOB, "--timeout-s", "0"], "--timeout-s 0"),
+        ([JOB, "--timeout-s", "1e300"], "--timeout-s 1e+300"),
     ],
 )
 def test_settings_that_make_no_sense_there_are_refused(
@@ -251,6 +253,19 @@ def test_unequal_hosts_and_the_cables_between_them_are_measured(bed: Testbed, pr
         assert 0.7 * 25e6 < link.rate_bytes_per_s < 1.2 * 25e6
         assert link.send_s > 0
         assert link.message_s + 1e4 * link.message_s_per_byte > 0  # short ones are taken several at once
+
+
+@needs_hosts
+def test_every_pair_is_measured_where_some_have_measured_others_before(bed: Testbed, tmp_path: Path) -> None:
+    """The two ranks of a host have met when each meets the one of the other host."""
+    out = tmp_path / "profile.json"
+    words = ["measure", JOB, *FEW, "--timeout-s", "20", "-o", str(out)]
+    found = on_hosts(bed, words, ("h0", "h1", "h1"))
+    assert [code for code, *_ in found] == [0] * 3, found
+    cluster = Profile.read(out).cluster
+    names = [d.name for d in cluster.devices]
+    assert {(k.source, k.target) for k in cluster.links} == set(itertools.permutations(names, 2))
+    assert sum(bool(k.medium) for k in cluster.links) == 4
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def test_a_device_that_does_not_hold_its_stage_is_named(tmp_path: Path, capsys: 
         (["--pace", "nan"], "a pace of nan"),
         (["--cap-bytes", "0"], "a cap of 0 bytes"),
         (["--micro-batches", "0"], "0 micro-batches"),
-        (["--timeout-s", "-1"], "a patience of -1.0 seconds"),
+        (["--timeout-s", "-1"], "--timeout-s -1"),
         (["--cluster", "{gone}"], "the plan uses cpu2; the cluster has cpu0, cpu1"),
         (["--cluster", "{slow}"], "device 'cpu0' has speed = -1.0"),
         (["--cluster", "{links}"], "link cpu0->cpu9 names the unknown device 'cpu9'"),

@@ -209,16 +209,10 @@ class Peer:
     core_share: float = 1.0  #: of its core that this rank gets
 
     @staticmethod
-    def of(rank: int, other: int, transport: Transport, mailboxes: Mailboxes | None, core_share: float) -> Peer:
-        """Both of them call it at the same time, others need not. Between GPUs the line through one way is all there is, and
-        nothing counts as a wire."""
-        import torch.distributed as dist
-
-        from partita.training.runtime.device import patience
-
-        both = sorted((rank, other))
-        alone = dist.get_world_size() == 2
-        group = None if alone else dist.new_group(both, timeout=patience(), use_local_synchronization=True)
+    def of(
+        rank: int, other: int, transport: Transport, mailboxes: Mailboxes | None, core_share: float, group: Any = None
+    ) -> Peer:
+        """Between GPUs the line through one way is all there is, and nothing counts as a wire."""
         return Peer(rank, other, transport, mailboxes is not None and other not in mailboxes, group, core_share)
 
     @property

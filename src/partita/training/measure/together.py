@@ -29,7 +29,7 @@ from partita.training.measure.links import Pace, Peer, exchange, links_of
 from partita.training.measure.pairs import rounds_of
 from partita.training.measure.speeds import speeds_by_steps
 from partita.training.measure.worth_splitting import is_automatic
-from partita.training.runtime.device import torch_device
+from partita.training.runtime.device import patience, torch_device
 from partita.training.runtime.interpreter import is_lost_peer
 from partita.training.runtime.join import Meeting, joined, readable, stay_on_loopback
 from partita.training.runtime.mailbox import Mailboxes, open_mailboxes
@@ -73,7 +73,13 @@ def measure_together(
 
 
 def _own_gpu() -> torch.device:
-    """The GPU that torchrun's numbers stand for where its host has enough, else the CPU."""
+    """The GPU that torchrun's numbers stand for where its host has enough, else the CPU. Raises BadInput where there are GPUs and
+    no such numbers."""
+    if torch.cuda.device_count() and "LOCAL_RANK" not in os.environ:
+        raise BadInput(
+            f"{torch.cuda.device_count()} GPUs here, and no LOCAL_RANK to tell which one is this rank's",
+            hint="start with torchrun, or set LOCAL_RANK and LOCAL_WORLD_SIZE beside RANK and WORLD_SIZE",
+        )
     number, on_host = (int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")))
     return torch.device("cuda", number) if number < on_host <= torch.cuda.device_count() else torch.device("cpu")
 
@@ -170,14 +176,23 @@ def _links(
     rounds = rounds_of([p.host for p in places])
     for number, pairs in enumerate(rounds):
         progress("measuring links", number, len(rounds))
-        other = next((a + b - rank for a, b in pairs if rank in (a, b)), None)
-        if other is not None:
-            peer = Peer.of(rank, other, transport, mailboxes, found[rank].core_share)
+        groups = dict(zip(pairs, _groups(pairs), strict=True))
+        mine = next((pair for pair in pairs if rank in pair), None)
+        if mine is not None:
+            other = sum(mine) - rank
+            peer = Peer.of(rank, other, transport, mailboxes, found[rank].core_share, groups[mine])
             seen, ends = exchange(peer, pace), (found[rank].device, found[other].device)
             links += [on_cable(k, *ends) for k in links_of(ends[0].name, ends[1].name, seen)] if peer.leads else []
         dist.barrier()  # a cable must not be under two pairs
     progress("measuring links", len(rounds), len(rounds))
     return links
+
+
+def _groups(pairs: Sequence[tuple[int, int]]) -> list[Any]:
+    """A process group for each pair, None where there are no others. All ranks make all of them, in one order: torch names a
+    group by how many its maker knows, so a pair that makes its own waits for ever where one has made more before."""
+    alone = dist.get_world_size() == 2
+    return [None if alone else dist.new_group([*pair], timeout=patience()) for pair in pairs]
 
 
 def on_cable(link: Link, *ends: Device) -> Link:
