@@ -154,6 +154,8 @@ def clocked(behind: Sequence[Baton], steps: int) -> list[list[float]]:
 
     Each of `behind` stands behind one of the runs in the ring."""
     took: list[list[float]] = [[] for _ in behind]
+    for mine in behind:
+        mine.ready()
     began = time.perf_counter()
     for _ in range(steps + 1):  # in the last one runs see that there are no batches left
         for mine, row in zip(behind, took, strict=True):

@@ -288,6 +288,7 @@ class _Block:
         """The copies' rounds."""
         baton = Baton.of(place, 0)
         rows = []
+        baton.ready()
         for _ in range(WARMUP + self.counted):
             baton.wait()
             rows.append([side_by_side.middle(s) for s in side_by_side.turn(side, self.in_a_row - 1, warmup=1)])

@@ -32,6 +32,22 @@ def test_who_has_the_baton_is_alone_and_all_come_to_their_turn(members: int, tmp
     assert seen == [name for _ in range(4) for name in map(str, range(members)) for _ in range(2)]
 
 
+def test_nobody_begins_before_all_are_ready(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def member(baton: Baton, name: str, builds_s: float) -> None:
+        time.sleep(builds_s)
+        seen.append(f"{name} is ready")
+        baton.ready()
+        rounds(baton, name, seen)
+
+    with Ring.started(tmp_path, 3) as ring, ThreadPoolExecutor(3) as pool:
+        done = [pool.submit(member, Baton.of(ring.place(k), 0), str(k), 0.1 * k) for k in range(3)]
+        for d in done:
+            d.result(10)
+    assert sorted(seen[:3]) == [f"{k} is ready" for k in range(3)]
+
+
 def test_without_others_nobody_waits() -> None:
     assert list(Baton.of((), 0).rounds("abc")) == ["a", "b", "c"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from partita.mapping.plan.jobs import candidates
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
@@ -12,10 +14,11 @@ SEARCH_S = 1.0
 
 
 def adapting(problem: PipelineProblem, plan: PipelinePlan, seed: int = 0) -> Adapting:
-    """Decisions without end, from what each step took."""
+    """Decisions without end, from what each step took. Every search has a seed of its own."""
+    seeds = itertools.count(seed)
 
     def best(problem: PipelineProblem) -> tuple[PipelinePlan, float]:
-        found = min(candidates(problem, "polish", SEARCH_S, seed), key=lambda c: c.step_s)
+        found = min(candidates(problem, "polish", SEARCH_S, next(seeds)), key=lambda c: c.step_s)
         return found.plan, found.step_s
 
     return adapting_by(problem, plan, best)

@@ -3,10 +3,11 @@
 Plans that differ need processes of their own, and a machine that drifts is another one by the time the next processes have
 started. So all of them wait with their models built, and take turns within seconds of each other:
 
-    plan A   round 1                       round 2
-    plan B            round 1                       round 2
-    plan C                     round 1                       round 2
+    plan A   ready         round 1                       round 2
+    plan B      ready               round 1                       round 2
+    plan C         ready                     round 1                       round 2
 
+In the first lap nobody does anything: behind it all have built their models, and none computes beside another's round.
 Each has a pipe with a name. Rank 0 that reads BATON from its own has the machine; having done a round it writes it into the
 next one's. ENDED goes to all where one has failed.
 """
@@ -80,6 +81,8 @@ class Baton:
         Who leaves before the last one has to `pass_on`. Raises PartitaError where another run has failed, or takes too long.
         """
         left = iter(items)
+        self._take()
+        self.pass_on()
         while True:
             self._take()
             for item in left:
@@ -101,6 +104,11 @@ class Baton:
         if not self.alone:
             dist.barrier()
             self.give()
+
+    def ready(self) -> None:
+        """The first lap, of a member that does its rounds by `wait` and `give`."""
+        self.wait()
+        self.give()
 
     def wait(self) -> None:
         """Until the baton is here."""
