@@ -1,7 +1,5 @@
 """`python -m partita` is `partita`; torchrun starts it this way."""
 
-import sys
+from partita.cli import end_with_main
 
-from partita.cli import main
-
-sys.exit(main())
+end_with_main()

@@ -64,6 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def end_with_main() -> NoReturn:
+    """Run one verb, and end this process with its exit code."""
+    code = main()
+    if {
+        "RANK",
+        "WORLD_SIZE",
+    } <= os.environ.keys():  # one of several: see `training.runtime.join.is_rank`, which brings torch
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a thread of the process group that has ended may still run, and abort what Python takes down
+    sys.exit(code)
+
+
 def _say_anything() -> None:
     """Let stdout write what its encoding has no character for as an escape, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -74,15 +74,15 @@ def joined(meeting: Meeting, rank: int, ranks: int, backend: str, device: torch.
     import torch
     import torch.distributed as dist
 
-    how: dict[str, Any] = {"init_method": meeting.rendezvous}
-    if meeting.rendezvous != "env://" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        how = {"store": _meeting_point(meeting, rank, ranks)}
     patience = timedelta(seconds=meeting.timeout_s)
+    agent = meeting.rendezvous == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = None if agent else _meeting_point(meeting, rank, ranks)
     try:
+        store = store or _agents_store(ranks, patience)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what says no device means this one, in every thread of this rank's own
         bound = device if "nccl" in backend else None  # so that communicators are made now, by all in one order
-        dist.init_process_group(backend, device_id=bound, rank=rank, world_size=ranks, timeout=patience, **how)
+        dist.init_process_group(backend, device_id=bound, rank=rank, world_size=ranks, timeout=patience, store=store)
     except (RuntimeError, OSError, ValueError) as error:
         raise _absent(rank, ranks, meeting.timeout_s, error) from error
     try:
@@ -120,6 +120,16 @@ def _meeting_point(meeting: Meeting, rank: int, ranks: int) -> Any:
     except RuntimeError as error:
         raise _absent(rank, ranks, patience_s, error) from error
     return store
+
+
+def _agents_store(ranks: int, patience: timedelta) -> Any:
+    """What torchrun's agent keeps, for this start of the ranks alone: it may have one store for all of them, in which those that it
+    starts again would find the addresses of those that have died."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(*where, ranks, False, timeout=patience, wait_for_workers=False)
+    return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _claim(store: Any, rank: int, ranks: int) -> None:
