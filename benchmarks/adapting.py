@@ -21,7 +21,7 @@ from pathlib import Path
 from harness import Json, Machine, parser, run_script, said
 from intervals import Claim, Interval, bootstrap, ratio
 from mapping_run import MODELS, measured, source_of
-from slowed import competitor
+from slowed import competitor, part_of_core
 from watched_runs import WatchedJob, WatchedRun, median, steps_until
 
 from partita.cli.talk import Talk
@@ -29,11 +29,8 @@ from partita.nouns.metrics import read_metrics
 from partita.page.text import table
 
 MODEL = "inception"
-BEFORE, AFTER, LAST = (
-    200,
-    120,
-    30,
-)  #: steps before the core is slowed, behind that, and of those the ones that are the result
+BEFORE, AFTER = 200, 120  #: steps before the core is slowed, and behind that
+LAST = 30  #: of these, whose median is the result
 LONG = 1_000_000  #: steps and epochs: a run is ended when it has been watched for long enough
 NOTICED = Claim("a slow worker is noticed within 10 steps", high=10.0)
 SOON = Claim("within 60 steps the step is within 5 % of the new optimum", high=60.0)
@@ -59,17 +56,8 @@ def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json
 
 def searched(job: WatchedJob, options: argparse.Namespace, plan: Path | None = None) -> tuple[WatchedRun, int]:
     """(A run whose search has just settled, its steps so far)."""
-    run = job.start(
-        LONG,
-        "--epochs",
-        str(LONG),
-        "--search",
-        "hybrid",
-        "--search-budget-s",
-        str(options.search_budget_s),
-        "--adapt",
-        plan=plan,
-    )
+    words = f"--epochs {LONG} --search hybrid --search-budget-s {options.search_budget_s} --adapt"
+    run = job.start(LONG, *words.split(), plan=plan)
     while not (run.out / "search.json").exists():
         run.wait_for(run.steps + 1)
     return run, run.steps
@@ -81,7 +69,7 @@ def stopped(run: WatchedRun) -> list[float]:
     run.ended()
     rows = read_metrics(run.out / "metrics.jsonl")
     assert [m.step for m in rows] == list(range(1, len(rows) + 1)), "a step was lost or done twice"
-    return [m.step_s or 0.0 for m in rows]
+    return run.step_s
 
 
 def quiet(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
@@ -131,7 +119,7 @@ def one_slowed(job: WatchedJob, options: argparse.Namespace, core: int, best: Pa
         other = job.start(2 * LAST, plan=best)
         other.expect_done()
     events = run.rows("drift.jsonl")
-    optimum = median([m.step_s or 0.0 for m in read_metrics(other.out / "metrics.jsonl")][-LAST:])
+    optimum = median(other.step_s[-LAST:])
     noticed = next((e["step"] for e in events if e["event"] == "noticed" and e["step"] > since), None)
     early = [e for e in events if e["step"] <= since]
     return {
@@ -162,15 +150,13 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--only", choices=("quiet", "slowed"), help="one part")
     options.add_argument("--rounds", type=int, default=6, metavar="N", help="slowed runs; default: 6")
-    options.add_argument("--share", type=float, default=0.6, help="of the last core that the competitor takes; default: 0.6")  # fmt: skip
+    options.add_argument("--share", type=part_of_core, default=0.6, help="of the last core that the competitor takes; default: 0.6")  # fmt: skip
     options.add_argument("--quiet-steps", type=int, default=2000, metavar="N", help="default: 2000")
     options.add_argument("--search-budget-s", type=float, default=20.0, metavar="S", help="default: 20")
     options.add_argument("--devices", type=int, default=2)
     given = options.parse_args()
-    if not 0 <= given.share < 1 or given.rounds < 1:
-        options.error(
-            f"--share {given.share} --rounds {given.rounds}: give a share from 0 to below 1, and at least 1 round"
-        )
+    if min(given.rounds, given.quiet_steps) < 1:
+        options.error(f"--rounds {given.rounds} --quiet-steps {given.quiet_steps}: give at least 1")
     return run_script(given, lambda m, t: benchmark(given, m, t), text, ("torch",))
 
 

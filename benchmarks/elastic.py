@@ -30,7 +30,7 @@ from typing import Any
 from engines import all_done
 from harness import Json, Machine, parser, run_script, said
 from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap, ratio, ratio_within_rounds
-from slowed import competitor
+from slowed import competitor, part_of_core
 from watched_runs import WatchedJob, median, steps_until
 
 from partita.cli.talk import Talk
@@ -208,9 +208,9 @@ def _slowed(job: WatchedJob, steps: int, core: int, share: float, best: Path) ->
         other = job.start(WARM + LAST, plan=best)
         other.expect_done()
     rows = read_metrics(run.out / "metrics.jsonl")
-    times = [m.step_s or 0.0 for m in rows]
+    times = run.step_s
     events = run.rows("drift.jsonl")
-    optimum = median([m.step_s or 0.0 for m in read_metrics(other.out / "metrics.jsonl")][-LAST:])
+    optimum = median(other.step_s[-LAST:])
     switch = next((e["step"] for e in events if e["event"] == "switched" and e["step"] > since), None)
     return {
         "ended": code == 0, "no_step_lost": [m.step for m in rows] == list(range(1, steps + 1)), "slowed_since": since, "events": events,
@@ -249,11 +249,9 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=20, metavar="N", help="runs with a kill; default: 20")
     options.add_argument("--rounds", type=int, default=8, metavar="N", help="of the other parts; default: 8")
     options.add_argument("--steps", type=int, default=40, metavar="N", help="of a run; three times as many where a core is slowed; default: 40")  # fmt: skip
-    options.add_argument("--share", type=float, default=0.5, help="of the last core that the competitor takes; default: 0.5")  # fmt: skip
+    options.add_argument("--share", type=part_of_core, default=0.5, help="of the last core that the competitor takes; default: 0.5")  # fmt: skip
     options.add_argument("--seed", type=int, default=0, metavar="N", help="of the kills' moments; default: 0")
     given = options.parse_args()
-    if not 0 <= given.share < 1:
-        options.error(f"--share {given.share}: give a number from 0 to below 1")
     return run_script(given, lambda m, t: benchmark(given, m, t), text)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, with_models
 from harness import Json, Machine, machine_line, parser, run_script
 from intervals import over_median, sentences
-from slowed import competitor
+from slowed import competitor, part_of_core
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -117,11 +117,9 @@ def main() -> int:
     options.add_argument("--devices", type=int, default=2)
     add_turns(options, 14, 2)
     options.add_argument(
-        "--competitor", type=float, default=0.0, metavar="SHARE", help="of the last core; default: none"
+        "--competitor", type=part_of_core, default=0.0, metavar="SHARE", help="of the last core; default: none"
     )
     given = with_models(options, MODELS)
-    if not 0 <= given.competitor < 1:
-        options.error(f"--competitor {given.competitor}: give a number from 0 to below 1")
     return run_script(given, lambda m, t: rows(given, m, t), text)
 
 

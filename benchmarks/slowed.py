@@ -84,6 +84,14 @@ def competitor(core: int, share: float) -> Iterator[None]:
             t.wait()
 
 
+def part_of_core(word: str) -> float:
+    """What a competitor may be told to take. Raises ArgumentTypeError."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(word) < 1:
+            return float(word)
+    raise argparse.ArgumentTypeError(f"{word}: give a number from 0 to below 1")
+
+
 def as_equals(profile: Profile) -> Profile:
     """As if nothing were known of the devices' speeds."""
     devices = tuple(replace(d, speed=1.0) for d in profile.cluster.devices)
@@ -125,13 +133,13 @@ def text(found: Json) -> str:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument(
-        "--share", type=float, default=0.3, help="of the last core that the competitor takes; default: 0.3"
+        "--share", type=part_of_core, default=0.3, help="of the last core that the competitor takes; default: 0.3"
     )
     add_turns(options, 26, 4)
     options.add_argument("--only", default="resnet", metavar="MODEL", help="of prediction_jobs.py; default: resnet")
     given = options.parse_args()
-    if not 0 < given.share < 1:
-        options.error(f"--share {given.share}: give a number between 0 and 1")
+    if not given.share:
+        options.error("--share 0: give a number above 0")
     return run_script(given, lambda m, t: rows(given, m, t), text)
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from harness import Json
 
+from partita.nouns.metrics import read_metrics
+
 
 @dataclass
 class WatchedRun:
@@ -41,6 +43,11 @@ class WatchedRun:
             self._read_bytes += len(new)
             self._steps += new.count(b"\n")
         return self._steps
+
+    @property
+    def step_s(self) -> list[float]:
+        """[steps] so far."""
+        return [m.step_s or 0.0 for m in read_metrics(self.out / "metrics.jsonl")]
 
     def ended(self) -> int:
         """Its exit code."""

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from partita import __version__
+from partita.cli.settings import is_rank
 from partita.cli.talk import Talk
 from partita.errors import PartitaError
 
@@ -67,10 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def end_with_main() -> NoReturn:
     """Run one verb, and end this process with its exit code."""
     code = main()
-    if {
-        "RANK",
-        "WORLD_SIZE",
-    } <= os.environ.keys():  # one of several: see `training.runtime.join.is_rank`, which brings torch
+    if is_rank():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # a thread of the process group that has ended may still run, and abort what Python takes down

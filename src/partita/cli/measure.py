@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.settings import add_settings, check_timeout, settings_of
+from partita.cli.settings import add_settings, check_timeout, is_rank, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError
-from partita.training.runtime.join import is_rank, rank_of_environment
+from partita.training.runtime.join import rank_of_environment
 
 if TYPE_CHECKING:
     from partita.nouns.profile import Profile

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.live import Dashboard, Scalars
-from partita.cli.settings import add_settings, check_timeout, settings_of
+from partita.cli.settings import add_settings, check_timeout, is_rank, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError, PlanError
 from partita.simulate.predicted import predicted
-from partita.training.runtime.join import is_rank, rank_of_environment
+from partita.training.runtime.join import rank_of_environment
 
 if TYPE_CHECKING:
     from partita.nouns.plan import PlanFile

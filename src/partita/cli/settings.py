@@ -1,8 +1,9 @@
-"""--set NAME=VALUE: keyword arguments for a job's function."""
+"""What several commands are told alike: --set NAME=VALUE, keyword arguments for a job's function; --timeout-s; that they are ranks."""
 
 from __future__ import annotations
 
 import argparse
+import os
 
 from partita.errors import BadInput
 
@@ -15,6 +16,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an argument for the job's function; may be given several times",
     )
+
+
+def is_rank() -> bool:
+    """Whether something else started this process as one of several: torchrun, or a person."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 LONGEST_S = 1e7  #: that a peer may be waited for

@@ -78,8 +78,7 @@ def adapting(problem: PipelineProblem, plan: PipelinePlan, search: Search) -> Ad
         if best_s > (1 - HYSTERESIS) * predicted(problem, plan).duration_s:
             vain += 1
             continue
-        tried = yield from _steps(TRY, Said(best, "switched", now.slower, best_s), unseen=1)
-        step_s = statistics.median(s.step_s for s in tried)
+        step_s = yield from _tried_s(Said(best, "switched", now.slower, best_s))
         if step_s < (1 - KEPT) * now.step_s:
             plan, said = yield from _refined(now, best, step_s, search)
             vain = 0
@@ -114,6 +113,12 @@ def _changed(problem: PipelineProblem, plan: PipelinePlan, quiet: Sequence[Seen]
     return _Now(_as_they_are(problem, change), slower, step_s, _spread(change) < EVEN)
 
 
+def _tried_s(said: Said) -> Generator[Said, Seen, float]:
+    """What a step by a new plan takes."""
+    tried = yield from _steps(TRY, said, unseen=1)
+    return statistics.median(s.step_s for s in tried)
+
+
 def _refined(
     now: _Now, plan: PipelinePlan, step_s: float, search: Search
 ) -> Generator[Said, Seen, tuple[PipelinePlan, Said]]:
@@ -129,8 +134,7 @@ def _refined(
             break
         if best_s > (1 - KEPT) * predicted(problem, plan).duration_s:
             continue
-        tried = yield from _steps(TRY, Said(best, "switched", now.slower, best_s), unseen=1)
-        took_s = statistics.median(s.step_s for s in tried)
+        took_s = yield from _tried_s(Said(best, "switched", now.slower, best_s))
         if took_s > (1 - KEPT) * step_s:
             return plan, Said(plan, "returned", step_s=took_s)
         plan, step_s, said = best, took_s, Said(event="kept", step_s=took_s)

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 _PATIENCE_S = 300.0  #: for the launcher's own workers to begin
 
 
-def is_rank() -> bool:
-    """Whether something else started this process as one of several: torchrun, or a person."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def rank_of_environment() -> tuple[int, int]:
     """(rank, ranks) as torchrun says. Raises BadInput where they are no such numbers."""
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -76,9 +71,8 @@ def joined(meeting: Meeting, rank: int, ranks: int, backend: str, device: torch.
 
     patience = timedelta(seconds=meeting.timeout_s)
     agent = meeting.rendezvous == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = None if agent else _meeting_point(meeting, rank, ranks)
+    store = _agents_store(rank, ranks, patience) if agent else _meeting_point(meeting, rank, ranks)
     try:
-        store = store or _agents_store(ranks, patience)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what says no device means this one, in every thread of this rank's own
         bound = device if "nccl" in backend else None  # so that communicators are made now, by all in one order
@@ -110,7 +104,7 @@ def _meeting_point(meeting: Meeting, rank: int, ranks: int) -> Any:
 
     patience_s = max(meeting.timeout_s, _PATIENCE_S) if meeting.launched else meeting.timeout_s
     if meeting.rendezvous == "env://":
-        store = _store(rank, ranks, timedelta(seconds=patience_s))
+        store = _store(rank, ranks, timedelta(seconds=patience_s), opens=rank == 0)
     else:
         store = FileStore(meeting.rendezvous.removeprefix("file://"), ranks)
     try:
@@ -122,14 +116,13 @@ def _meeting_point(meeting: Meeting, rank: int, ranks: int) -> Any:
     return store
 
 
-def _agents_store(ranks: int, patience: timedelta) -> Any:
+def _agents_store(rank: int, ranks: int, patience: timedelta) -> Any:
     """What torchrun's agent keeps, for this start of the ranks alone: it may have one store for all of them, in which those that it
     starts again would find the addresses of those that have died."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(*where, ranks, False, timeout=patience, wait_for_workers=False)
-    return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"start {start}", _store(rank, ranks, patience, opens=False))
 
 
 def _claim(store: Any, rank: int, ranks: int) -> None:
@@ -144,13 +137,13 @@ def _claim(store: Any, rank: int, ranks: int) -> None:
     )
 
 
-def _store(rank: int, ranks: int, patience: timedelta) -> Any:
-    """The meeting point at MASTER_ADDR:MASTER_PORT; rank 0 opens it."""
+def _store(rank: int, ranks: int, patience: timedelta, *, opens: bool) -> Any:
+    """The meeting point at MASTER_ADDR:MASTER_PORT, which this rank `opens`, or another process."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = _address()
     try:
-        if rank > 0:
+        if not opens:
             return TCPStore(host, port, ranks, False, timeout=patience, wait_for_workers=False)
         listener = _listener(host, port)
         return TCPStore(
