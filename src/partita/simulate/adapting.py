@@ -15,14 +15,15 @@ is slower than another by UNEVEN more than the plan foresaw, that is an alarm it
 are, and later searches begin with that.
 
 All devices slower alike is no reason to move anything: then nothing is searched. A search that changes nothing costs as much as
-another, so after each one in a row the next alarm is not heard for twice as many steps. A generator: what a step
-took goes in, the plan to go on with, if it is another one, comes out.
+another, so after each one in a row the next alarm is not heard for twice as many steps; only the first rest ends as soon as devices
+are SUDDENly unlike what that search was told. A generator: what a step took goes in, the plan to go on with, if it is another one, comes out.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +42,7 @@ HALVES, NOISE = (
 )  #: log of a half's median over the other's that is a change: at least the one, and so many times the spread
 REFINED = 3  #: searches behind a plan that stays
 REST, MOST_REST = 50, 1600  #: steps after a search that changed nothing, twice as many after the next one
+SUDDEN = 1.5  #: slowest over fastest device, against what the last search was told, that ends a first rest
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def adapting(problem: PipelineProblem, plan: PipelinePlan, search: Search) -> Ad
     """Decisions without end. The first step after a change of plan is not looked at."""
     said, vain = Said(), 0
     while True:
-        quiet = yield from _steps(QUIET, said, unseen=1 + min(MOST_REST, REST * 2 ** (vain - 1)) if vain else 1)
+        quiet = yield from _quiet(problem, plan, said, vain)
         now = yield from _changed(problem, plan, quiet)
         problem, said = now.problem, Said(event="stayed", slower=now.slower, step_s=now.step_s)
         if now.even:
@@ -96,6 +98,29 @@ class _Now:
     ]  #: device -> how many times as long it computes as it did, or as was foreseen; those that compute
     step_s: float
     even: bool  #: all devices are slower alike, those that do not compute included
+
+
+def _quiet(
+    problem: PipelineProblem, plan: PipelinePlan, said: Said, vain: int
+) -> Generator[Said, Seen, Sequence[Seen]]:
+    """The steps that tell what is usual: QUIET, behind the rest that follows so many searches in vain. Where that was one and devices
+    become SUDDENly unlike while it lasts, the LOOK steps that showed it, from which nothing is learned."""
+    rest, recent, foreseen_s = (
+        min(MOST_REST, REST * 2 ** (vain - 1)) if vain else 0,
+        deque[Seen]([], LOOK),
+        computing_s(problem, plan),
+    )
+    for k in range(1 + rest):
+        seen = yield said
+        said = Said()
+        recent.extend([seen] if k else [])
+        if (
+            vain == 1
+            and len(recent) == LOOK
+            and _spread(_of_all(problem, _ratios(_medians(recent), foreseen_s))) > SUDDEN
+        ):
+            return tuple(recent)
+    return (yield from _steps(QUIET, said))
 
 
 def _changed(problem: PipelineProblem, plan: PipelinePlan, quiet: Sequence[Seen]) -> Generator[Said, Seen, _Now]:
