@@ -105,20 +105,13 @@ def _quiet(
 ) -> Generator[Said, Seen, Sequence[Seen]]:
     """The steps that tell what is usual: QUIET, behind the rest that follows so many searches in vain. Where that was one and devices
     become SUDDENly unlike while it lasts, the LOOK steps that showed it, from which nothing is learned."""
-    rest, recent, foreseen_s = (
-        min(MOST_REST, REST * 2 ** (vain - 1)) if vain else 0,
-        deque[Seen]([], LOOK),
-        computing_s(problem, plan),
-    )
+    rest = min(MOST_REST, REST * 2 ** (vain - 1)) if vain else 0
+    foreseen_s, recent = computing_s(problem, plan), deque[Seen](maxlen=LOOK)
     for k in range(1 + rest):
         seen = yield said
         said = Said()
         recent.extend([seen] if k else [])
-        if (
-            vain == 1
-            and len(recent) == LOOK
-            and _spread(_of_all(problem, _ratios(_medians(recent), foreseen_s))) > SUDDEN
-        ):
+        if vain == 1 and len(recent) == LOOK and _spread(_level(problem, foreseen_s, recent)) > SUDDEN:
             return tuple(recent)
     return (yield from _steps(QUIET, said))
 
@@ -126,7 +119,7 @@ def _quiet(
 def _changed(problem: PipelineProblem, plan: PipelinePlan, quiet: Sequence[Seen]) -> Generator[Said, Seen, _Now]:
     """Steps until a device is not as fast as in the quiet ones, and LOOK more; at once where it was not quiet in these."""
     usual_s, foreseen_s = _medians(quiet), computing_s(problem, plan)
-    level = _of_all(problem, _ratios(usual_s, foreseen_s))
+    level = _level(problem, foreseen_s, quiet)
     learned = _steady(quiet) and _spread(level) < UNEVEN
     if learned:
         problem = _as_they_are(problem, level)
@@ -152,8 +145,7 @@ def _refined(
     for _ in range(REFINED):
         look = yield from _steps(LOOK, said)
         said = Said()
-        level = _of_all(now.problem, _ratios(_medians(look), computing_s(now.problem, plan)))
-        problem = _as_they_are(now.problem, level)
+        problem = _as_they_are(now.problem, _level(now.problem, computing_s(now.problem, plan), look))
         best, best_s = search(problem)
         if best == plan:
             break
@@ -186,7 +178,7 @@ def _steps(n: int, said: Said, unseen: int = 0) -> Generator[Said, Seen, Sequenc
 
 def _medians(steps: Sequence[Seen]) -> dict[str, float]:
     """Device -> seconds that it computes in a step; those that computed in all of them."""
-    names = [n for n in steps[0].compute_s if all(n in s.compute_s for s in steps)]
+    names = [n for n in steps[0].compute_s if all(0.0 < s.compute_s.get(n, 0.0) < math.inf for s in steps)]
     return {n: statistics.median(s.compute_s[n] for s in steps) for n in names}
 
 
@@ -209,6 +201,11 @@ def _steady(quiet: Sequence[Seen]) -> bool:
 def _ratios(seconds: Mapping[str, float], usual_s: Mapping[str, float]) -> dict[str, float]:
     """Device -> how many times as long as usual it computes; those of which something is known."""
     return {n: s / usual_s[n] for n, s in seconds.items() if s > 0 and usual_s.get(n, 0.0) > 0}
+
+
+def _level(problem: PipelineProblem, foreseen_s: Mapping[str, float], steps: Sequence[Seen]) -> dict[str, float]:
+    """Device -> how many times as long as was foreseen it computes; all devices."""
+    return _of_all(problem, _ratios(_medians(steps), foreseen_s))
 
 
 def _of_all(problem: PipelineProblem, slower: Mapping[str, float]) -> dict[str, float]:

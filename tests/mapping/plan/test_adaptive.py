@@ -95,6 +95,17 @@ def test_searches_begin_with_what_devices_really_compute() -> None:
     assert search.speeds == [pytest.approx({"cpu0": 0.5, "cpu1": 0.25}, rel=0.1)]
 
 
+@pytest.mark.parametrize("nothing", [0.0, math.inf, math.nan])
+def test_a_device_whose_clock_says_nothing_is_left_out(nothing: float) -> None:
+    problem = problem_of("inception", ("cpu0", "cpu1"))
+    plan = next(candidates(problem, "heft", 0.3, 0)).plan
+    took = step_by(problem, plan, np.random.default_rng(0), 0.0).compute_s
+    adapts = adapting_by(problem, plan, Counted())
+    next(adapts)
+    said = [adapts.send(Seen(1.0, took | {"cpu1": nothing if k % 3 else took["cpu1"]})) for k in range(80)]
+    assert not any(s.event for s in said)
+
+
 def test_nothing_is_searched_where_all_change_alike() -> None:
     search = Counted()
     rows = lived({60: {"cpu0": 0.5, "cpu1": 0.5}}, 110, search=search)
