@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from mapping.plan.events import iteration_s
 from mapping.plan.worlds import random_mapping
+from pipeline.plan.brute_force import problem as a_job
 from placement.plan.every_placement import every_order, link, makespan, placements, random_problem, task_s, transfer_s
 
 from partita.errors import Infeasible
+from partita.mapping.plan.jobs import plan_job
 from partita.mapping.plan.planner import METHODS, plan_mapping
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
@@ -123,3 +127,15 @@ def test_nothing_claimed_is_wrong_in_400_problems(method: str) -> None:
         file = plan_mapping(problem, method=method, budget_s=0.02)
         found += [f"seed {seed}: {f}" for f in faults(problem, optimum(problem), file)]
     assert found == []
+
+
+@pytest.mark.parametrize(("seed", "method"), [(7032, "heft"), (7043, "auto"), (7071, "genetic"), (7232, "intuitive")])
+def test_a_job_is_mapped_where_the_first_device_cannot_run_all_of_it(seed: int, method: str) -> None:
+    """A kind of device on which one of a job's tasks has no time."""
+    profile, _ = a_job(seed)
+    sample = profile.samples[0]
+    assert np.isinf(sample.costs.seconds).any()
+    file = plan_job(
+        replace(profile, batch_size=sample.micro_batch_size, samples=(sample,)), method=method, budget_s=0.05
+    )
+    assert file.verdict.lower_bound_s <= file.verdict.value_s < math.inf

@@ -21,7 +21,7 @@ from partita.mapping.plan.limit import FREELY, Limit, simulation_s
 from partita.mapping.plan.parts import beside, shared_by_parts, with_sums
 from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, begun_with, compile_kernels, no_room, plan_mapping
 from partita.mapping.plan.question import Mapped, Question
-from partita.mapping.plan.runnable import runnable
+from partita.mapping.plan.runnable import runnable, segments
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
@@ -204,7 +204,7 @@ def _without_weights(problem: PipelineProblem) -> CostTable:
 
 
 def _on_one(problem: PipelineProblem) -> PipelinePlan:
-    """Everything on the first device."""
+    """Everything on the first device, whether it can or not."""
     graph = problem.graph
     tasks = [graph.tasks[i].id for i in graph.order if graph.tasks[i].phase == "forward"]
-    return runnable(problem, dict.fromkeys(tasks, problem.cluster.devices[0].name), tasks)
+    return segments(graph, dict.fromkeys(tasks, problem.cluster.devices[0].name), tasks).plan(graph)
