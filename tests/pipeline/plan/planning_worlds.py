@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -87,9 +88,12 @@ def profiles(
     return Profile("job.py:job", 4, tuple(samples), cluster, draw(st.sampled_from([0.0, 2.0])))
 
 
-def chain_profile(n: int = 6, devices: int = 2, memory: float = math.inf, kept: float = 1.0) -> Profile:
-    """n tasks in a row, a second forward and two backward each, on equal devices."""
-    graph = training_graph(n, [(i, i + 1) for i in range(n - 1)], [1.0] * n, [2.0] * n, [kept] * n)
+def chain_profile(
+    n: int = 6, devices: int = 2, memory: float = math.inf, kept: float = 1.0, skips: Sequence[tuple[int, int]] = ()
+) -> Profile:
+    """n tasks in a row, a second forward and two backward each, on equal devices; `skips`: further readers, (of, by)."""
+    pairs = sorted([*((i, i + 1) for i in range(n - 1)), *skips])
+    graph = training_graph(n, pairs, [1.0] * n, [2.0] * n, [kept] * n)
     costs = CostTable.given(("cpu",), [[1.0]] * n + [[2.0]] * n + [[0.0]] * n, [math.nan] * len(graph.producer))
     cluster = Cluster(tuple(Device(f"cpu{i}", "cpu", memory) for i in range(devices)), (), Link("", "", 1e6))
     return Profile("job.py:job", 8, (Sample(1, graph, costs),), cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from dataclasses import replace
@@ -177,3 +178,19 @@ def test_a_stage_that_recomputes_does_its_backward_in_one() -> None:
         orders = numbered(device_orders(plan), plan.devices, 2, plan.micro_batches)
         found = rewalked(shop_of(bench, Parted.of(task, bench), chain), orders)
         assert found.seconds == pytest.approx(predicted(problem, plan).duration_s, rel=1e-9)
+
+
+def test_a_skip_that_two_chunks_of_a_device_read_is_priced_once() -> None:
+    """The first task's tensor is read by both chunks of the other device: by the search's account and by the simulator's."""
+    profile = priced(chain_profile(8, skips=[(0, 3), (0, 6)]))
+    dear = Link("", "", 10.0, 0.01, send_s=0.02, send_s_per_byte=0.01, message_s=0.03, message_s_per_byte=0.02)
+    profile = replace(profile, cluster=replace(profile.cluster, default_link=dear))
+    task = PipelineTask(profile, profile.cluster, Wish(schedule="interleaved", budget_s=0.3))
+    (bench,) = task.benches
+    ends = [0, 2, 4, 6, len(bench.costs.states) - 1]
+    chain = tuple(Segment(a, b, (k % 2,)) for k, (a, b) in enumerate(itertools.pairwise(ends)))
+    candidate = Candidate(bench.number, chain, 2, "interleaved")
+    plan, problem = bench.plan(candidate), problem_of(task, candidate)
+    orders = numbered(device_orders(plan), plan.devices, 4, plan.micro_batches)
+    found = rewalked(shop_of(bench, Parted.of(task, bench), chain), orders)
+    assert found.seconds == pytest.approx(predicted(problem, plan).duration_s, rel=1e-9)

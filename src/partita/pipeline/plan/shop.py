@@ -15,7 +15,7 @@ from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.stage_costs import Bools
 from partita.simulate.overheads import begin_s, call_s
-from partita.simulate.readings import messages
+from partita.simulate.readings import brought, carried, messages
 from partita.simulate.schedules.searched import Shop
 
 
@@ -60,7 +60,7 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
         """[stages, devices]"""
         return np.asarray(np.maximum(table[ends] - table[starts], 0.0)[:, classes])
 
-    moves = messages(bench.crossings(chain), bench.sample.costs.transfer_s, bench.sample.graph.size_bytes)
+    moves = _messages(bench, chain)
     ways = [(i, j) for i, j in moves if i < j]
     amounts = np.array([[moves[w] for w in ways], [moves.get((j, i), (0.0, 0.0)) for i, j in ways]]).reshape(
         2, len(ways), 2
@@ -81,6 +81,14 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
         _updates(bench, chain, numbers, each(costs.update_s)),
         keep, room,
     )  # fmt: skip
+
+
+def _messages(bench: Bench, chain: Chain) -> dict[tuple[int, int], tuple[float, float]]:
+    """(stage from, stage to): its amount. What several stages of a device read crosses once, with what the first of them reads."""
+    crossing = bench.crossings(chain)
+    device = np.array([s.devices[0] if len(s.devices) == 1 else -1 - k for k, s in enumerate(chain)], np.int64)
+    sent = carried(crossing, brought(crossing, device))
+    return messages(sent, bench.sample.costs.transfer_s, bench.sample.graph.size_bytes)
 
 
 def _seconds(
