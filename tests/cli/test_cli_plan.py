@@ -158,7 +158,7 @@ def test_one_device_is_explained_where_two_would_hardly_be_faster(tmp_path, caps
         (["{profile}", "--method", "magic"], 2, "unknown method 'magic'"),
         (["{chain}", "--objective", "step"], 2, "no training step"),
         (["{chain}", "--method", "magic"], 2, "unknown method 'magic'"),
-        (["{chain}", "--budget-s", "-1"], 2, "a budget of -1.0 seconds"),
+        (["{chain}", "--budget-s", "-1"], 2, "a budget of -1 seconds"),
         (["{chain}", "--devices", "-2"], 2, "-2 devices asked for"),
         (["{profile}", "--bandwidth", "0"], 2, "a bandwidth of 0.0 bytes/s"),
         (["{chain}", "--cluster", "{cluster}"], 2, "no costs for devices of kind 'tpu'"),
@@ -195,6 +195,13 @@ def test_bad_graphs(tmp_path, capsys, change, fact):
     code, _, err = said(capsys, "plan", chain(tmp_path, **change))
     assert code == 2
     assert fact in err
+
+
+@pytest.mark.parametrize("budget", ["1e308", "nan", "-1"])
+def test_a_budget_that_is_none_is_refused_before_the_plan_is_read(tmp_path, capsys, budget):
+    code, _, err = said(capsys, "explain", tmp_path / "no such plan", "--budget-s", budget)
+    assert code == 2
+    assert f"a budget of {float(budget):g} seconds" in err
 
 
 def test_a_damaged_plan_is_not_explained(tmp_path, capsys):

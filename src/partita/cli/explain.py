@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from partita.cli.plan import bound_facts, choice_facts, document, load_table, split_facts, step_table
+from partita.cli.settings import check_budget
 from partita.cli.spark import explain as spark
 from partita.cli.talk import Talk
 from partita.cli.what_if import Answer, answers
@@ -40,6 +41,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read the plan, ask again with one thing changed at a time. Raises PlanError where the file is damaged."""
     if spark_plan(options.plan):
         return spark.run(options, talk)
+    check_budget(options.budget_s)
     file = PlanFile.read(options.plan)
     talk.step("planning again with one more device, twice the bandwidth, more memory")
     found = answers(file, options.budget_s)

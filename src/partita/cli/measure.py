@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.settings import add_settings, check_timeout, is_rank, settings_of
+from partita.cli.settings import add_settings, check_budget, check_timeout, is_rank, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError
 from partita.training.runtime.join import rank_of_environment
@@ -163,8 +163,7 @@ def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
 def _check(options: argparse.Namespace) -> None:
     """What can be told before anything is measured. Raises BadInput."""
     check_timeout(options.timeout_s)
-    if not 0 < options.budget_s < float("inf"):
-        raise BadInput(f"--budget-s {options.budget_s}", hint="give seconds above 0, e.g. 15")
+    check_budget(options.budget_s)
 
 
 def _expect_writable(path: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.mapping.plan.jobs import plan_job
@@ -88,8 +89,7 @@ def _planned(options: argparse.Namespace, talk: Talk) -> PlanFile:
             f"{source} is a job, which has to be measured before it can be planned",
             hint=f"run: partita measure {source} -o profile.json; partita plan profile.json",
         )
-    if not (options.budget_s > 0 and math.isfinite(options.budget_s)):
-        raise BadInput(f"a budget of {options.budget_s} seconds", hint="give --budget-s a positive number")
+    check_budget(options.budget_s)
     if _is_profile(source):
         return _pipeline(options, talk)
     return _graph(options, talk)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import statistics
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.live import Dashboard, Scalars
-from partita.cli.settings import add_settings, check_timeout, is_rank, settings_of
+from partita.cli.settings import add_settings, check_budget, check_timeout, is_rank, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError, PlanError
 from partita.simulate.predicted import predicted
@@ -252,8 +251,8 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput(
             "--search goes with Partita's own engine, and plans for itself", hint="leave --engine and --replan away"
         )
-    if options.search_budget_s is not None and not 0 < options.search_budget_s < math.inf:
-        raise BadInput(f"--search-budget-s {options.search_budget_s}", hint="give a positive number of seconds")
+    if options.search_budget_s is not None:
+        check_budget(options.search_budget_s, option="--search-budget-s")
     elastic = options.redundancy is not None or options.copy_every is not None
     if elastic and options.on_failure == "stop":
         raise BadInput(

@@ -1,4 +1,5 @@
-"""What several commands are told alike: --set NAME=VALUE, keyword arguments for a job's function; --timeout-s; that they are ranks."""
+"""What several commands are told alike: --set NAME=VALUE, keyword arguments for a job's function; --timeout-s; --budget-s; that they
+are ranks."""
 
 from __future__ import annotations
 
@@ -30,6 +31,17 @@ def check_timeout(seconds: float) -> None:
     """Raise BadInput unless --timeout-s is a patience that can be had."""
     if not 0 < seconds <= LONGEST_S:
         raise BadInput(f"--timeout-s {seconds:g}", hint=f"give seconds above 0 and up to {LONGEST_S:g}, e.g. 300")
+
+
+MOST_BUDGET_S = 1e6  #: for a search: eleven days
+
+
+def check_budget(seconds: float, option: str = "--budget-s") -> None:
+    """Raise BadInput for a budget that is none."""
+    if not 0 < seconds <= MOST_BUDGET_S:
+        raise BadInput(
+            f"a budget of {seconds:g} seconds", hint=f"give {option} a positive number up to {MOST_BUDGET_S:g}"
+        )
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:

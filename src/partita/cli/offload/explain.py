@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from partita.cli.offload.plan import cut_table, document
+from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
 from partita.nouns.offload import OffloadProblem
 from partita.nouns.plan import OffloadFile
@@ -22,6 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read the plan, compare, ask again with one thing changed at a time. Raises PlanError where the file is damaged."""
+    check_budget(options.budget_s)
     file = OffloadFile.read(options.plan)
     problem, shown = file.problem, document(file, options.plan)
     d, u, s, w = part_times(problem, file.plan)[0].sum(axis=0).tolist()

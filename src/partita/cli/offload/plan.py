@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
+from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
-from partita.errors import BadInput
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.plan import OffloadFile
 from partita.offload.plan.lower import lateness, part_times
@@ -28,8 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read, plan, write. Raises CostError for costs that cannot be used, BadInput for an unknown method."""
-    if not (options.budget_s > 0 and math.isfinite(options.budget_s)):
-        raise BadInput(f"a budget of {options.budget_s} seconds", hint="give --budget-s a positive number")
+    check_budget(options.budget_s)
     problem = OffloadProblem.read(options.costs)
     talk.step(f"planning {len(problem.jobs)} jobs")
     file = plan_offload(problem, options.method, budget_s=options.budget_s, seed=options.seed)

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from partita.cli.spark.plan import check_budget, document
+from partita.cli.settings import check_budget
+from partita.cli.spark.plan import document
 from partita.cli.spark.plan import text as plan_text
 from partita.cli.talk import Talk
 from partita.page.text import Kind, facts, percent, seconds, table

@@ -7,6 +7,7 @@ import math
 import shutil
 from typing import Any
 
+from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.page.text import Kind, draw, facts, percent, seconds, table
@@ -15,7 +16,6 @@ from partita.spark.problem import ShopProblem
 from partita.spark.report.gantt import BASELINE_NAMES, OPTIMAL, timeline
 from partita.spark.schedule import ShopFile
 
-MOST_BUDGET_S = 86_400.0
 MOST_SEED = 1 << 31
 
 
@@ -42,12 +42,6 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         file.write(options.out)
         talk.say(f"   plan written to {options.out}")
     return document(file, options.out)
-
-
-def check_budget(seconds: float, most_s: float = MOST_BUDGET_S) -> None:
-    """Raises BadInput for a budget that is none."""
-    if not 0 < seconds <= most_s:
-        raise BadInput(f"a budget of {seconds:g} seconds", hint=f"give --budget-s a number up to {most_s:g}")
 
 
 def document(file: ShopFile, out: str | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from partita.cli.spark.plan import check_budget
+from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.page.text import count, facts, percent, seconds
@@ -19,7 +19,6 @@ from partita.spark.plan.learned.train import Training, trained
 from partita.spark.plan.online.episodes import one_cpu
 from partita.spark.problem import ShopProblem
 
-MOST_BUDGET_S = 1e6
 EXECUTORS, MOST_EXECUTORS, MOST_THREADS = 50, 10_000, 64
 MOST_SEED = 1 << 31
 
@@ -78,7 +77,7 @@ def _trained_on(options: argparse.Namespace) -> str:
 
 
 def _check(options: argparse.Namespace) -> None:
-    check_budget(options.budget_s, MOST_BUDGET_S)
+    check_budget(options.budget_s)
     if not 1 <= options.threads <= MOST_THREADS:
         raise BadInput(f"{options.threads} threads", hint=f"give --threads a whole number from 1 to {MOST_THREADS}")
     if not 0 <= options.seed < MOST_SEED:

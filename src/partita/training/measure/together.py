@@ -80,7 +80,13 @@ def _own_gpu() -> torch.device:
             f"{torch.cuda.device_count()} GPUs here, and no LOCAL_RANK to tell which one is this rank's",
             hint="start with torchrun, or set LOCAL_RANK and LOCAL_WORLD_SIZE beside RANK and WORLD_SIZE",
         )
-    number, on_host = (int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")))
+    given = {n: os.environ.get(n, d) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))}
+    if not all(value.isdecimal() for value in given.values()):
+        raise BadInput(
+            " and ".join(f"{n} is {value!r}" for n, value in given.items()),
+            hint="start with torchrun, or set both to whole numbers, or none",
+        )
+    number, on_host = map(int, given.values())
     return torch.device("cuda", number) if number < on_host <= torch.cuda.device_count() else torch.device("cpu")
 
 

@@ -32,7 +32,7 @@ _PATIENCE_S = 300.0  #: for the launcher's own workers to begin
 def rank_of_environment() -> tuple[int, int]:
     """(rank, ranks) as torchrun says. Raises BadInput where they are no such numbers."""
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    if not (rank.isdigit() and ranks.isdigit() and int(rank) < int(ranks)):
+    if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
         raise BadInput(
             f"RANK is {rank!r} and WORLD_SIZE {ranks!r}",
             hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",

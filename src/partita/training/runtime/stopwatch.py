@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import FloatArray
 
 
 class Stopwatch:
     """Times of n places; `start[k]` and `end[k]` are nanoseconds of time.perf_counter_ns(). Those that compute are timed by
-    the thread's CPU time, too."""
+    the thread's CPU time, too. Plain lists: a step of four instructions writes and reads them in 3 to 4 us, arrays in 9 (2-core Xeon,
+    2026-11-25)."""
 
     def __init__(self, computes: Sequence[bool]) -> None:
         """`computes` [n]: a computation, which never waits for anybody: what it is kept from its core is not its own doing."""
         self._computes = list(computes)
-        self._at = np.flatnonzero(computes)
-        self.start: IntArray = np.zeros(len(computes), np.int64)
-        self.end: IntArray = np.zeros(len(computes), np.int64)
-        self.work: IntArray = np.zeros(len(computes), np.int64)
+        self._at = [k for k, c in enumerate(computes) if c]
+        self.start, self.end, self.work = ([0] * len(self._computes) for _ in range(3))
 
     def begin(self, k: int) -> None:
         self.start[k] = time.perf_counter_ns()
@@ -41,8 +40,8 @@ class Stopwatch:
 
     def core_share(self) -> float:
         """The part of its computing time during which the thread was on its core; nan where it computed nothing."""
-        spent = int(self.end[self._at].sum() - self.start[self._at].sum())
-        return min(1.0, int(self.work[self._at].sum()) / spent) if spent else math.nan
+        spent = sum(self.end[k] - self.start[k] for k in self._at)
+        return min(1.0, sum(self.work[k] for k in self._at) / spent) if spent else math.nan
 
     def computed_s(self) -> float:
         """Seconds in computations; nan without one."""
@@ -51,7 +50,7 @@ class Stopwatch:
 
     def read(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) in seconds."""
-        return self.start / 1e9, self.end / 1e9
+        return np.array(self.start) / 1e9, np.array(self.end) / 1e9
 
 
 class CudaStopwatch(Stopwatch):
