@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 DOCUMENTS = [HERE.parent / name for name in ("README.md", "docs/concepts/spark.md")]
 MARK = re.compile(r"(<!-- \w+ table: benchmarks/(\w+)\.py -->\n).*?(<!-- end -->)", re.DOTALL)
 ENGINES = {"single": "one process", "pipeline": "Partita, 2 workers", "torch": "torch's own pipeline, same plan"}
+TAKEN = " of a core taken"  #: beside a competitor, in the name of a plan
 LOADED = 0.5  #: a load before the run from which a table says so
 
 
@@ -40,7 +41,10 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
-    """benchmarks/prediction.py: a row a model and plan, then median and worst; at the run's speed where that is known."""
+    """benchmarks/prediction.py: a row a model and plan, then median and worst; at the run's speed where that is known. Runs beside a
+    competitor are summed up."""
+    beside = [r for r in rows if TAKEN in r["plan"]]
+    rows = [r for r in rows if TAKEN not in r["plan"]]
     errors = [r["predicted_step_s"] / r["measured_step_s"] - 1 for r in rows]
     heads = ["model", "predicted step", "measured step", "error"]
     columns = [
@@ -58,6 +62,13 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
         ends.append(f"At the speed that the machine had in the run: {_middle_and_worst(known)}")
     load = max((float(r.get("load", 0.0)) for r in rows), default=0.0)
     ends.append(f"Highest load average after a run: {load:.1f}")
+    if beside:
+        raw, ran = ([abs(r[e]) for r in beside] for e in ("error", "error_at_run_speed"))
+        share = beside[0]["plan"].rpartition(", ")[2].removesuffix(TAKEN)
+        ends.append(
+            f"The same plans beside a process that takes {share} of the last core and was not there when they were measured: "
+            f"{percent(min(raw))} to {percent(max(raw))} off, at the run's speed {_middle_and_worst(ran)}"
+        )
     if drifts := [r["machine_record"]["drift"]["drift"] for r in rows if "machine_record" in r]:
         ends.append(f"The machine drifted by {percent(min(drifts))} to {percent(max(drifts))}")
     return f"{markdown(heads, zip(*columns, strict=True))}\n\n{'. '.join(ends)}."
@@ -143,6 +154,32 @@ def _verdicts(found: Mapping[str, Any]) -> str:
         return ""
     said = "; ".join(f"{v['claim']}: {_short(v)}" for v in found["verdicts"].values())
     return f" Claims: {said}. The machine drifted by {percent(found['machine_record']['drift']['drift'])}."
+
+
+def mapping_run(found: Mapping[str, Any]) -> str:
+    """benchmarks/mapping_run.py: a model a row, the mapping that a search while training found against one process."""
+    body = [
+        [
+            r["model"], seconds(r["single_step_s"]), seconds(r["step_s"]), seconds(r["predicted_step_s"]),
+            f"{times(r['speedup'])} ({_span(r['speedup_interval'], times)})", times(r["limit"]), percent(r["share_of_limit"]),
+        ]
+        for r in found["rows"]
+    ]  # fmt: skip
+    budget_s = found["rows"][0]["search"]["budget_s"]
+    heads = ["model", "one process", "mapped", "predicted", "speed-up", "limit", "of the limit"]
+    ends = f"2 workers; searched for during {seconds(budget_s)} of training, then in turn with one process and with copies of the whole job, which are the limit."
+    return f"{markdown(heads, body)}\n\n{ends} {_recorded(found)}"
+
+
+def adapting(found: Mapping[str, Any]) -> str:
+    """benchmarks/adapting.py: two sentences."""
+    rows, quiet = found["slowed"]["rounds"], found["quiet"]
+    noticed, soon = (statistics.median(r[k] for r in rows) for k in ("noticed", "soon"))
+    return (
+        f"A core is slowed to 40 % in the middle of a run, {len(rows)} times: noticed after {noticed:g} steps, another mapping in place and within 5 % of the "
+        f"new optimum after {soon:g} (medians), in the end {times(found['slowed']['after_over_optimum'])} of it; no step is lost. "
+        f"{quiet['steps']:,} quiet steps: {quiet['switched']} changes of mapping. {_recorded(found)}"
+    )
 
 
 def simulator(found: Mapping[str, Any]) -> str:
@@ -275,6 +312,8 @@ def _recorded(found: Mapping[str, Any]) -> str:
 TABLES: Mapping[str, Callable[[Any], str]] = {
     "prediction": prediction,
     "pipeline": pipeline,
+    "mapping_run": mapping_run,
+    "adapting": adapting,
     "simulator": simulator,
     "models": models,
     "offload": offload,
