@@ -110,13 +110,13 @@ def broken_loss() -> TrainingJob:
     return replace(good(), loss=loss)
 
 
-def batches_fail(where: str = "1") -> TrainingJob:
+def batches_fail(where: str = "1", says: str = "disk on fire") -> TrainingJob:
     """The second epoch cannot be read, on one rank."""
 
     def batches(epoch: int) -> Iterator[Batch]:
         for k, batch in enumerate(_batches(epoch)):
             if epoch == 1 and k == 1 and os.environ.get("RANK") == where:
-                raise OSError("disk on fire")
+                raise OSError(says)
             yield batch
 
     return replace(good(), batches=batches)

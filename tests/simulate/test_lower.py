@@ -13,7 +13,7 @@ from small_worlds import graphs, placed, stage_plan, training_chain
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.graph import SharedParameter, Task, TaskGraph
-from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.pipeline_plan import PipelinePlan, Slot, Stage
 from partita.nouns.program import Instruction, Op, Program
 from partita.simulate.lower import boundaries, lower
 
@@ -36,6 +36,19 @@ def assert_sent_is_received(program: Program) -> None:
         assert (send.piece, send.micro_batch) == (receive.piece, receive.micro_batch)
         assert receive.queue == send.piece.route[1]
         assert {program[j].queue for j in send.needs} == {send.piece.route[0]}
+
+
+def test_stages_that_read_nothing_of_each_other_do_not_wait_on_a_medium() -> None:
+    """Two readers of one tensor on one device, the later stage first: sound, whoever serves the link."""
+    graph = TaskGraph.build("fork", [Task("a"), Task("b"), Task("c")], [("a", 1.0, ["b", "c"])])
+    stages = tuple(Stage((t,), (d,)) for t, d in (("a", "x"), ("b", "y"), ("c", "y")))
+    orders = {"x": (Slot("F", 0, 0),), "y": (Slot("F", 2, 0), Slot("F", 1, 0))}
+    plan = PipelinePlan(graph.fingerprint, stages, 1, 1, "given", orders)
+    for medium in ("", "bus"):
+        cluster = Cluster((Device("x"), Device("y")), (), Link("", "", 1.0, medium=medium))
+        program = lower(graph, cluster, plan)
+        assert_sent_is_received(program)
+        assert [i.piece.name for i in of(program, Op.COMPUTE)] == ["F0", "F2", "F1"]
 
 
 def test_two_stages_under_1f1b() -> None:

@@ -270,13 +270,22 @@ class _Lowering:
         them. Where several devices share a medium, they take turns as they would if a forward took one unit of time, a
         backward two and a message none: any order of time is free of circles, which an order by device would not be."""
         media = any(link.medium for link in (*self.cluster.links, self.cluster.default_link))
-        made_at: Mapping[Slot, int] = unit_ends(self.orders) if media else self.compute
+        made_at: Mapping[Slot, int] = unit_ends(self.orders, self._before) if media else self.compute
         for message in sorted(self.messages, key=lambda x: (made_at[x.origin], x.receive)):
             piece, m = message.piece, message.origin.micro_batch
             size = float(self.graph.size_bytes[list(piece.tensors)].sum())
             queue = self.cluster.link(*piece.route).queue
             send = self.build.add(Op.SEND, queue, piece, m, [self.compute[message.origin]], size)
             self.build.need(message.receive, send)
+
+    def _before(self, slot: Slot) -> list[Slot]:
+        """What a slot waits for: its own stage's part before, and what it is given by other stages, be they no neighbours."""
+        part, k, m = slot
+        found = [] if part == "F" else [Slot("F" if part == "B" else "B", k, m)]
+        for b in self._exchanges.get((part, k), ()):
+            if part == "F" or b.gradients:
+                found.append(Slot(part, b.source if part == "F" else b.target, m))
+        return found
 
     # ---- the end of a step --------------------------------------------------------------------------------------------
 

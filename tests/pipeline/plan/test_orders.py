@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline.plan.brute_force import NEAR, every_plan, problem, simulated
-from pipeline.plan.planning_worlds import QUIET, chain_profile, profiles
+from pipeline.plan.planning_worlds import QUIET, chain_profile, profiles, training_graph
 
 from partita.errors import Infeasible
-from partita.nouns.cluster import Link
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.costs import CostTable
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule
 from partita.nouns.pipeline_problem import Wish
 from partita.nouns.plan import PlanFile
-from partita.nouns.profile import Profile
+from partita.nouns.profile import Profile, Sample
 from partita.nouns.stage_memory import stage_memory
 from partita.pipeline.plan.bench import Candidate
 from partita.pipeline.plan.chain_dp import Segment
@@ -194,3 +195,15 @@ def test_a_skip_that_two_chunks_of_a_device_read_is_priced_once() -> None:
     orders = numbered(device_orders(plan), plan.devices, 4, plan.micro_batches)
     found = rewalked(shop_of(bench, Parted.of(task, bench), chain), orders)
     assert found.seconds == pytest.approx(predicted(problem, plan).duration_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_branches_are_planned_on_a_shared_medium(seed: int) -> None:
+    """A diamond, whose sides wait for nothing of each other: searched orders take one before the other, and links take turns."""
+    chance = np.random.default_rng(seed)
+    graph = training_graph(4, [(0, 1), (0, 2), (1, 3), (2, 3)], [1.0] * 4, [1.0] * 4, [1.0] * 4)
+    seconds = [*chance.integers(1, 9, (8, 1)).astype(float), *np.zeros((4, 1))]
+    costs = CostTable.given(("cpu",), np.array(seconds), np.full(len(graph.producer), np.nan))
+    cluster = Cluster(tuple(Device(f"d{i}") for i in range(2)), (), Link("", "", 4.0, medium="bus"))
+    file = plan_pipeline(Profile("j", 4, (Sample(1, graph, costs),), cluster), schedule="auto", budget_s=0.3)
+    assert file.verdict.lower_bound_s <= file.verdict.value_s < math.inf

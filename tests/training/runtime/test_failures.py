@@ -217,6 +217,16 @@ def test_bad_jobs(name: str, tmp_path: Path, plans: Path) -> None:
     assert workers_of(run.process.pid) == {}
 
 
+@pytest.mark.parametrize("how", ["stop", "replace"])
+def test_a_jobs_error_is_its_own_whatever_words_it_uses(how: str, tmp_path: Path, plans: Path) -> None:
+    """As gloo speaks of a lost peer; it would come again, so nothing is begun anew."""
+    says = "connection to the data server timed out"
+    run = train(tmp_path, "failing:batches_fail", plans / "good.json", "--epochs", "2", "--set", f"says={says}", "--on-failure", how)  # fmt: skip
+    assert run.wait() == 2, run.stderr
+    assert re.search(rf"the job failed in its batches at .*failing\.py:\d+ .*: OSError: {says}", run.error())
+    assert "going on" not in run.stderr
+
+
 def test_no_folder_to_write_into(tmp_path: Path, plans: Path) -> None:
     (tmp_path / "file").write_text("")
     run = start(tmp_path, ["run", "x.py:job", "--plan", plans / "good.json", "-o", tmp_path / "file" / "run"])

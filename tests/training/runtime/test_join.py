@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from training.runtime.helpers import plan_file
 
-from partita.errors import JobError, PlanError
+from partita.errors import BadInput, JobError, PlanError, WorkerFailed
 from partita.nouns.plan import PlanFile
+from partita.training.measure.together import _own_gpu
 from partita.training.runtime import join
+from partita.training.runtime.folder import held
+from partita.training.runtime.interpreter import is_lost_peer
 from partita.training.runtime.join import check_ranks, expect_host, own_address, world
 
 
@@ -59,3 +63,53 @@ def test_the_own_address_is_that_on_the_way_to_the_meeting_point(monkeypatch: py
     assert own_address() == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
     assert own_address() == ""
+
+
+@pytest.mark.parametrize("port", ["x", "\u00b2\u00b2", "0", "65536", ""])
+def test_a_port_that_is_none(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(BadInput, match="MASTER_PORT"):
+        own_address()
+
+
+def test_a_name_that_is_no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than a label of a name may be: Python refuses to encode it."""
+    monkeypatch.setenv("MASTER_ADDR", "a" * 70)
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    assert own_address() == ""
+    with pytest.raises(BadInput, match="rank 0 cannot listen"):
+        join._listener("a" * 70, 12345)
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "x"), ("LOCAL_WORLD_SIZE", ""), ("LOCAL_RANK", "\u00b2")])
+def test_local_numbers_that_are_none(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match=name):
+        _own_gpu()
+
+
+def test_a_folder_that_cannot_be_written_any_more_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def run() -> None:
+        with held(tmp_path):
+            monkeypatch.setattr(Path, "unlink", refuses)
+            raise ArithmeticError("the real reason")
+
+    with pytest.raises(ArithmeticError, match="the real reason"):
+        run()
+
+
+def test_what_counts_as_a_lost_peer() -> None:
+    """Words alone do not: a job may use them, too."""
+    words = "connection to the data server timed out"
+    assert not is_lost_peer(OSError(words))
+    assert not is_lost_peer(JobError(words, hint=""))
+    assert is_lost_peer(WorkerFailed("gone", rank=1, doing="x"))
+    with pytest.raises(RuntimeError, match="connection") as own:
+        raise RuntimeError(words)
+    assert not is_lost_peer(own.value)

@@ -227,6 +227,8 @@ def test_an_environment_that_does_not_fit(env: dict[str, str], fact: str, tmp_pa
     [
         ("2", "2", ["--plan", "p.json"], "RANK is '2' and WORLD_SIZE '2'"),
         ("one", "2", ["--plan", "p.json"], "RANK is 'one'"),
+        ("\u00b2", "4", ["--plan", "p.json"], "RANK is '\u00b2'"),
+        ("0", "999999999999", ["--plan", "p.json"], "WORLD_SIZE '999999999999'"),
         ("0", "2", [], "inside torchrun a plan is needed"),
         ("0", "2", ["--plan", "no.json"], "no.json cannot be read: No such file"),
     ],

@@ -11,6 +11,7 @@ is not counted in its time. A search that fails does not end training. A run tha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -218,7 +219,7 @@ class _Desk:
     def _give_up(self, step: int, why: str) -> dict[str, Any]:
         """The search has failed: on with the fastest mapping that it has measured."""
         plan, name = self._best_yet()
-        return self._go_on(step, plan, f"hybrid, given up ({name})", settled=False, best=name, why=why)
+        return self._go_on(step, plan, f"hybrid ({name}, given up)", settled=False, best=name, why=why)
 
     def _best_yet(self) -> tuple[PipelinePlan, str]:
         """(the fastest mapping measured, who found it); what the run began with before there is one."""
@@ -244,7 +245,7 @@ class _Desk:
 
     def _drift(self, step: int, said: Said, **more: str) -> None:
         row = {"step": step, "event": said.event, "slower": dict(said.slower), "step_s": said.step_s, **more}
-        with open(self.out / DRIFT, "a") as file:
+        with contextlib.suppress(OSError), open(self.out / DRIFT, "a") as file:  # a full disk does not end training
             file.write(json.dumps(row) + "\n")
 
     def _adapted(self, step: int, said: Said) -> dict[str, Any]:

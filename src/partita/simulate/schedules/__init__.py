@@ -6,7 +6,7 @@ Pure orders, without times: `slots(schedule, ...)` gives each stage's sequence, 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from partita.errors import PlanError
@@ -144,7 +144,7 @@ def _by_device(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
 def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...]]:
     """One order a device out of its lines, by what can begin first."""
     known = {s for own in lines.values() for line in own for s in line}
-    stages = max((s.stage for s in known), default=0) + 1
+    before = in_a_row(known)
     ends: dict[Slot, int] = {}
     free = dict.fromkeys(lines, 0)
     orders: dict[str, list[Slot]] = {d: [] for d in lines}
@@ -152,7 +152,7 @@ def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...
         best: tuple[tuple[int, int, int, int], str, deque[Slot]] | None = None
         for d, own in lines.items():
             for line in own:
-                if line and (after := _after(ends, known, stages, line[0])) is not None:
+                if line and (after := _after(ends, known, before(line[0]))) is not None:
                     key = (max(free[d], after), "BFW".index(line[0].part), line[0].micro_batch, -line[0].stage)
                     if best is None or key < best[0]:
                         best = (key, d, line)
@@ -167,8 +167,12 @@ def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...
     return {d: tuple(order) for d, order in orders.items()}
 
 
-def unit_ends(orders: Mapping[str, Sequence[Slot]]) -> dict[Slot, int]:
-    """When each slot would end if a forward took one unit of time, a backward two and a message none.
+Before = Callable[[Slot], Sequence[Slot]]  #: what a slot waits for, whether or not that occurs
+
+
+def unit_ends(orders: Mapping[str, Sequence[Slot]], before: Before | None = None) -> dict[Slot, int]:
+    """When each slot would end if a forward took one unit of time, a backward two and a message none. `before`: by default each
+    stage reads of the last one (`in_a_row`).
 
     Raises PlanError where the orders wait for each other. O(slots) for the orders of this package.
 
@@ -178,7 +182,7 @@ def unit_ends(orders: Mapping[str, Sequence[Slot]]) -> dict[Slot, int]:
     (4, 6)
     """
     known = {s for order in orders.values() for s in order}
-    stages = max((s.stage for s in known), default=0) + 1
+    before = before or in_a_row(known)
     ends: dict[Slot, int] = {}
     lines = {d: deque(order) for d, order in orders.items()}
     free = dict.fromkeys(orders, 0)
@@ -186,7 +190,7 @@ def unit_ends(orders: Mapping[str, Sequence[Slot]]) -> dict[Slot, int]:
     while moved:
         moved = False
         for d, line in lines.items():
-            while line and (after := _after(ends, known, stages, line[0])) is not None:
+            while line and (after := _after(ends, known, before(line[0]))) is not None:
                 slot = line.popleft()
                 free[d] = ends[slot] = max(free[d], after) + _units(known, slot)
                 moved = True
@@ -200,19 +204,25 @@ def _units(known: Collection[Slot], slot: Slot) -> int:
     return 2 if slot.part == "B" and Slot("W", slot.stage, slot.micro_batch) not in known else 1
 
 
-def _after(ends: Mapping[Slot, int], known: Collection[Slot], stages: int, slot: Slot) -> int | None:
-    """The end of what a slot waits for on a neighbouring stage, or of its own stage; None where that has not run.
+def in_a_row(known: Collection[Slot]) -> Before:
+    """What slots wait for where each stage reads of the last one. A stage that trains nothing has no backward: a B waits for that
+    of the next later stage that has one."""
+    stages = max((s.stage for s in known), default=0) + 1
 
-    A stage that trains nothing has no backward: a B waits for that of the next later stage that has one.
-    """
-    part, k, m = slot
-    if part == "F":
-        before = [Slot("F", k - 1, m)]
-    elif part == "B":
+    def before(slot: Slot) -> list[Slot]:
+        part, k, m = slot
+        if part == "F":
+            return [Slot("F", k - 1, m)]
+        if part == "W":
+            return [Slot("B", k, m)]
         later = next((s for s in range(k + 1, stages) if Slot("B", s, m) in known), stages)
-        before = [Slot("B", later, m), Slot("F", k, m)]
-    else:
-        before = [Slot("B", k, m)]
+        return [Slot("B", later, m), Slot("F", k, m)]
+
+    return before
+
+
+def _after(ends: Mapping[Slot, int], known: Collection[Slot], before: Sequence[Slot]) -> int | None:
+    """The end of all of these that occur; None where one has not run."""
     latest = 0
     for other in before:
         if other in known:

@@ -248,6 +248,6 @@ def _note(spec: Spec, how: Elastic, found: Broken, gone: tuple[str, ...], base: 
     assert isinstance(file.plan, PipelinePlan)
     error, ranks = found.failure.error.message, found.failure.gone
     lost = Lost(found.step, ranks, gone, error, base.step, base.source, file.plan.devices)
-    with open(Path(spec.out) / FAILURES, "a") as record:
+    with contextlib.suppress(OSError), open(Path(spec.out) / FAILURES, "a") as record:  # a full disk: it is still told
         record.write(json.dumps(asdict(lost)) + "\n")
     how.note(lost)

@@ -34,7 +34,8 @@ def held(folder: str | Path) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder cannot be written any more; the lock ends with the process
+                path.unlink()
 
 
 def _locked(file: TextIO, path: Path) -> bool:

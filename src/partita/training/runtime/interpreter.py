@@ -403,11 +403,17 @@ HANDLERS: Mapping[tuple[Op, PieceKind], Handler] = {
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """The error of a collective or a message whose other side went away or fell silent."""
-    text = str(error)
-    return isinstance(error, WorkerFailed | PeerGone) or any(
-        sign in text for sign in ("onnection", "imed out", "imeout", "gloo", "NCCL")
-    )
+    """The error of a collective or a message whose other side went away or fell silent. A job may fail with the same words: what it
+    raises is no RuntimeError of torch.distributed, or of a call from here."""
+    if isinstance(error, WorkerFailed | PeerGone):
+        return True
+    text, trace = str(error), error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
+    ours = not trace or module.startswith(("torch.distributed", "partita.training"))
+    signs = ("onnection", "imed out", "imeout", "gloo", "NCCL")
+    return isinstance(error, RuntimeError) and ours and any(sign in text for sign in signs)
 
 
 def _contents(piece: Piece, captured: Named, ranks: Mapping[str, int], tag: int) -> Contents:

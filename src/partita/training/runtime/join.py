@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     import torch
 
 _PATIENCE_S = 300.0  #: for the launcher's own workers to begin
+_MOST_RANKS = 100_000
 
 
 def rank_of_environment() -> tuple[int, int]:
     """(rank, ranks) as torchrun says. Raises BadInput where they are no such numbers."""
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
+    if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks) <= _MOST_RANKS):
         raise BadInput(
             f"RANK is {rank!r} and WORLD_SIZE {ranks!r}",
             hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
@@ -160,7 +161,7 @@ def _store(rank: int, ranks: int, patience: timedelta, *, opens: bool) -> Any:
 
 def _address() -> tuple[str, int]:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise BadInput(
             f"RANK is set, but MASTER_ADDR is {host!r} and MASTER_PORT {port!r}",
             hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
@@ -173,9 +174,10 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
+        number = getattr(error, "errno", None) or 0
         raise BadInput(
-            f"rank 0 cannot listen at {host}:{port}: {os.strerror(error.errno or 0) if (error.errno or 0) > 0 else error}",
+            f"rank 0 cannot listen at {host}:{port}: {os.strerror(number) if number > 0 else error}",
             hint="choose another MASTER_PORT that is free, or this machine's address as MASTER_ADDR",
         ) from error
 
@@ -197,7 +199,7 @@ def own_address() -> str:
         with socket.socket(family, kind) as s:
             s.connect(address)
             return str(s.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):
         return ""
 
 
