@@ -39,9 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read the plan, ask again with one thing changed at a time. Raises PlanError where the file is damaged."""
+    check_budget(options.budget_s)
     if spark_plan(options.plan):
         return spark.run(options, talk)
-    check_budget(options.budget_s)
     file = PlanFile.read(options.plan)
     talk.step("planning again with one more device, twice the bandwidth, more memory")
     found = answers(file, options.budget_s)
