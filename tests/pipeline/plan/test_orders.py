@@ -18,7 +18,7 @@ from pipeline.plan.planning_worlds import QUIET, chain_profile, profiles, traini
 from partita.errors import Infeasible
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
-from partita.nouns.pipeline_plan import PipelinePlan, Schedule
+from partita.nouns.pipeline_plan import Part, PipelinePlan, Schedule, Slot
 from partita.nouns.pipeline_problem import Wish
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile, Sample
@@ -64,6 +64,12 @@ def most_bytes(file: PlanFile) -> dict[str, float]:
             found[device] = max(found[device], held)
             held -= needs[s.stage].kept * (last[s.stage, s.micro_batch] == i)
     return found
+
+
+def slots_of(row: str) -> tuple[Slot, ...]:
+    """An order as it is drawn."""
+    parts: dict[str, Part] = {"F": "F", "B": "B", "W": "W"}
+    return tuple(Slot(parts[w[0]], *map(int, w[1:].split("."))) for w in row.split())
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -207,3 +213,29 @@ def test_branches_are_planned_on_a_shared_medium(seed: int) -> None:
     cluster = Cluster(tuple(Device(f"d{i}") for i in range(2)), (), Link("", "", 4.0, medium="bus"))
     file = plan_pipeline(Profile("j", 4, (Sample(1, graph, costs),), cluster), schedule="auto", budget_s=0.3)
     assert file.verdict.lower_bound_s <= file.verdict.value_s < math.inf
+
+
+def test_what_two_chunks_read_waits_for_the_gradients_of_both() -> None:
+    """The sides of a diamond on one device, its ends on the other: the first backward waits for both sides, in the search, too."""
+    graph = training_graph(4, [(0, 1), (0, 2), (1, 3), (2, 3)], [1.0] * 4, [1.0] * 4, [1.0] * 4)
+    seconds = np.array([[1.0], [2.0], [3.0], [1.0], [2.0], [4.0], [6.0], [2.0], [0.0], [0.0], [0.0], [0.0]])
+    costs = CostTable.given(("cpu",), seconds, np.full(len(graph.producer), np.nan))
+    cluster = Cluster((Device("d0"), Device("d1")), (), Link("", "", 1e9))
+    profile = priced(Profile("j", 2, (Sample(1, graph, costs),), cluster))
+    task = PipelineTask(profile, cluster, Wish(budget_s=0.3))
+    (bench,) = task.benches
+    inside = bench.costs.inside.sum(axis=1).tolist()
+    states = [inside.index(n) for n in range(5)]
+    chain = tuple(Segment(a, b, (d,)) for (a, b), d in zip(itertools.pairwise(states), (0, 1, 1, 0), strict=True))
+    candidate = Candidate(bench.number, chain, 2, "1f1b")
+    shop, problem = shop_of(bench, Parted.of(task, bench), chain), problem_of(task, candidate)
+    sides = slots_of("F1.0 F2.0 F1.1 F2.1 B1.0 B1.1 B2.0 B2.1")
+    orders = {"d0": slots_of("F0.0 F0.1 F3.0 B3.0 F3.1 B3.1 B0.0 B0.1"), "d1": sides}
+    plan = replace(bench.plan(candidate), schedule="given", orders=orders)
+    found = rewalked(shop, numbered(orders, plan.devices, 4, 2))
+    assert found.seconds == pytest.approx(predicted(problem, plan).duration_s, rel=1e-6)
+    early = {
+        "d0": slots_of("F0.0 F0.1 F3.0 B3.0 F3.1 B0.0 B3.1 B0.1"),
+        "d1": sides,
+    }  # B0.0 waits for B2.0, that for B1.1, and that for B3.1
+    assert math.isinf(rewalked(shop, numbered(early, plan.devices, 4, 2)).seconds)

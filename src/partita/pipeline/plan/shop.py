@@ -60,11 +60,12 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
         """[stages, devices]"""
         return np.asarray(np.maximum(table[ends] - table[starts], 0.0)[:, classes])
 
-    moves = _messages(bench, chain)
-    ways = [(i, j) for i, j in moves if i < j]
-    amounts = np.array([[moves[w] for w in ways], [moves.get((j, i), (0.0, 0.0)) for i, j in ways]]).reshape(
-        2, len(ways), 2
-    )
+    waits, moves = _messages(bench, chain)
+    ways = [(i, j) for i, j in waits if i < j]
+    sent = np.array([[w in moves for w in ways], [(j, i) in moves for i, j in ways]], np.float64)[..., None, None]
+    amounts = np.array(
+        [[moves.get(w, (0.0, 0.0)) for w in ways], [moves.get((j, i), (0.0, 0.0)) for i, j in ways]]
+    ).reshape(2, len(ways), 2)
     trains = np.diff(costs.backward_tasks[np.stack([starts, ends])], axis=0)[0] > 0
     names = [bench.cluster.devices[d].name for d in numbers]
     links = _links(bench.cluster, tuple(names))
@@ -72,23 +73,32 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
     keep, room = _memory(bench, chain, numbers)
     return Shop(
         np.array([[place[s.devices[m % len(s.devices)]] for m in range(batches)] for s in chain], np.int64),
-        _seconds(bench, parted, chain, each, trains, {j for i, j in ways if (j, i) in moves}),
+        _seconds(bench, parted, chain, each, trains, {j for i, j in ways if (j, i) in waits}),
         trains,
         np.array([i for i, _ in ways], np.int64),
         np.array([j for _, j in ways], np.int64),
-        np.array([(j, i) in moves for i, j in ways], np.bool_),
-        links.carry_s(amounts), links.queue, links.lag_s, links.post_s(amounts), links.handle_s(amounts),
+        np.array([(j, i) in waits for i, j in ways], np.bool_),
+        links.carry_s(amounts), links.queue, links.lag_s, sent * links.post_s(amounts), sent * links.handle_s(amounts),
         _updates(bench, chain, numbers, each(costs.update_s)),
         keep, room,
     )  # fmt: skip
 
 
-def _messages(bench: Bench, chain: Chain) -> dict[tuple[int, int], tuple[float, float]]:
-    """(stage from, stage to): its amount. What several stages of a device read crosses once, with what the first of them reads."""
-    crossing = bench.crossings(chain)
+Amounts = dict[tuple[int, int], tuple[float, float]]  #: (stage from, stage to) -> seconds given, and bytes of the rest
+
+
+def _messages(bench: Bench, chain: Chain) -> tuple[Amounts, Amounts]:
+    """(who waits for whom, what is sent): what several stages of a device read crosses once, with what the first of them reads. The
+    others wait for it all the same, and what made it waits for the gradients of all: they are sent when the first one's are ready here,
+    when the last one's are in a run."""
+    crossing, transfer_s, size_bytes = (
+        bench.crossings(chain),
+        bench.sample.costs.transfer_s,
+        bench.sample.graph.size_bytes,
+    )
     device = np.array([s.devices[0] if len(s.devices) == 1 else -1 - k for k, s in enumerate(chain)], np.int64)
     sent = carried(crossing, brought(crossing, device))
-    return messages(sent, bench.sample.costs.transfer_s, bench.sample.graph.size_bytes)
+    return messages(crossing, transfer_s, size_bytes), messages(sent, transfer_s, size_bytes)
 
 
 def _seconds(
