@@ -2,7 +2,8 @@
 
     python benchmarks/adapting.py [--only quiet|slowed] [--rounds 6] [--share 0.6] [--quiet-steps 2000] [--search-budget-s 20] [--json]
 
-quiet     `partita run --search hybrid --adapt` on the idle machine, so many steps after the search: does the mapping change for nothing?
+quiet     `partita run --search hybrid --adapt` on the idle machine, so many steps after the search: does the mapping change for nothing,
+          and what does all that comes between two steps cost (watching, probes, the next batch)?
 slowed    the same run; 200 steps after the search a competitor takes a share of the last core. Then, with the competitor still
           there, a run by the mapping that was measured and searched for beside it: the new optimum.
 
@@ -12,10 +13,12 @@ The model is the Inception of tests/jobs/branchy.py as `mapping_run.py` has it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from harness import Json, Machine, parser, run_script, said
@@ -35,6 +38,7 @@ LONG = 1_000_000  #: steps and epochs: a run is ended when it has been watched f
 NOTICED = Claim("a slow worker is noticed within 10 steps", high=10.0)
 SOON = Claim("within 60 steps the step is within 5 % of the new optimum", high=60.0)
 BACK = Claim("after a slow-down the step is within 5 % of the new optimum", high=1.05)
+CHEAP = Claim("once the search has ended, what comes between steps takes at most 5 % of their time", high=1.05)
 CALM = Claim("no change of mapping on a quiet run", high=0.0)
 
 
@@ -74,14 +78,19 @@ def stopped(run: WatchedRun) -> list[float]:
 
 def quiet(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
     run, settled = searched(job, options)
+    seen = [(settled, time.monotonic())]
     for done in range(0, options.quiet_steps, 200):  # unprobed: a probe would be an alarm
         talk.progress("quiet steps", done, options.quiet_steps)
         run.wait_for(settled + min(done + 200, options.quiet_steps))
+        seen.append((run.steps, time.monotonic()))
     times, events = stopped(run), run.rows("drift.jsonl")
+    between = [(t - s) / sum(times[a:b]) for (a, s), (b, t) in itertools.pairwise(seen)]
+    cost = bootstrap(lambda n: n, between)
     switched = sum(e["event"] == "switched" for e in events)
     return {
         "settled_at": settled, "steps": len(times) - settled, "events": events, "switched": switched, "step_s": times,
-        "verdicts": machine.verdicts({"calm": (CALM, Interval.exact(float(switched)))}),
+        "wall_over_steps": cost.value,
+        "verdicts": machine.verdicts({"calm": (CALM, Interval.exact(float(switched))), "cheap": (CHEAP, cost)}),
     }  # fmt: skip
 
 
@@ -134,7 +143,8 @@ def text(found: Json) -> str:
     if "quiet" in found:
         q = found["quiet"]
         lines.append(
-            f"quiet: {q['steps']} steps after the search, {len(q['events'])} events, {q['switched']} changes of mapping"
+            f"quiet: {q['steps']} steps after the search, {len(q['events'])} events, {q['switched']} changes of mapping; wall-clock time over that of "
+            f"the steps {q['wall_over_steps']:.4f}"
         )
     if "slowed" in found:
         columns = [("round", "count"), ("before", "s"), ("after", "s"), ("optimum", "s"), ("noticed after", "text"), ("back after", "text")]  # fmt: skip
