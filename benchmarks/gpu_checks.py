@@ -75,7 +75,7 @@ def clocks(s: Setting) -> str:
 
     from partita.training.runtime.stopwatch import stopwatch_for
 
-    watch = stopwatch_for(torch.device(s.kind), 1)
+    watch = stopwatch_for(torch.device(s.kind), [True])
     a = torch.ones(2048 if s.kind == "cuda" else 256, 2048, device=s.kind)
     for _ in range(3):
         began = time.perf_counter()

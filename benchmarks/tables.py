@@ -63,7 +63,7 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
     load = max((float(r.get("load", 0.0)) for r in rows), default=0.0)
     ends.append(f"Highest load average after a run: {load:.1f}")
     if beside:
-        raw, ran = ([abs(r[e]) for r in beside] for e in ("error", "error_at_run_speed"))
+        raw, ran = ([abs(r[e]) for r in beside if r[e] is not None] for e in ("error", "error_at_run_speed"))
         share = beside[0]["plan"].rpartition(", ")[2].removesuffix(TAKEN)
         ends.append(
             f"The same plans beside a process that takes {share} of the last core and was not there when they were measured: "
@@ -174,7 +174,7 @@ def mapping_run(found: Mapping[str, Any]) -> str:
 def adapting(found: Mapping[str, Any]) -> str:
     """benchmarks/adapting.py: two sentences."""
     rows, quiet = found["slowed"]["rounds"], found["quiet"]
-    noticed, soon = (statistics.median(r[k] for r in rows) for k in ("noticed", "soon"))
+    noticed, soon = (found["verdicts"][k]["value"] for k in ("noticed", "soon"))
     return (
         f"A core is slowed to 40 % in the middle of a run, {len(rows)} times: noticed after {noticed:g} steps, another mapping in place and within 5 % of the "
         f"new optimum after {soon:g} (medians), in the end {times(found['slowed']['after_over_optimum'])} of it; no step is lost. "

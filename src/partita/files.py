@@ -58,6 +58,12 @@ def write_whole(path: str | Path, data: str | bytes) -> Path:
     return path
 
 
+def add_line(path: str | Path, line: str) -> None:
+    """A line more in a record that is worth less than what it tells of: on a full disk it is lost, and the run goes on."""
+    with contextlib.suppress(OSError), open(path, "a") as file:
+        file.write(line + "\n")
+
+
 def _is_special(path: Path) -> bool:
     """Something that is there and no file: a device, a pipe, or a name for what is open, such as /dev/stdout."""
     if path.is_symlink() and path.absolute().is_relative_to("/dev"):

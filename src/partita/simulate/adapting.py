@@ -69,11 +69,12 @@ Search = Callable[[PipelineProblem], tuple[PipelinePlan, float]]  #: -> the best
 
 def adapting(problem: PipelineProblem, plan: PipelinePlan, search: Search) -> Adapting:
     """Decisions without end. The first step after a change of plan is not looked at."""
-    said, vain = Said(), 0
+    said, vain, before = Said(), 0, problem
     while True:
-        quiet = yield from _quiet(problem, plan, said, vain)
+        problem, quiet = yield from _quiet(problem, plan, before, said, vain)
         now = yield from _changed(problem, plan, quiet)
-        problem, said = now.problem, Said(event="stayed", slower=now.slower, step_s=now.step_s)
+        before, problem = now.before, now.problem
+        said = Said(event="stayed", slower=now.slower, step_s=now.step_s)
         if now.even:
             continue
         best, best_s = search(problem)
@@ -92,6 +93,7 @@ def adapting(problem: PipelineProblem, plan: PipelinePlan, search: Search) -> Ad
 class _Now:
     """What has changed."""
 
+    before: PipelineProblem  #: for the devices as they were
     problem: PipelineProblem  #: for the devices as they are
     slower: Mapping[
         str, float
@@ -101,19 +103,24 @@ class _Now:
 
 
 def _quiet(
-    problem: PipelineProblem, plan: PipelinePlan, said: Said, vain: int
-) -> Generator[Said, Seen, Sequence[Seen]]:
-    """The steps that tell what is usual: QUIET, behind the rest that follows so many searches in vain. Where that was one and devices
-    become SUDDENly unlike while it lasts, the LOOK steps that showed it, from which nothing is learned."""
+    problem: PipelineProblem, plan: PipelinePlan, before: PipelineProblem, said: Said, vain: int
+) -> Generator[Said, Seen, tuple[PipelineProblem, Sequence[Seen]]]:
+    """(The problem as it is known, the steps that tell what is usual): QUIET steps, behind the rest that follows so many searches in
+    vain. Where that was one and devices become SUDDENly unlike while it lasts, the LOOK steps that showed it, from which nothing is
+    learned; but where they are again as they were `before`, there is nothing to search for, and the rest goes on."""
     rest = min(MOST_REST, REST * 2 ** (vain - 1)) if vain else 0
-    foreseen_s, recent = computing_s(problem, plan), deque[Seen](maxlen=LOOK)
+    recent = deque[Seen](maxlen=LOOK)
+    foreseen = {id(p): computing_s(p, plan) for p in (problem, before)} if vain == 1 else {}
     for k in range(1 + rest):
         seen = yield said
         said = Said()
         recent.extend([seen] if k else [])
-        if vain == 1 and len(recent) == LOOK and _spread(_level(problem, foreseen_s, recent)) > SUDDEN:
-            return tuple(recent)
-    return (yield from _steps(QUIET, said))
+        if vain != 1 or len(recent) < LOOK or _spread(_level(problem, foreseen[id(problem)], recent)) <= SUDDEN:
+            continue
+        if _spread(_level(before, foreseen[id(before)], recent)) >= UNEVEN:
+            return problem, tuple(recent)
+        problem = before
+    return problem, (yield from _steps(QUIET, said))
 
 
 def _changed(problem: PipelineProblem, plan: PipelinePlan, quiet: Sequence[Seen]) -> Generator[Said, Seen, _Now]:
@@ -128,7 +135,7 @@ def _changed(problem: PipelineProblem, plan: PipelinePlan, quiet: Sequence[Seen]
     slower = _ratios(_medians(look), usual_s if learned else foreseen_s)
     change = dict.fromkeys(problem.cluster.by_name, 1.0) | slower if learned else _of_all(problem, slower)
     step_s = statistics.median(s.step_s for s in look)
-    return _Now(_as_they_are(problem, change), slower, step_s, _spread(change) < EVEN)
+    return _Now(problem, _as_they_are(problem, change), slower, step_s, _spread(change) < EVEN)
 
 
 def _tried_s(said: Said) -> Generator[Said, Seen, float]:

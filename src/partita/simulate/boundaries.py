@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,7 +39,7 @@ def boundaries(graph: TaskGraph, plan: PipelinePlan) -> tuple[Boundary, ...]:
     at = np.array([plan.stage_of.get(t.id, -1) for t in graph.tasks])
     crossing = crossings(read.tensor, at[read.producer], at[read.reader], read.back)
     cross: dict[tuple[int, int], _Parts] = defaultdict(_Parts)
-    columns = (*crossing, brought(crossing, device_numbers(plan)))
+    columns = (*crossing, brought(crossing, device_numbers([s.devices for s in plan.stages])))
     for i, j, k, back, by in zip(*(column.tolist() for column in columns), strict=True):
         reads, message = cross[i, j], cross[i, by]
         reads.tensors.append(k)
@@ -68,10 +68,14 @@ class _Parts:
         return (tuple(sorted(part)) for part in parts)
 
 
-def device_numbers(plan: PipelinePlan) -> IntArray:
-    """[stages] a number for each device; a stage of several devices has one of its own."""
-    found: dict[tuple[str, ...] | int, int] = {}
-    keys = [s.devices if s.replicas == 1 else k for k, s in enumerate(plan.stages)]
+def device_numbers(devices: Sequence[Sequence[Hashable]]) -> IntArray:
+    """[stages] a number for each device, of the devices of each stage; a stage of several has a number of its own.
+
+    >>> device_numbers([["a"], ["b"], ["a"], ["a", "b"]]).tolist()
+    [0, 1, 0, 2]
+    """
+    found: dict[Hashable, int] = {}
+    keys = [("one", d[0]) if len(d) == 1 else ("stage", k) for k, d in enumerate(devices)]
     return np.array([found.setdefault(key, len(found)) for key in keys], np.int64)
 
 

@@ -192,7 +192,7 @@ class _Pipelines:
         assert isinstance(plan, PipelinePlan)
         at = np.array([plan.stage_of.get(t.id, -1) for t in self.graph.tasks], np.int64)[self._forward_of]
         crossing = self._crossings(at)
-        by = brought(crossing, device_numbers(plan))
+        by = brought(crossing, device_numbers([s.devices for s in plan.stages]))
         moves = dict(self._moves(plan, carried(crossing, by)))
         trains = np.bincount(at + 1, self._trains, len(plan.stages) + 1)[1:] > 0
         computes = dict(self._computes(plan, at, trains))

@@ -143,7 +143,7 @@ def test_text_shows_the_figures(server: str, costs: str, capsys: pytest.CaptureF
         (["--server", "nowhere"], "no address"),
         (["--server", "10.1.2.3:7070"], "beyond loopback"),
         (["--method", "magic"], "unknown method"),
-        (["--budget-s", "0"], "--budget-s is 0"),
+        (["--budget-s", "0"], "a budget of 0 seconds"),
         (["--patience-s", "nan"], "--patience-s is nan"),
         (["--arrivals", "poisson:-1"], "poisson:RATE"),
         (["--arrivals", "monday"], "poisson:RATE"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from training.runtime.helpers import plan_file
@@ -16,6 +17,7 @@ from partita.training.runtime import join
 from partita.training.runtime.folder import held
 from partita.training.runtime.interpreter import is_lost_peer
 from partita.training.runtime.join import check_ranks, expect_host, own_address, world
+from partita.training.runtime.mailbox import PeerGone
 
 
 def on_hosts(*hosts: str, source: str = "measured") -> PlanFile:
@@ -104,12 +106,27 @@ def test_a_folder_that_cannot_be_written_any_more_hides_no_error(
         run()
 
 
-def test_what_counts_as_a_lost_peer() -> None:
-    """Words alone do not: a job may use them, too."""
-    words = "connection to the data server timed out"
-    assert not is_lost_peer(OSError(words))
-    assert not is_lost_peer(JobError(words, hint=""))
+@pytest.mark.parametrize(
+    ("module", "kind", "lost"),
+    [
+        ("torch.distributed.distributed_c10d", RuntimeError, True),
+        ("partita.training.runtime.interpreter", RuntimeError, True),
+        ("partita.training.runtime.interpreter", OSError, False),
+        ("my_job", RuntimeError, False),
+        ("torch.utils.data.dataloader", RuntimeError, False),
+    ],
+)
+def test_words_count_as_a_lost_peer_where_messages_come_from(module: str, kind: type[Exception], lost: bool) -> None:
+    """gloo and NCCL say so in words only; a job may use the same."""
+    fails = "def fails(kind): raise kind('Connection closed by peer [127.0.0.1]:8621')"
+    room: dict[str, Any] = {"__name__": module}
+    exec(fails, room)
+    with pytest.raises(kind) as found:
+        room["fails"](kind)
+    assert is_lost_peer(found.value) is lost
+
+
+def test_errors_that_name_a_lost_peer_count_always() -> None:
     assert is_lost_peer(WorkerFailed("gone", rank=1, doing="x"))
-    with pytest.raises(RuntimeError, match="connection") as own:
-        raise RuntimeError(words)
-    assert not is_lost_peer(own.value)
+    assert is_lost_peer(PeerGone("gone"))
+    assert not is_lost_peer(JobError("connection to the data server timed out", hint=""))

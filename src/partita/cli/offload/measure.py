@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import dump_json, write_whole
@@ -75,8 +76,7 @@ def _check(options: argparse.Namespace) -> OffloadLink | None:
     """The link that the flags give, None with a server. Raises BadInput."""
     if bool(options.models) == bool(options.jobs):
         raise BadInput("measure takes ONNX files or --jobs JOBS.toml", hint="e.g. partita offload measure alexnet.onnx")
-    if not (options.budget_s > 0 and math.isfinite(options.budget_s)):
-        raise BadInput(f"--budget-s is {options.budget_s}", hint="give a positive number of seconds")
+    check_budget(options.budget_s)
     if options.server:
         if options.server_speedup is not None or options.link:
             raise BadInput("--server measures its speed and the link", hint="drop --server-speedup and --link")

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.files import made_folder, write_whole
@@ -99,7 +100,8 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("budget_s", "measure_s", "patience_s"):
+    check_budget(options.budget_s)
+    for name in ("measure_s", "patience_s"):
         value = getattr(options, name)
         if not (value > 0 and math.isfinite(value)):
             raise BadInput(f"--{name.replace('_', '-')} is {value}", hint="give a positive number of seconds")

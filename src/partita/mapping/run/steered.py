@@ -11,7 +11,6 @@ is not counted in its time. A search that fails does not end training. A run tha
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import statistics
@@ -25,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from partita.errors import PlanError, sentence_of
-from partita.files import dump_json, write_whole
+from partita.files import add_line, dump_json, write_whole
 from partita.mapping.plan.adaptive import adapting
 from partita.mapping.plan.jobs import step_bound
 from partita.mapping.plan.live import THOUGHT_S, Measured, Outcome, Search, Trial, live, sampled
@@ -245,8 +244,7 @@ class _Desk:
 
     def _drift(self, step: int, said: Said, **more: str) -> None:
         row = {"step": step, "event": said.event, "slower": dict(said.slower), "step_s": said.step_s, **more}
-        with contextlib.suppress(OSError), open(self.out / DRIFT, "a") as file:  # a full disk does not end training
-            file.write(json.dumps(row) + "\n")
+        add_line(self.out / DRIFT, json.dumps(row))
 
     def _adapted(self, step: int, said: Said) -> dict[str, Any]:
         """A decision of the adaptive part, noted where it is one."""

@@ -60,7 +60,7 @@ def split_address(address: str) -> tuple[str, int]:
     ('[::1]', 7070)
     """
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdigit() and int(port) < 65536):
+    if not (colon and host and port.isdecimal() and int(port) < 65536):
         raise BadInput(f"{address!r} is no address", hint="write HOST:PORT, e.g. 127.0.0.1:7070")
     if ":" in host and not host.startswith("["):
         raise BadInput(f"{address!r} is no address", hint=f"write IPv6 hosts in brackets: [{host}]:{port}")

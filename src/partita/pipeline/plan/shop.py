@@ -14,6 +14,7 @@ from partita.pipeline.plan.bench import Bench
 from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.stage_costs import Bools
+from partita.simulate.boundaries import device_numbers
 from partita.simulate.overheads import begin_s, call_s
 from partita.simulate.readings import brought, carried, messages
 from partita.simulate.schedules.searched import Shop
@@ -96,9 +97,17 @@ def _messages(bench: Bench, chain: Chain) -> tuple[Amounts, Amounts]:
         bench.sample.costs.transfer_s,
         bench.sample.graph.size_bytes,
     )
-    device = np.array([s.devices[0] if len(s.devices) == 1 else -1 - k for k, s in enumerate(chain)], np.int64)
-    sent = carried(crossing, brought(crossing, device))
-    return messages(crossing, transfer_s, size_bytes), messages(sent, transfer_s, size_bytes)
+    device = device_numbers([s.devices for s in chain])
+    waits = messages(crossing, transfer_s, size_bytes)
+    sent = messages(carried(crossing, brought(crossing, device)), transfer_s, size_bytes)
+    for by, i in [
+        way for way in sent if way not in waits
+    ]:  # who brought it returns nothing itself: the first that does
+        j = next(j for j, k in waits if k == i and j > i and device[j] == device[by])
+        seconds, size = sent.get((j, i), (0.0, 0.0))
+        more = sent.pop((by, i))
+        sent[j, i] = seconds + more[0], size + more[1]
+    return waits, sent
 
 
 def _seconds(

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from partita.errors import PartitaError, PlanError, sentence_of
+from partita.files import add_line
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
@@ -166,8 +167,7 @@ class Adapts:
         return self.file.plan, old_s
 
     def _write(self, change: Change) -> None:
-        with contextlib.suppress(OSError), open(self.out / DRIFT, "a") as file:  # a full disk: it is still told
-            file.write(json.dumps(asdict(change)) + "\n")
+        add_line(self.out / DRIFT, json.dumps(asdict(change)))
         self.note(change)
 
 

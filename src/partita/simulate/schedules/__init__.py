@@ -144,7 +144,7 @@ def _by_device(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:
 def _merged(lines: Mapping[str, list[deque[Slot]]]) -> dict[str, tuple[Slot, ...]]:
     """One order a device out of its lines, by what can begin first."""
     known = {s for own in lines.values() for line in own for s in line}
-    before = in_a_row(known)
+    before = _in_a_row(known)
     ends: dict[Slot, int] = {}
     free = dict.fromkeys(lines, 0)
     orders: dict[str, list[Slot]] = {d: [] for d in lines}
@@ -172,7 +172,7 @@ Before = Callable[[Slot], Sequence[Slot]]  #: what a slot waits for, whether or 
 
 def unit_ends(orders: Mapping[str, Sequence[Slot]], before: Before | None = None) -> dict[Slot, int]:
     """When each slot would end if a forward took one unit of time, a backward two and a message none. `before`: by default each
-    stage reads of the last one (`in_a_row`).
+    stage reads of the last one (`_in_a_row`).
 
     Raises PlanError where the orders wait for each other. O(slots) for the orders of this package.
 
@@ -182,7 +182,7 @@ def unit_ends(orders: Mapping[str, Sequence[Slot]], before: Before | None = None
     (4, 6)
     """
     known = {s for order in orders.values() for s in order}
-    before = before or in_a_row(known)
+    before = before or _in_a_row(known)
     ends: dict[Slot, int] = {}
     lines = {d: deque(order) for d, order in orders.items()}
     free = dict.fromkeys(orders, 0)
@@ -204,7 +204,7 @@ def _units(known: Collection[Slot], slot: Slot) -> int:
     return 2 if slot.part == "B" and Slot("W", slot.stage, slot.micro_batch) not in known else 1
 
 
-def in_a_row(known: Collection[Slot]) -> Before:
+def _in_a_row(known: Collection[Slot]) -> Before:
     """What slots wait for where each stage reads of the last one. A stage that trains nothing has no backward: a B waits for that
     of the next later stage that has one."""
     stages = max((s.stage for s in known), default=0) + 1

@@ -17,7 +17,8 @@ Two equal stages, four micro-batches, a forward, the gradients of inputs (B) and
 
 Only the last two of the second stage are parted; 1F1B takes 15 units here, zero-bubble schedules 13, with every one parted.
 
-What is searched is judged by `walk` below, which agrees with the simulator where every link is a queue of its own.
+What is searched is judged by `walk` below, which agrees with the simulator where every link is a queue of its own; but
+gradients that several stages of a device sum leave when the first one's are ready here, when the last one's are in a run.
 """
 
 from __future__ import annotations

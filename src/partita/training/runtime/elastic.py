@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from partita.errors import PartitaError, WorkerFailed
+from partita.files import add_line
 from partita.interrupts import interrupts_wait, terminate_like_interrupt
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
@@ -248,6 +249,5 @@ def _note(spec: Spec, how: Elastic, found: Broken, gone: tuple[str, ...], base: 
     assert isinstance(file.plan, PipelinePlan)
     error, ranks = found.failure.error.message, found.failure.gone
     lost = Lost(found.step, ranks, gone, error, base.step, base.source, file.plan.devices)
-    with contextlib.suppress(OSError), open(Path(spec.out) / FAILURES, "a") as record:  # a full disk: it is still told
-        record.write(json.dumps(asdict(lost)) + "\n")
+    add_line(Path(spec.out) / FAILURES, json.dumps(asdict(lost)))
     how.note(lost)

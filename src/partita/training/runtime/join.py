@@ -35,7 +35,7 @@ def rank_of_environment() -> tuple[int, int]:
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks) <= _MOST_RANKS):
         raise BadInput(
-            f"RANK is {rank!r} and WORLD_SIZE {ranks!r}",
+            f"RANK is {rank!r} and WORLD_SIZE {ranks!r}; at most {_MOST_RANKS} ranks meet",
             hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
         )
     return int(rank), int(ranks)
