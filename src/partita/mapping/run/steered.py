@@ -41,6 +41,7 @@ from partita.training.runtime.session import Session
 
 HISTORY, SUMMARY, DRIFT, PREDICTED = "search.jsonl", "search.json", "drift.jsonl", "predicted.json"
 PATIENCE = 0.02  #: of the time after which a rank that waits gives up, for one thought
+NOTHING: Mapping[str, Any] = {"plan": None, "over": False}  #: go on as before
 FEWEST_STEPS, MOST_STEPS, ENOUGH_S = 2, 8, 0.5  #: counted steps of a trial: until they come to so much
 
 
@@ -66,7 +67,8 @@ class Steered:
         rows = torch.zeros((self._session.ranks, 2), dtype=torch.float64)
         rows[self._session.rank] = torch.tensor([step_s, self._compute_s()])
         dist.all_reduce(rows)
-        said = _told(json.dumps(self._desk.decided(step, self._seen(rows))) if self._desk else "")
+        decided = self._desk.decided(step, self._seen(rows)) if self._desk else NOTHING
+        said = _told("" if decided == NOTHING else json.dumps(decided))
         self._over = bool(said["over"])
         return PipelinePlan.from_json(said["plan"]) if said["plan"] else None
 
@@ -89,11 +91,13 @@ class Steered:
             self._desk.end(step)
 
 
-def _told(said: str) -> dict[str, Any]:
-    """What rank 0 says, on every rank."""
+def _told(said: str) -> Mapping[str, Any]:
+    """What rank 0 says, on every rank; "" says nothing, which is what it says after most steps: then the size is all that is sent."""
     blob = torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8) if said else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([len(blob)])
     dist.broadcast(size, 0)
+    if not int(size):
+        return NOTHING
     blob = blob if said else torch.empty(int(size), dtype=torch.uint8)
     dist.broadcast(blob, 0)
     value: dict[str, Any] = json.loads(blob.numpy().tobytes())
