@@ -9,7 +9,7 @@ side by side reach, one a core, in the same run. With --by-lot so many mappings 
 instead, and what was predicted is compared with what was measured; surrogates are learned from the same measurements.
 
 `gradient_error` is that of a block's first step, `loss_error` the largest of all steps, in which rounding grows where training is
-chaotic: the wide Inception, on two random images a batch, more than doubles a difference in every step. In float64 its losses
+chaotic: both Inceptions about double a difference in every step. In float64 the losses of the wide one, on two random images a batch,
 are 6e-15 off after 12 steps, 1e-10 after 24 and 0.2 after 60, and one process whose weights were moved by a rounding diverges as far.
 """
 
