@@ -2,8 +2,8 @@
 
     python benchmarks/adapting.py [--only quiet|slowed] [--rounds 6] [--share 0.6] [--quiet-steps 2000] [--search-budget-s 20] [--json]
 
-quiet     `partita run --search hybrid --adapt` on the idle machine, so many steps after the search: does the mapping change for nothing,
-          and what does all that comes between two steps cost (watching, probes, the next batch)?
+quiet     `partita run --search hybrid --adapt` on the idle machine, so many steps after the search: does the mapping change for nothing?
+          Then the mapping that it found, run as it is: how much more wall-clock time did a second of steps take beside it?
 slowed    the same run; 200 steps after the search a competitor takes a share of the last core. Then, with the competitor still
           there, a run by the mapping that was measured and searched for beside it: the new optimum.
 
@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness import Json, Machine, parser, run_script, said
@@ -33,12 +34,13 @@ from partita.page.text import table
 
 MODEL = "inception"
 BEFORE, AFTER = 200, 120  #: steps before the core is slowed, and behind that
+EACH, PLAIN = 100, 600  #: quiet steps between two looks, and of the run beside it
 LAST = 30  #: of these, whose median is the result
 LONG = 1_000_000  #: steps and epochs: a run is ended when it has been watched for long enough
 NOTICED = Claim("a slow worker is noticed within 10 steps", high=10.0)
 SOON = Claim("within 60 steps the step is within 5 % of the new optimum", high=60.0)
 BACK = Claim("after a slow-down the step is within 5 % of the new optimum", high=1.05)
-CHEAP = Claim("once the search has ended, what comes between steps takes at most 5 % of their time", high=1.05)
+CHEAP = Claim("once the search has ended, watching costs at most 5 % of the steps' time", high=1.05)
 CALM = Claim("no change of mapping on a quiet run", high=0.0)
 
 
@@ -78,20 +80,35 @@ def stopped(run: WatchedRun) -> list[float]:
 
 def quiet(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
     run, settled = searched(job, options)
-    seen = [(settled, time.monotonic())]
-    for done in range(0, options.quiet_steps, 200):  # unprobed: a probe would be an alarm
-        talk.progress("quiet steps", done, options.quiet_steps)
-        run.wait_for(settled + min(done + 200, options.quiet_steps))
-        seen.append((run.steps, time.monotonic()))
+    seen = watched(run, settled, options.quiet_steps, talk)
     times, events = stopped(run), run.rows("drift.jsonl")
-    between = [(t - s) / sum(times[a:b]) for (a, s), (b, t) in itertools.pairwise(seen)]
-    cost = bootstrap(lambda n: n, between)
+    plain = job.start(LONG, "--epochs", str(LONG), plan=run.out / "plan.json")
+    plain.wait_for(LAST)
+    beside = walls(watched(plain, plain.steps, min(PLAIN, options.quiet_steps), talk), stopped(plain))
+    walled = walls(seen, times)
+    both = min(len(walled), len(beside))
+    cost = ratio(walled[:both], beside[:both])
     switched = sum(e["event"] == "switched" for e in events)
     return {
         "settled_at": settled, "steps": len(times) - settled, "events": events, "switched": switched, "step_s": times,
-        "wall_over_steps": cost.value,
+        "wall_over_steps": {"watched": walled, "plain": beside}, "watching_costs": cost.value,
         "verdicts": machine.verdicts({"calm": (CALM, Interval.exact(float(switched))), "cheap": (CHEAP, cost)}),
     }  # fmt: skip
+
+
+def watched(run: WatchedRun, since: int, steps: int, talk: Talk) -> list[tuple[int, float]]:
+    """(step, moment) every EACH steps. The machine is not probed meanwhile: a probe would be an alarm."""
+    seen = [(run.steps, time.monotonic())]
+    for done in range(0, steps, EACH):
+        talk.progress("quiet steps", done, steps)
+        run.wait_for(since + min(done + EACH, steps))
+        seen.append((run.steps, time.monotonic()))
+    return seen
+
+
+def walls(seen: Sequence[tuple[int, float]], step_s: Sequence[float]) -> list[float]:
+    """Wall-clock seconds that a second of steps took, between every two moments."""
+    return [(t - s) / sum(step_s[a:b]) for (a, s), (b, t) in itertools.pairwise(seen)]
 
 
 def slowed(options: argparse.Namespace, machine: Machine, talk: Talk, job: WatchedJob) -> Json:
@@ -143,8 +160,8 @@ def text(found: Json) -> str:
     if "quiet" in found:
         q = found["quiet"]
         lines.append(
-            f"quiet: {q['steps']} steps after the search, {len(q['events'])} events, {q['switched']} changes of mapping; wall-clock time over that of "
-            f"the steps {q['wall_over_steps']:.4f}"
+            f"quiet: {q['steps']} steps after the search, {len(q['events'])} events, {q['switched']} changes of mapping; wall-clock time "
+            f"of a second of steps {q['watching_costs']:.4f} of that without a search"
         )
     if "slowed" in found:
         columns = [("round", "count"), ("before", "s"), ("after", "s"), ("optimum", "s"), ("noticed after", "text"), ("back after", "text")]  # fmt: skip
