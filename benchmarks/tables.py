@@ -206,7 +206,8 @@ def adapting(found: Mapping[str, Any]) -> str:
     return (
         f"A core is slowed to 40 % in the middle of a run, {len(rows)} times: noticed after {noticed:g} steps, another mapping in place and within 5 % of the "
         f"new optimum after {soon:g} (medians), in the end {times(found['slowed']['after_over_optimum'])} of it; no step is lost. "
-        f"{quiet['steps']:,} quiet steps: {quiet['switched']} changes of mapping. {_recorded(found)}"
+        f"{quiet['steps']:,} quiet steps: {quiet['switched']} changes of mapping. Watching costs {percent(found['verdicts']['cheap']['value'] - 1)} "
+        f"of the steps' time. {_recorded(found)}"
     )
 
 
