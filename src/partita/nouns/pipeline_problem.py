@@ -76,8 +76,11 @@ class PipelineProblem:
     def cluster_of(self, plan: PipelinePlan) -> Cluster:
         """The machines as a plan finds them: where they were measured in company, a device that works alone is as fast as it
         is without."""
-        if len(plan.devices) > 1:
-            return self.cluster
+        return self.cluster if len(plan.devices) > 1 else self.cluster_alone
+
+    @property
+    def cluster_alone(self) -> Cluster:
+        """The machines as one finds them that works while the others are idle."""
         alone = alone_in(self.cluster, self.probe)
         return replace(self.cluster, devices=tuple(replace(d, speed=d.speed * alone) for d in self.cluster.devices))
 

@@ -16,7 +16,8 @@ are, and later searches begin with that.
 
 All devices slower alike is no reason to move anything: then nothing is searched. A search that changes nothing costs as much as
 another, so after each one in a row the next alarm is not heard for twice as many steps; only the first rest ends as soon as devices
-are SUDDENly unlike what that search was told. A generator: what a step took goes in, the plan to go on with, if it is another one, comes out.
+are SUDDENly unlike what that search was told, and not as they were before. A generator: what a step took goes in, the plan to go on
+with, if it is another one, comes out.
 """
 
 from __future__ import annotations

@@ -234,8 +234,6 @@ def test_what_two_chunks_read_waits_for_the_gradients_of_both() -> None:
     plan = replace(bench.plan(candidate), schedule="given", orders=orders)
     found = rewalked(shop, numbered(orders, plan.devices, 4, 2))
     assert found.seconds == pytest.approx(predicted(problem, plan).duration_s, rel=1e-6)
-    early = {
-        "d0": slots_of("F0.0 F0.1 F3.0 B3.0 F3.1 B0.0 B3.1 B0.1"),
-        "d1": sides,
-    }  # B0.0 waits for B2.0, that for B1.1, and that for B3.1
+    # B0.0 waits for B2.0, that for B1.1, and that for B3.1
+    early = {"d0": slots_of("F0.0 F0.1 F3.0 B3.0 F3.1 B0.0 B3.1 B0.1"), "d1": sides}
     assert math.isinf(rewalked(shop, numbered(early, plan.devices, 4, 2)).seconds)

@@ -21,7 +21,7 @@ from partita.mapping.plan.limit import FREELY, Limit, simulation_s
 from partita.mapping.plan.parts import beside, shared_by_parts, with_sums
 from partita.mapping.plan.planner import METHODS, SEARCHES, SEEDS, begun_with, compile_kernels, no_room, plan_mapping
 from partita.mapping.plan.question import Mapped, Question
-from partita.mapping.plan.runnable import runnable, segments
+from partita.mapping.plan.runnable import runnable
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import TaskGraph
@@ -190,7 +190,7 @@ def step_bound(problem: PipelineProblem) -> tuple[float, str]:
     memory = np.zeros(len(problem.graph))
     free = PlacementProblem(problem.graph, cluster, problem.costs, memory)
     bound, how = latency_bound(replace(free, costs=_without_weights(problem)), Question.of(free).model)
-    alone = problem.cluster_of(_on_one(problem)).devices
+    alone = problem.cluster_alone.devices
     seconds = problem.costs.seconds
     least = min(float(seconds[:, problem.costs.column(d.kind)].sum()) / d.speed for d in alone)
     return (bound, how) if bound <= least else (least, "one device")
@@ -201,10 +201,3 @@ def _without_weights(problem: PipelineProblem) -> CostTable:
     costs, backward = problem.costs, np.array([[t.phase == "backward"] for t in problem.graph.tasks])
     parted = backward & np.isfinite(costs.seconds)
     return replace(costs, seconds=costs.seconds * np.where(parted, 1.0 - costs.shares_of_weights, 1.0))
-
-
-def _on_one(problem: PipelineProblem) -> PipelinePlan:
-    """Everything on the first device, whether it can or not."""
-    graph = problem.graph
-    tasks = [graph.tasks[i].id for i in graph.order if graph.tasks[i].phase == "forward"]
-    return segments(graph, dict.fromkeys(tasks, problem.cluster.devices[0].name), tasks).plan(graph)

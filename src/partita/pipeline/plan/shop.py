@@ -92,17 +92,11 @@ def _messages(bench: Bench, chain: Chain) -> tuple[Amounts, Amounts]:
     """(who waits for whom, what is sent): what several stages of a device read crosses once, with what the first of them reads. The
     others wait for it all the same, and what made it waits for the gradients of all: they are sent when the first one's are ready here,
     when the last one's are in a run."""
-    crossing, transfer_s, size_bytes = (
-        bench.crossings(chain),
-        bench.sample.costs.transfer_s,
-        bench.sample.graph.size_bytes,
-    )
+    crossing, costs, graph = bench.crossings(chain), bench.sample.costs, bench.sample.graph
     device = device_numbers([s.devices for s in chain])
-    waits = messages(crossing, transfer_s, size_bytes)
-    sent = messages(carried(crossing, brought(crossing, device)), transfer_s, size_bytes)
-    for by, i in [
-        way for way in sent if way not in waits
-    ]:  # who brought it returns nothing itself: the first that does
+    waits = messages(crossing, costs.transfer_s, graph.size_bytes)
+    sent = messages(carried(crossing, brought(crossing, device)), costs.transfer_s, graph.size_bytes)
+    for by, i in [way for way in sent if way not in waits]:  # it brought what others return: the first of them pays
         j = next(j for j, k in waits if k == i and j > i and device[j] == device[by])
         seconds, size = sent.get((j, i), (0.0, 0.0))
         more = sent.pop((by, i))

@@ -45,9 +45,8 @@ def compare(session: Session) -> None:
         if turn.first:
             check_same_everywhere(turn.batch, turn.done.epoch)
         board.begin_step(session.rank, turn.done.step, batch_size(turn.batch))
-        row = (
-            spec.in_a_row if turn.done.step > 1 else 1
-        )  # gradients are compared behind the first step: rounding grows with every one
+        # gradients are compared behind the first step: rounding grows with every one
+        row = spec.in_a_row if turn.done.step > 1 else 1
         for name, engine in engines.items():
             taken = [_timed(engine, turn.batch, turn.done.step) for _ in range(row)]
             # the first of several finds caches cold, and a core that has slept; how a run goes tells the middle of the others
