@@ -264,7 +264,9 @@ def test_hosts_are_pinned_and_see_only_their_own_network() -> None:
     first = min(os.sched_getaffinity(0))
     with Testbed.up(2, cores=1, name="test-pinned") as bed:
         told = bed.exec("h1", [sys.executable, "-c", probe]).stdout
+        mask = bed.exec("h1", ["sh", "-c", "cat /sys/class/net/eth0/queues/rx-0/rps_cpus || echo 0"]).stdout
     assert told.strip() == f"{ {first} } ['lo', 'eth0']"
+    assert int(mask.replace(",", ""), 16) in (1 << first, 0)  # its packets too, where the kernel can
 
 
 @needs_hosts

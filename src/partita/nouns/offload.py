@@ -94,14 +94,21 @@ class Speed:
     share: float = (
         1.0  #: CPU seconds that its process received for each second that it wanted one: a quota, less what others took
     )
+    error: float = 0.0  #: standard error of probe_s, as a share of it
 
     def slower_than(self, other: Speed) -> float:
-        """How many times as long as then everything takes now.
+        """How many times as long as then everything takes now. Of a change of the probe as much is believed as its errors leave:
+        nothing of one that they explain, all but a little of a larger one (the positive part of James and Stein's estimate).
 
         >>> Speed(2e-3, 0.2).slower_than(Speed(1e-3, 0.25))
         2.5
+        >>> round(Speed(2e-3, error=0.3).slower_than(Speed(1e-3)), 2), Speed(1.1e-3, error=0.1).slower_than(Speed(1e-3))
+        (1.83, 1.0)
         """
-        return (self.probe_s / self.share) / (other.probe_s / other.share)
+        change = math.log(self.probe_s / other.probe_s)
+        explained = self.error**2 + other.error**2
+        believed = change * (1 - explained / change**2) if change**2 > explained else 0.0
+        return math.exp(believed) * other.share / self.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +248,10 @@ def _in_order(tasks: Sequence[OffloadTask]) -> tuple[OffloadTask, ...]:
 
 def _speed_faults(side: str, speed: Speed | None) -> list[str]:
     return [
-        f"the {side}'s speed has {what} = {value:g}; {1 / LARGEST:g} to {LARGEST:g} are possible"
+        f"the {side}'s speed has {what} = {value:g}; {least:g} to {LARGEST:g} are possible"
         for what, value in (asdict(speed) if speed else {}).items()
-        if not 1 / LARGEST <= value <= LARGEST
+        for least in [0 if what == "error" else 1 / LARGEST]
+        if not least <= value <= LARGEST
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from offload.run.small_nets import image, net, plan_of, problem_of
 
@@ -39,7 +40,26 @@ def test_what_was_not_seen_is_as_before() -> None:
     before = Speed(1e-3, 0.5)
     assert Sightings().speed() is None
     assert Sightings().speed(before) == before
-    assert Sightings(probes=[2e-3, 2e-3, 9e-3]).speed(before) == Speed(2e-3, 0.5)  # one that something came into
+    seen = Sightings(probes=[2e-3, 2e-3, 9e-3]).speed(before)  # one that something came into
+    assert seen is not None
+    assert (seen.probe_s, seen.share) == (2e-3, 0.5)
+
+
+def test_the_more_probes_the_smaller_their_error_and_what_it_explains_is_no_change() -> None:
+    draw = np.random.default_rng(0)
+    off = []
+    for _ in range(200):
+        few, many, slow = (
+            Sightings(probes=list(draw.normal(s, 0.15 * s, n))).speed(Speed(1.0))
+            for s, n in ((1, 6), (1, 60), (1.5, 6))
+        )
+        assert few
+        assert many
+        assert slow
+        assert many.error < few.error
+        assert slow.slower_than(many) == pytest.approx(1.5, rel=0.25)
+        off.append(abs(math.log(few.slower_than(many))) / abs(math.log(few.probe_s / many.probe_s)))
+    assert np.mean(off) < 0.4  # where nothing has changed, most of what the probes say is not believed
 
 
 def test_a_problem_at_other_speeds() -> None:
@@ -65,7 +85,13 @@ def test_models_and_halves_in_turn() -> None:
     estimate = turns.seconds(0)
     assert 0 < estimate.low <= estimate.seconds <= estimate.high
     assert Turns.from_json(json.loads(json.dumps(turns.to_json())), 2, "it") == turns
-    for damaged in ({}, turns.to_json() | {"cpu_s": [[]]}, turns.to_json() | {"speed": {"probe_s": 0, "share": 1}}):
+    for damaged in (
+        {},
+        turns.to_json() | {"cpu_s": [[]]},
+        turns.to_json() | {"speed": {"probe_s": 0, "share": 1}},
+        turns.to_json() | {"speed": {"probe_s": 1, "share": 1, "error": -1}},
+        turns.to_json() | {"speed": {"probe_s": 1, "strange": 1}},
+    ):
         with pytest.raises(CostError):
             Turns.from_json(damaged, 2, "it")
     with pytest.raises(CaptureError, match="leaves nothing for the server"):

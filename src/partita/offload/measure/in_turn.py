@@ -54,8 +54,8 @@ class Turns:
         """The times of so many items. Raises CostError."""
         try:
             cpu_s = tuple(tuple(float(x) for x in row) for row in value["cpu_s"])
-            speed = Speed(float(value["speed"]["probe_s"]), float(value["speed"]["share"]))
-            sound = speed.probe_s > 0 and speed.share > 0 and all(row and min(row) >= 0 for row in cpu_s)
+            speed = Speed(**{name: float(number) for name, number in value["speed"].items()})
+            sound = min(speed.probe_s, speed.share) > 0 <= speed.error and all(row and min(row) >= 0 for row in cpu_s)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CostError(f"{what} is damaged: {sentence_of(error)}", hint="measure again") from error
         if not sound or len(cpu_s) != items:

@@ -8,6 +8,9 @@ take is looked at by neither, so that a wrong price of theirs is not taken for a
 The probe runs once, behind an inference that has filled the caches. While a neighbour came and went, six networks took up to 1.5
 times as long; windows of 1 s of theirs followed probes of this kind with a slope of 0.9 and 3 to 5 % off, the same probes run
 a second time, from warm caches, with a slope of 0.5 and 9 % off (2 cores of a Xeon at 2.5 GHz, 21 November 2026).
+
+Six jobs of 35 ms allow for six probes. Their mean was up to 28 % above that of 20 others on a machine at rest, where the jobs took
+what they had taken before: so the middle half counts, with its standard error (25 November 2026).
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ from typing import TypeVar
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from partita.nouns.graph import FloatArray
 from partita.nouns.offload import Speed
 from partita.offload.onnx_session import Session
 
 MOST_SHARE = 0.01  #: of the CPU time of the inferences that the probes between them may take
 CHANNELS, SIDE = 24, 20  #: of the probe's convolution: 0.3 ms on a core of 2.5 GHz
-OUTLIER = 3.0  #: times the median: a probe that something else came into
+USUAL = 0.1  #: of probes of a machine at rest, the standard deviation as a share: of few ones it is not less
 _T = TypeVar("_T")
 
 
@@ -53,11 +57,11 @@ class Sightings:
 
     def speed(self, before: Speed | None = None) -> Speed | None:
         """The speed; what was not seen is as it was `before`. None where that is not known either."""
-        seen = np.array(self.probes)
-        fair = seen[seen <= OUTLIER * np.median(seen)] if len(seen) else seen
-        probe_s = float(fair.mean()) if len(fair) else before.probe_s if before else 0.0
         share = self.received_s / self.wall_s if self.received_s > 0 else before.share if before else 0.0
-        return Speed(probe_s, share) if probe_s > 0 and share > 0 else None
+        probe_s, error = (
+            _middle(np.array(self.probes)) if self.probes else (before.probe_s, before.error) if before else (0.0, 0.0)
+        )
+        return Speed(probe_s, share, error) if probe_s > 0 and share > 0 else None
 
 
 class Speedometer:
@@ -92,6 +96,15 @@ class Speedometer:
         took_s = time.thread_time() - began
         self._probed_s += took_s
         return took_s
+
+
+def _middle(probes: FloatArray) -> tuple[float, float]:
+    """(mean of the middle half, its standard error as a share of it): one probe in ten takes up to three times as long as the
+    others, and a short run has half a dozen of them."""
+    cut = (len(probes) + 1) // 4
+    fair = np.sort(probes)[cut : len(probes) - cut]
+    spread = np.subtract(*np.quantile(probes, (0.75, 0.25))) / 1.35  # of a normal distribution, the standard deviation
+    return float(fair.mean()), float(max(spread / fair.mean(), USUAL) / np.sqrt(len(probes)))
 
 
 @cache

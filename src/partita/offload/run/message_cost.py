@@ -1,26 +1,28 @@
 """What a message costs the processors: sending on the device, receiving and answering on the server.
 
-Jobs that are hardly more than a message, small ones and large ones, go through the real runner and the real server while the
-device computes convolutions between them, as in a run: then each message wakes its threads anew and finds the caches full of
-something else. A message's cost is what a process needs beside its inferences, more than without messages; medians over rounds of none,
-small and large in turn. The inferences themselves are left out: they change more with the machine's speed than a message costs.
+Messages, small ones and large ones, go through the real runner and the real server while both sides compute convolutions, as in a
+run: then each message wakes its threads anew and finds the caches full of something else. A message's cost is what a process needs
+beside its inferences, more than without messages; medians over rounds of none, small and large in turn. A byte takes of the
+inferences, too: the packets' interrupts count as theirs, and at 12 MB/s they took up to a quarter longer (2 cores of a Xeon,
+25 November 2026). What a small message takes of them is less than what the machine's speed changes, and left out.
 It counts where a device is slow: under a quota of a tenth of a core, a millisecond of Python and system calls a message is ten.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from partita.nouns.graph import FloatArray
 from partita.nouns.offload import OffloadLink, OffloadPlan, OffloadProblem
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
+from partita.offload.measure.speed import Lap, Speedometer
 from partita.offload.onnx_session import Session
 from partita.offload.run.client import Client
 from partita.offload.run.execute import RunSettings, execute
@@ -48,23 +50,28 @@ def message_cost(
     """Measured with `rounds` x 2 x `jobs` jobs; what is computed between them takes about as long as a large message is on the
     uplink. Raises Unreachable, Refused."""
     many = int(np.clip(ON_LINK_S * up_bytes_per_s / 4, 4 * SMALL, LARGE))
-    between = _computing(int(np.clip(4 * many / up_bytes_per_s / _layer_s(), 1, MOST_LAYERS)))
-    seen = [[_cpu_s(connect, between, n, jobs) for n in (0, SMALL, many)] for _ in range(rounds)]
-    small, large = (np.median([row[k] - row[0] for row in seen], axis=0) / jobs for k in (1, 2))
-    per_byte = np.maximum(0.0, (large - small) / (4 * (many - SMALL)))
+    layer = _layer()
+    on_link_s = 4 * many / up_bytes_per_s
+    here, there = (_computing(int(np.clip(on_link_s / s, 1, MOST_LAYERS))) for s in (layer.wall_s, layer.cpu_s))
+    seen = np.array([[_cpu_s(connect, here, there, n, jobs) for n in (0, SMALL, many)] for _ in range(rounds)])
+    beside, inferring = np.moveaxis(seen, 2, 0)  # [rounds, sizes, sides]
+    small = np.median(beside[:, 1] - beside[:, 0], axis=0) / jobs
+    more = np.median(beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1], axis=0) / jobs
+    per_byte = np.maximum(0.0, more / (4 * (many - SMALL)))
     fixed = np.maximum(0.0, small - per_byte * 4 * SMALL)
     device, server = zip(fixed.tolist(), per_byte.tolist(), strict=True)
     return MessageCost(device, server)
 
 
-def _cpu_s(connect: Callable[[], Client], between: OnnxModel, floats: int, jobs: int) -> FloatArray:
-    """[device, server] CPU seconds beside `jobs` inferences here with a message of so many floats after each; 0: none."""
-    models = [between, _nothing(floats)] if floats else [between]
+def _cpu_s(connect: Callable[[], Client], here: OnnxModel, there: OnnxModel, floats: int, jobs: int) -> FloatArray:
+    """[beside inferences, in them][device, server] CPU seconds of `jobs` inferences here, each followed by a message of so many
+    floats that begins an inference there; 0: none."""
+    models = [here, _behind_a_message(there, floats)] if floats else [here]
     rows, cuts = [], []
     for m in models:
         tasks = m.tasks_topological
         rows.append(m.offload_job(dict.fromkeys(tasks, 1.0), dict.fromkeys(tasks, 0.0)))
-        cuts.append(frozenset(tasks) if m is between else frozenset())
+        cuts.append(frozenset(tasks) if m is here else frozenset())
     n = jobs * len(models)
     named = tuple(replace(row, name=str(k)) for k, row in enumerate(rows * jobs))
     problem, plan = OffloadProblem(OffloadLink(1e9, 1e9), named), OffloadPlan(tuple(range(n)), tuple(cuts * jobs))
@@ -73,19 +80,18 @@ def _cpu_s(connect: Callable[[], Client], between: OnnxModel, floats: int, jobs:
     with connect() as client:
         settings = RunSettings(begin=lambda: before.append(client.cpu_s()))
         done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
-        beside_s = done.cpu_s - sum(t.device_cpu_s for t in done.times)
-        return np.array([beside_s, client.cpu_s() - before[0]])
+        used = np.array([done.cpu_s, client.cpu_s() - before[0]])
+    inferring = np.array([sum(getattr(t, f"{side}_cpu_s") for t in done.times) for side in ("device", "server")])
+    return np.array([used - inferring, inferring])
 
 
-def _layer_s() -> float:
-    """Seconds that a layer takes here and now, on the clock."""
+def _layer() -> Lap:
+    """What a layer takes here and now."""
     model = _computing(8)
-    session, feed = Session(model.data, model.name), random_inputs(model)
+    session, feed, meter = Session(model.data, model.name), random_inputs(model), Speedometer()
     session.run(feed)
-    began = time.perf_counter()
-    for _ in range(3):
-        session.run(feed)
-    return (time.perf_counter() - began) / 24
+    laps = [meter.infer(lambda: session.run(feed))[1] for _ in range(3)]
+    return Lap(*(sum(x) / 24 for x in zip(*map(astuple, laps), strict=True)))
 
 
 def _computing(layers: int) -> OnnxModel:
@@ -106,14 +112,22 @@ def _computing(layers: int) -> OnnxModel:
     return OnnxModel.from_bytes(model.SerializeToString(), "computing")
 
 
-def _nothing(floats: int) -> OnnxModel:
-    """One number of many: all the cost is in the message."""
-    nodes = [helper.make_node("ReduceMax", ["x"], ["y"], name="max", keepdims=1)]
-    graph = helper.make_graph(
-        nodes,
-        "nothing",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [floats])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+def _behind_a_message(computing: OnnxModel, floats: int) -> OnnxModel:
+    """The same work, begun with one number of so many that are sent."""
+    model = onnx.load_from_string(computing.data)
+    graph, start, end = model.graph, model.graph.input[0], model.graph.output[0]
+    shape = [d.dim_value for d in start.type.tensor_type.shape.dim]
+    first = [
+        helper.make_node("ReduceMax", ["message"], ["number"], name="max", keepdims=1),
+        helper.make_node("Expand", ["number", "shape"], [start.name], name="begin"),
+    ]
+    last = helper.make_node("ReduceMax", [end.name], ["y"], name="end", keepdims=1)
+    made = helper.make_graph(
+        [*first, *graph.node, last],
+        "behind a message",
+        [helper.make_tensor_value_info("message", TensorProto.FLOAT, [floats])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1] * len(shape))],
+        [*graph.initializer, numpy_helper.from_array(np.array(shape, np.int64), "shape")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return OnnxModel.from_bytes(model.SerializeToString(), "nothing")
+    model.CopyFrom(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    return OnnxModel.from_bytes(model.SerializeToString(), "behind a message")
