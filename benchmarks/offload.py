@@ -166,7 +166,9 @@ def carried_out(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[
         "at_run_speed_s": done.facts["predicted_at_run_speed_s"],
         "speeds": done.facts["speeds"],
         "cpu_s": done.cpu_s,
-        "inferring_cpu_s": {side: sum(getattr(t, f"{side}_cpu_s") for t in done.times) for side in ("device", "server")},
+        "inferring_cpu_s": {
+            side: sum(getattr(t, f"{side}_cpu_s") for t in done.times) for side in ("device", "server")
+        },
         "corrections": done.facts["corrections"],
         "load": os.getloadavg()[0],
         "busy_s": busy_s(done.times),
