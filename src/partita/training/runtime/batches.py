@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -111,7 +112,7 @@ class _Generators:
 
     def note(self) -> None:
         """Take over what the global ones are now."""
-        self.torch, self.numpy, self.python = torch.get_rng_state(), np.random.get_bit_generator(), random.getstate()
+        self.torch, self.numpy, self.python = torch.get_rng_state(), get_bit_generator(), random.getstate()
 
     @staticmethod
     def seeded(seed: int) -> _Generators:
@@ -119,7 +120,7 @@ class _Generators:
         with drawing:
             before = _Generators()
             torch.manual_seed(seed)
-            np.random.set_bit_generator(np.random.MT19937())
+            set_bit_generator(np.random.MT19937())
             np.random.seed(seed)  # noqa: NPY002
             random.seed(seed)
             seeded = _Generators()
@@ -128,7 +129,7 @@ class _Generators:
 
     def put_back(self) -> None:
         torch.set_rng_state(self.torch)
-        np.random.set_bit_generator(self.numpy)
+        set_bit_generator(self.numpy)
         random.setstate(self.python)
 
     def using(self, function: Callable[[], Any]) -> Any:
