@@ -53,7 +53,7 @@ from partita.offload.run.both_sides import LOOPS, BothSides, measure_both_sides,
 from partita.offload.run.client import Client
 from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.execute import RunSettings, execute
-from partita.offload.run.record import MACHINES, busy_s
+from partita.offload.run.record import MACHINES, busy_s, inferring_cpu_s
 from partita.testbed import processors
 from partita.testbed.hosts import Testbed
 
@@ -166,9 +166,7 @@ def carried_out(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[
         "at_run_speed_s": done.facts["predicted_at_run_speed_s"],
         "speeds": done.facts["speeds"],
         "cpu_s": done.cpu_s,
-        "inferring_cpu_s": {
-            side: sum(getattr(t, f"{side}_cpu_s") for t in done.times) for side in ("device", "server")
-        },
+        "inferring_cpu_s": inferring_cpu_s(done.times),
         "corrections": done.facts["corrections"],
         "load": os.getloadavg()[0],
         "busy_s": busy_s(done.times),

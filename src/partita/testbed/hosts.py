@@ -43,9 +43,7 @@ T = TypeVar("T")
 MOST_HOSTS = 64
 PACKET_BYTES = 1514  #: a full Ethernet frame as tbf counts it
 MOST_JOINED = 43  #: of them in one packet of 64 KB
-PACKET_S = (
-    0.001  #: frames that a cable carries in this time leave joined: each such packet costs the machine 0.1 ms of a core
-)
+PACKET_S = 0.001  #: frames that a cable carries in this time leave joined: such a packet costs 0.1 ms of a core
 LATE_S = 0.0003  #: a timer that fires this late costs no throughput
 BURST_S = 0.001  #: what a message gains after a pause, at least
 QUEUE_S = 0.1  #: the most a packet waits in a full queue ...

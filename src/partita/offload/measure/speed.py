@@ -58,9 +58,8 @@ class Sightings:
     def speed(self, before: Speed | None = None) -> Speed | None:
         """The speed; what was not seen is as it was `before`. None where that is not known either."""
         share = self.received_s / self.wall_s if self.received_s > 0 else before.share if before else 0.0
-        probe_s, error = (
-            _middle(np.array(self.probes)) if self.probes else (before.probe_s, before.error) if before else (0.0, 0.0)
-        )
+        known = (before.probe_s, before.error) if before else (0.0, 0.0)
+        probe_s, error = _middle(np.array(self.probes)) if self.probes else known
         return Speed(probe_s, share, error) if probe_s > 0 and share > 0 else None
 
 

@@ -26,6 +26,7 @@ from partita.offload.measure.speed import Lap, Speedometer
 from partita.offload.onnx_session import Session
 from partita.offload.run.client import Client
 from partita.offload.run.execute import RunSettings, execute
+from partita.offload.run.record import inferring_cpu_s
 
 JOBS, ROUNDS = 10, 4
 SMALL, LARGE = 1_000, 150_000  #: floats of a job
@@ -53,7 +54,8 @@ def message_cost(
     layer = _layer()
     on_link_s = 4 * many / up_bytes_per_s
     here, there = (_computing(int(np.clip(on_link_s / s, 1, MOST_LAYERS))) for s in (layer.wall_s, layer.cpu_s))
-    seen = np.array([[_cpu_s(connect, here, there, n, jobs) for n in (0, SMALL, many)] for _ in range(rounds)])
+    sent = [None, *(_behind_a_message(there, floats) for floats in (SMALL, many))]
+    seen = np.array([[_cpu_s(connect, here, message, jobs) for message in sent] for _ in range(rounds)])
     beside, inferring = np.moveaxis(seen, 2, 0)  # [rounds, sizes, sides]
     small = np.median(beside[:, 1] - beside[:, 0], axis=0) / jobs
     more = np.median(beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1], axis=0) / jobs
@@ -63,10 +65,10 @@ def message_cost(
     return MessageCost(device, server)
 
 
-def _cpu_s(connect: Callable[[], Client], here: OnnxModel, there: OnnxModel, floats: int, jobs: int) -> FloatArray:
-    """[beside inferences, in them][device, server] CPU seconds of `jobs` inferences here, each followed by a message of so many
-    floats that begins an inference there; 0: none."""
-    models = [here, _behind_a_message(there, floats)] if floats else [here]
+def _cpu_s(connect: Callable[[], Client], here: OnnxModel, message: OnnxModel | None, jobs: int) -> FloatArray:
+    """[beside inferences, in them][device, server] CPU seconds of `jobs` inferences here, each followed by a message that begins
+    an inference there; None: by none."""
+    models = [here, message] if message else [here]
     rows, cuts = [], []
     for m in models:
         tasks = m.tasks_topological
@@ -81,7 +83,7 @@ def _cpu_s(connect: Callable[[], Client], here: OnnxModel, there: OnnxModel, flo
         settings = RunSettings(begin=lambda: before.append(client.cpu_s()))
         done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
         used = np.array([done.cpu_s, client.cpu_s() - before[0]])
-    inferring = np.array([sum(getattr(t, f"{side}_cpu_s") for t in done.times) for side in ("device", "server")])
+    inferring = np.array(list(inferring_cpu_s(done.times).values()))
     return np.array([used - inferring, inferring])
 
 
@@ -107,27 +109,29 @@ def _computing(layers: int) -> OnnxModel:
         for k in range(layers)
     ]
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in (names[0], names[-1])]
-    graph = helper.make_graph(nodes, "computing", ends[:1], ends[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return OnnxModel.from_bytes(model.SerializeToString(), "computing")
+    return _model(helper.make_graph(nodes, "computing", ends[:1], ends[1:], weights))
 
 
 def _behind_a_message(computing: OnnxModel, floats: int) -> OnnxModel:
     """The same work, begun with one number of so many that are sent."""
-    model = onnx.load_from_string(computing.data)
-    graph, start, end = model.graph, model.graph.input[0], model.graph.output[0]
+    graph = onnx.load_from_string(computing.data).graph
+    start, end = graph.input[0], graph.output[0]
     shape = [d.dim_value for d in start.type.tensor_type.shape.dim]
     first = [
         helper.make_node("ReduceMax", ["message"], ["number"], name="max", keepdims=1),
         helper.make_node("Expand", ["number", "shape"], [start.name], name="begin"),
     ]
     last = helper.make_node("ReduceMax", [end.name], ["y"], name="end", keepdims=1)
-    made = helper.make_graph(
+    behind = helper.make_graph(
         [*first, *graph.node, last],
         "behind a message",
         [helper.make_tensor_value_info("message", TensorProto.FLOAT, [floats])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1] * len(shape))],
         [*graph.initializer, numpy_helper.from_array(np.array(shape, np.int64), "shape")],
     )
-    model.CopyFrom(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
-    return OnnxModel.from_bytes(model.SerializeToString(), "behind a message")
+    return _model(behind)
+
+
+def _model(graph: onnx.GraphProto) -> OnnxModel:
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return OnnxModel.from_bytes(made.SerializeToString(), graph.name)

@@ -85,3 +85,8 @@ def _interval(t: JobTimes, queue: str) -> Interval:
 def busy_s(times: Sequence[JobTimes]) -> dict[str, float]:
     """Machine -> seconds in use."""
     return {m: sum(i[1] - i[0] for t in times if (i := getattr(t, m)) is not None) for m in MACHINES}
+
+
+def inferring_cpu_s(times: Sequence[JobTimes]) -> dict[str, float]:
+    """Side -> CPU seconds of its inferences."""
+    return {"device": sum(t.device_cpu_s for t in times), "server": sum(t.server_cpu_s for t in times)}
