@@ -1,4 +1,4 @@
-"""What instructions cost beside their tasks: nothing more on one device, and what was measured where a model is cut."""
+"""What instructions cost beside their tasks: on one device the beginning of a step, and what was measured where a model is cut."""
 
 from dataclasses import replace
 
@@ -28,7 +28,9 @@ def priced(devices: int):
 def test_one_stage_costs_what_was_measured() -> None:
     file = plan_pipeline(priced(2), stages=1, allow_replicas=False)
     problem = file.problem
-    assert not overheads(program_of(problem, file.plan), problem.graph, problem.costs, file.cluster).any()
+    program = program_of(problem, file.plan)
+    found = overheads(program, problem.graph, problem.costs, file.cluster)
+    assert found[np.flatnonzero(program.op == Op.COMPUTE)[0]] == found.sum() == STEP_S
 
 
 def test_two_stages_pay_half_a_call_each_and_post_their_messages() -> None:
@@ -43,8 +45,11 @@ def test_two_stages_pay_half_a_call_each_and_post_their_messages() -> None:
         )
         received = [k for k in range(len(program)) if program.op[k] == Op.RECV and i in program.needs.row(k).tolist()]
         np.testing.assert_allclose(found[received], MESSAGE_BYTE_S * program.size_bytes[i])
-    np.testing.assert_allclose(found[program.op == Op.COMPUTE], (CALL_S / 2 + posted)[program.op == Op.COMPUTE])
-    np.testing.assert_allclose(found[program.op == Op.UPDATE], STEP_S / 2)
+    computes = program.op == Op.COMPUTE
+    begun = np.zeros(len(program))
+    begun[[np.flatnonzero(computes & (program.queue == q))[0] for q in (0, 1)]] = STEP_S
+    np.testing.assert_allclose(found[computes], (CALL_S / 2 + posted + begun)[computes])
+    assert not found[program.op == Op.UPDATE].any()
     assert posted.sum() == pytest.approx(SEND_S * len(sends) + SEND_BYTE_S * program.size_bytes[sends].sum())
     assert predicted(file.problem, file.plan).duration_s == pytest.approx(file.verdict.value_s)
 

@@ -40,7 +40,7 @@ def shop(
         np.repeat(np.array(place, np.int64)[:, None], plan.micro_batches, 1), np.repeat(each, len(names), 2),
         np.ones(stages, np.bool_), np.arange(stages - 1), np.arange(1, stages), np.ones(stages - 1, np.bool_),
         carry_s * messages, np.arange(len(names) ** 2).reshape(len(names), -1),
-        lag_s * apart, 0.0 * messages, 0.0 * messages, np.zeros(len(names)), np.full(stages, keep), np.full(len(names), room),
+        lag_s * apart, 0.0 * messages, 0.0 * messages, np.zeros(len(names)), np.zeros(len(names)), np.full(stages, keep), np.full(len(names), room),
     )  # fmt: skip
 
 

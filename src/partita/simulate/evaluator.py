@@ -216,7 +216,7 @@ class _Pipelines:
         return Template.of(program, known, self.cluster, keys)
 
     def _computes(self, plan: PipelinePlan, at: IntArray, trains: Bools) -> Iterator[tuple[Key, tuple[float, float]]]:
-        """What every device computes of its stages, by part; updates of all its stages together."""
+        """What every device computes of its stages, by part; updates of all its stages together, and what begins a step."""
         stages = len(plan.stages)
         total = np.array([[np.bincount(at + 1, row, stages + 1)[1:] for row in part] for part in self._parts_s])
         again = np.array([s.recompute for s in plan.stages]) & trains
@@ -229,7 +229,8 @@ class _Pipelines:
                 for part, seconds in zip(PARTS[:-1], own[:-1, k].tolist(), strict=True):
                     yield (part, k, r), (seconds + call, 0.0)
             update = float(own[-1, list(plan.stages_of(name))].sum())
-            yield ("update", -1, r), (update + begin_s(device, stages), 0.0)
+            yield ("update", -1, r), (update, 0.0)
+            yield ("begin", -1, r), (begin_s(device), 0.0)
 
     def _moves(self, plan: PipelinePlan, sent: Crossings) -> Iterator[tuple[Key, tuple[float, float]]]:
         """Messages from stage to stage, and sums of gradients."""

@@ -16,11 +16,12 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Op, Piece, Program
 from partita.simulate.exchange import ring_share
-from partita.simulate.overheads import Ends
+from partita.simulate.overheads import Ends, first_computations
 from partita.simulate.simulator import Durations, Simulator
 
 #: What an amount is of: (kind of piece, stage, number of the device among the plan's) of what a device computes, update:
-#: of stage -1; ("send", from stage, to stage) of a message; (name, -1, -1) of a sum of gradients.
+#: of stage -1, as begin, which comes before its first computation; ("send", from stage, to stage) of a message; (name, -1, -1) of a
+#: sum of gradients.
 Key = tuple[str, int, int]
 
 
@@ -32,6 +33,8 @@ class Template:
     at: IntArray  #: [instructions] which of the amounts it takes its duration from
     per_byte_s: FloatArray  #: [instructions]
     fixed_s: FloatArray  #: [instructions] what does not depend on the amounts
+    first: IntArray  #: [devices] their first computations,
+    begins: IntArray  #: and which of the amounts comes before each
     ends: Ends
     lag_s: FloatArray  #: [instructions]
 
@@ -49,12 +52,15 @@ class Template:
                 found[row] = _place(op, queue, piece, place), _per_byte_s(op, piece, cluster, members)
             at[i], per_byte[i] = found[row]
         fixed = np.where(at == len(keys), known.busy_s, 0.0)
-        return Template(Simulator(program), at, per_byte, fixed, Ends.of(program, cluster), known.lag_s)
+        first = first_computations(program)
+        begins = np.array([place["begin", -1, q] for q in program.queue[first].tolist()], np.int64)
+        return Template(Simulator(program), at, per_byte, fixed, first, begins, Ends.of(program, cluster), known.lag_s)
 
     def makespan_s(self, amounts: FloatArray) -> float:
         """The program's seconds with other amounts: [keys + 1, (seconds, bytes)], the last one nothing."""
         seconds, size = amounts[self.at].T
         busy_s = seconds + size * self.per_byte_s + self.fixed_s + self.ends.seconds(size)
+        busy_s[self.first] += amounts[self.begins, 0]
         return self.simulator.evaluate(busy_s, self.lag_s)
 
 

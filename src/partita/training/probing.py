@@ -23,9 +23,11 @@ Tasks = tuple[str, ...]
 PARTS = 12  #: equal parts of a pass's time, a piece for each
 _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they are as small: less is all overhead
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
-#: A short piece is run so long, or so often, in a row, and the last run counts: behind 80 steps of a job whose tensors fit into the
-#: caches a linear layer took 617, 497, 430, 364, 364, 334 us, behind one step 400, 362, 349, 337, 332, 328 (Xeon, 2026-11-25).
-_WARM_S, _MOST_CALLS = 3e-3, 8
+#: A piece is run in a row until it is warm, and the last run counts: whatever its size, the first takes 0.4 ms longer, and behind the
+#: steps of a run more than behind the passes of a measurement (a layer of BERT took 2.9, 2.4, 2.25 ms and 2.5, 2.3, 2.2 ms; one of a
+#: perceptron 0.62, 0.50, 0.43, 0.36, 0.36, 0.33 ms; Xeon, 2026-11-25). One of 20 ms is hardly the longer for it.
+_FEWEST_CALLS, _MOST_CALLS = 3, 8
+_WARM_S, _LONG_S = 3e-3, 2e-2
 _MOST_BYTES = 256e6  #: of parameters that the pieces hold; drawn without those that are too large
 
 
@@ -52,13 +54,11 @@ class Prober:
         for run in known.values():
             run()
             run()  # the first calls find their way and their memory
-        # A job empties the caches of a short piece between the rare readings of a run, and does so less in measuring.
-        self._calls = [min(max(1, round(_WARM_S / p.seconds)), _MOST_CALLS) if p.seconds > 0 else 1 for p in pieces]
 
     @property
     def reading_s(self) -> float:
         """What a reading takes on average."""
-        return sum(n * p.seconds for n, p in zip(self._calls, self._pieces, strict=True)) / len(self._calls)
+        return sum(_reading_s(p.seconds) for p in self._pieces) / len(self._pieces)
 
     def read(self, times: int = 1) -> FloatArray:
         """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others: CPU time of this thread; on a
@@ -66,17 +66,38 @@ class Prober:
         found = np.full(len(self._runs), np.nan)
         for _ in range(min(times, len(self._runs))):
             i = next(self._order)
-            for _ in range(self._calls[i]):
-                began = self._now()
-                self._runs[i]()
-                found[i] = self._now() - began
+            found[i] = self._warm_s(self._runs[i])
         return found
+
+    def _warm_s(self, run: Callable[[], None]) -> float:
+        """The last of several runs."""
+        calls, spent_s, took = 0, 0.0, 0.0
+        while not _warm(calls, spent_s):
+            began = self._now()
+            run()
+            took = self._now() - began
+            calls, spent_s = calls + 1, spent_s + took
+        return took
 
     def _now(self) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             return time.perf_counter()
         return time.thread_time()
+
+
+def _warm(calls: int, spent_s: float) -> bool:
+    """So many runs that took so long are enough."""
+    return calls >= _MOST_CALLS or spent_s >= (_WARM_S if calls >= _FEWEST_CALLS else _LONG_S)
+
+
+def _reading_s(piece_s: float) -> float:
+    """All runs of a reading.
+
+    >>> [round(_reading_s(s) * 1e3, 3) for s in (1e-4, 6e-4, 2e-3, 1.2e-2, 5e-2)]
+    [0.8, 3.0, 6.0, 24.0, 50.0]
+    """
+    return next(n * piece_s for n in range(1, _MOST_CALLS + 1) if _warm(n, n * piece_s))
 
 
 def _rotation(pieces: int) -> Iterator[int]:

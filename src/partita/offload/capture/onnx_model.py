@@ -51,6 +51,12 @@ class OnnxModel:
         """The model in the bytes of a file. Raises CaptureError like `read`."""
         return OnnxModel(name, onnx_canonical.canonical(onnx_canonical.parse(data, name), name))
 
+    @staticmethod
+    def of(graph: onnx.GraphProto) -> OnnxModel:
+        """A model that one of our own graphs makes, of ONNX's standard operators."""
+        made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+        return OnnxModel.from_bytes(made.SerializeToString(), graph.name)
+
     @property
     def data(self) -> bytes:
         """The canonical bytes: `from_bytes` of them gives this model again. Made anew each time, so that a model is held

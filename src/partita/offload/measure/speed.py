@@ -26,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partita.nouns.graph import FloatArray
 from partita.nouns.offload import Speed
+from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.onnx_session import Session
 
 MOST_SHARE = 0.01  #: of the CPU time of the inferences that the probes between them may take
@@ -118,5 +119,4 @@ def _piece() -> bytes:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
         [numpy_helper.from_array(weight, "w")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    return OnnxModel.of(graph).data

@@ -2,9 +2,8 @@
 
 Messages, small ones and large ones, go through the real runner and the real server while both sides compute convolutions, as in a
 run: then each message wakes its threads anew and finds the caches full of something else. A message's cost is what a process needs
-beside its inferences, more than without messages; medians over rounds of none, small and large in turn. A byte takes of the
-inferences, too: the packets' interrupts count as theirs, and at 12 MB/s they took up to a quarter longer (2 cores of a Xeon,
-25 November 2026). What a small message takes of them is less than what the machine's speed changes, and left out.
+beside its inferences, more than without messages; medians over rounds of none, small and large in turn. What a byte takes of
+inferences is priced by the jobs' own networks (see company.py).
 It counts where a device is slow: under a quota of a tenth of a core, a millisecond of Python and system calls a message is ten.
 """
 
@@ -41,6 +40,11 @@ class MessageCost:
     device: tuple[float, float]
     server: tuple[float, float]
 
+    def with_bytes(self, more: tuple[float, float]) -> MessageCost:
+        """The same where a byte takes more, of device and server."""
+        device, server = ((c[0], c[1] + m) for c, m in zip((self.device, self.server), more, strict=True))
+        return MessageCost(device, server)
+
 
 def message_cost(
     connect: Callable[[], Client],
@@ -56,9 +60,8 @@ def message_cost(
     here, there = (_computing(int(np.clip(on_link_s / s, 1, MOST_LAYERS))) for s in (layer.wall_s, layer.cpu_s))
     sent = [None, *(_behind_a_message(there, floats) for floats in (SMALL, many))]
     seen = np.array([[_cpu_s(connect, here, message, jobs) for message in sent] for _ in range(rounds)])
-    beside, inferring = np.moveaxis(seen, 2, 0)  # [rounds, sizes, sides]
-    small = np.median(beside[:, 1] - beside[:, 0], axis=0) / jobs
-    more = np.median(beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1], axis=0) / jobs
+    small = np.median(seen[:, 1] - seen[:, 0], axis=0) / jobs  # [sides]
+    more = np.median(seen[:, 2] - seen[:, 1], axis=0) / jobs
     per_byte = np.maximum(0.0, more / (4 * (many - SMALL)))
     fixed = np.maximum(0.0, small - per_byte * 4 * SMALL)
     device, server = zip(fixed.tolist(), per_byte.tolist(), strict=True)
@@ -66,8 +69,8 @@ def message_cost(
 
 
 def _cpu_s(connect: Callable[[], Client], here: OnnxModel, message: OnnxModel | None, jobs: int) -> FloatArray:
-    """[beside inferences, in them][device, server] CPU seconds of `jobs` inferences here, each followed by a message that begins
-    an inference there; None: by none."""
+    """[device, server] CPU seconds beside inferences, of `jobs` of them here, each followed by a message that begins one there; None:
+    by none."""
     models = [here, message] if message else [here]
     rows, cuts = [], []
     for m in models:
@@ -83,8 +86,8 @@ def _cpu_s(connect: Callable[[], Client], here: OnnxModel, message: OnnxModel | 
         settings = RunSettings(begin=lambda: before.append(client.cpu_s()))
         done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
         used = np.array([done.cpu_s, client.cpu_s() - before[0]])
-    inferring = np.array(list(inferring_cpu_s(done.times).values()))
-    return np.array([used - inferring, inferring])
+    beside: FloatArray = used - np.array(list(inferring_cpu_s(done.times).values()))
+    return beside
 
 
 def _layer() -> Lap:
@@ -109,7 +112,7 @@ def _computing(layers: int) -> OnnxModel:
         for k in range(layers)
     ]
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in (names[0], names[-1])]
-    return _model(helper.make_graph(nodes, "computing", ends[:1], ends[1:], weights))
+    return OnnxModel.of(helper.make_graph(nodes, "computing", ends[:1], ends[1:], weights))
 
 
 def _behind_a_message(computing: OnnxModel, floats: int) -> OnnxModel:
@@ -129,9 +132,4 @@ def _behind_a_message(computing: OnnxModel, floats: int) -> OnnxModel:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1] * len(shape))],
         [*graph.initializer, numpy_helper.from_array(np.array(shape, np.int64), "shape")],
     )
-    return _model(behind)
-
-
-def _model(graph: onnx.GraphProto) -> OnnxModel:
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return OnnxModel.from_bytes(made.SerializeToString(), graph.name)
+    return OnnxModel.of(behind)

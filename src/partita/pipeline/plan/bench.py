@@ -126,7 +126,7 @@ class Bench:
             template = self.templates[shape] = self._template(candidate, moves)
             self.effort.left -= LOWERING * len(template.at)
         self.effort.left -= EVALUATION + INSTRUCTION * len(template.at) + AMOUNT * len(amounts)
-        amounts[: 3 * sum(len(s.devices) for s in candidate.chain), 0] += self._beside(candidate.chain)
+        amounts[: 4 * sum(len(s.devices) for s in candidate.chain), 0] += self._beside(candidate.chain)
         return template.makespan_s(amounts)
 
     def _plan_s(self, candidate: Candidate) -> float:
@@ -147,17 +147,20 @@ class Bench:
         )  # fmt: skip
 
     def _beside(self, chain: Chain) -> FloatArray:
-        """[3 devices] what forwards, backwards and updates take beside their tasks."""
+        """[4 devices] what forwards, backwards and updates take beside their tasks, and what begins a step."""
         devices = [self.cluster.devices[d] for s in chain for d in s.devices]
         calls = [call_s(d, len(chain)) for d in devices]
-        return np.array([*calls, *calls, *(begin_s(d, len(chain)) for d in devices)])
+        begins = [
+            begin_s(d) / (alone_in(self.cluster, self.sample.probe) if len(devices) == 1 else 1.0) for d in devices
+        ]
+        return np.array([*calls, *calls, *([0.0] * len(devices)), *begins])
 
     def _template(self, candidate: Candidate, moves: Sequence[Key]) -> Template:
         graph, costs = self.sample.graph, self.sample.costs
         program = lower(graph, self.cluster, self.plan(candidate), clips=self.clips)
         runs = [k for k, s in enumerate(candidate.chain) for _ in s.devices]
         keys: list[Key] = [(kind, k, r) for kind in ("forward", "backward") for r, k in enumerate(runs)]
-        keys += [("update", -1, r) for r in range(len(runs))]
+        keys += [(kind, -1, r) for kind in ("update", "begin") for r in range(len(runs))]
         return Template.of(program, durations(program, graph, costs, self.cluster), self.cluster, [*keys, *moves])
 
     @cached_property
@@ -171,7 +174,7 @@ class Bench:
         return any(math.isfinite(d.memory_bytes) for d in self.cluster.devices)
 
     def _amounts(self, candidate: Candidate) -> tuple[tuple[Key, ...], FloatArray]:
-        """(its messages and sums, [3 devices + moves + 1, (seconds, bytes)] amounts of forwards, backwards, updates, moves)."""
+        """(its messages and sums, [4 devices + moves + 1, (seconds, bytes)] amounts of forwards, backwards, updates, beginnings, moves)."""
         costs, chain = self.costs, candidate.chain
         at = [(s.start, s.end, s.recompute, self.class_of[d]) for s in chain for d in s.devices]
         start, end, redo, c = np.array(at, np.int64).T
@@ -185,10 +188,10 @@ class Bench:
             ("send", *way): amount for way, amount in messages(self.crossings(chain), transfer_s, size_bytes).items()
         }
         moves |= {(name, -1, -1): (0.0, size) for name, size in self._sums(chain).items()}
-        values = np.zeros((3 * len(at) + len(moves) + 1, 2))
+        values = np.zeros((4 * len(at) + len(moves) + 1, 2))
         faster = alone_in(self.cluster, self.sample.probe) if len(at) == 1 else 1.0
         values[: 3 * len(at), 0] = np.concatenate([forward, backward + forward * again, update]) / faster
-        values[3 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
+        values[4 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
         return tuple(moves), values
 
     def crossings(self, chain: Chain) -> Crossings:

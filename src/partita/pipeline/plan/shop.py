@@ -80,7 +80,8 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
         np.array([j for _, j in ways], np.int64),
         np.array([(j, i) in waits for i, j in ways], np.bool_),
         links.carry_s(amounts), links.queue, links.lag_s, sent * links.post_s(amounts), sent * links.handle_s(amounts),
-        _updates(bench, chain, numbers, each(costs.update_s)),
+        np.array([begin_s(bench.cluster.devices[d]) for d in numbers]),
+        _updates(chain, numbers, each(costs.update_s)),
         keep, room,
     )  # fmt: skip
 
@@ -128,11 +129,10 @@ def _seconds(
     return np.asarray(found)
 
 
-def _updates(bench: Bench, chain: Chain, numbers: tuple[int, ...], update: FloatArray) -> FloatArray:
+def _updates(chain: Chain, numbers: tuple[int, ...], update: FloatArray) -> FloatArray:
     """[devices] at the end of the step."""
     own = np.array([[d in s.devices for d in numbers] for s in chain])
-    begin = np.array([begin_s(bench.cluster.devices[d], len(chain)) for d in numbers])
-    return np.asarray((update * own).sum(axis=0) + begin)
+    return np.asarray((update * own).sum(axis=0))
 
 
 def _memory(bench: Bench, chain: Chain, numbers: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:

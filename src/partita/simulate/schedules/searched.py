@@ -57,6 +57,7 @@ class Shop(NamedTuple):
     lag_s: FloatArray  #: [D, D]
     post_s: FloatArray  #: [2, E, D, D] of the sender
     handle_s: FloatArray  #: [2, E, D, D] of the receiver
+    begin_s: FloatArray  #: [D] before a device's first slot
     update_s: FloatArray  #: [D] at the end of the step
     keep_bytes: FloatArray  #: [K] that a micro-batch keeps from its forward to the end of its backward
     room_bytes: FloatArray  #: [D] for what is kept
@@ -223,6 +224,8 @@ def walk(shop: Shop, order: IntArray, count: IntArray, joined: Bools) -> float:
                             at = max(at, arrives[p, e, m]) + shop.handle_s[p, e, f, d]
                     if not ready:
                         break
+                    if head[d] == 0:
+                        at += shop.begin_s[d]
                     if p == 0:
                         at += shop.seconds[0, k, d]
                     elif joined[k, m]:
@@ -331,7 +334,7 @@ def _listed(shop: Shop, admit: IntArray, patience: float) -> tuple[IntArray, Int
                 mine, other = (shop.target[e], shop.source[e]) if p == 0 else (shop.source[e], shop.target[e])
                 if mine == k and (p == 0 or shop.back[e]) and shop.device[other, m] != d:
                     done += shop.handle_s[p, e, shop.device[other, m], d]
-        done += shop.seconds[0 if p == 0 else p + 1, k, d]
+        done += shop.seconds[0 if p == 0 else p + 1, k, d] + (shop.begin_s[d] if count[d] == 0 else 0.0)
         if p < 2:
             for e in range(edges):
                 mine, other = (shop.source[e], shop.target[e]) if p == 0 else (shop.target[e], shop.source[e])

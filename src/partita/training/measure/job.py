@@ -206,7 +206,7 @@ class Measuring:
         probe = job_probe(self.pieces, self.probed, read, times.core_share)
         times = _in_a_step(at_one_speed(times, probe.slowness(read[1:, 1:])), self._cost)
         self._company.append(times.company)
-        sample = _sample(captured.graph, times, size, self.batch_size, self._device.type)
+        sample = _sample(captured.graph, times, size, self.batch_size, self._device.type, self._cost.step_s)
         self.samples.append(replace(sample, probe=probe))
         self.optimizer_bytes_per_parameter_byte = times.optimizer_bytes_per_parameter_byte
 
@@ -243,13 +243,12 @@ class Measuring:
 
 
 def _in_a_step(times: TaskTimes, cost: CallCosts) -> TaskTimes:
-    """Times as the interpreter of a step takes them, which do what it does around each call and once a step."""
+    """Times as the interpreter of a step takes them, which do what it does around each call."""
     return replace(
         times,
         whole_forward=times.whole_forward + cost.around_s,
         whole_backward=times.whole_backward + cost.around_s,
         one_in_flight=times.one_in_flight + 2 * cost.around_s,
-        update=times.update + cost.step_s,
     )
 
 
@@ -267,10 +266,10 @@ def _cost_of(last: Sample, size: int) -> float:
     return 24 * one * size / last.micro_batch_size
 
 
-def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str) -> Sample:
+def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str, begin_s: float) -> Sample:
     times = replace(times, **{name: getattr(times, name) / times.core_share for name in SECONDS})
     update_s = float(np.median(times.update))
-    step_s = -(-total // size) * float(np.median(times.one_in_flight)) + update_s
+    step_s = begin_s / times.core_share + -(-total // size) * float(np.median(times.one_in_flight)) + update_s
     return Sample(size, graph, _costs(graph, times, kind, update_s), step_s)
 
 
