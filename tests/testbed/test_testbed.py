@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,21 @@ wall, cpu = time.perf_counter(), time.process_time()
 while time.perf_counter() - wall < 0.7:
     pass
 print((time.process_time() - cpu) / (time.perf_counter() - wall))
+"""
+
+
+PACKETS = """
+import json, socket
+tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+tap.bind(("eth0", 0))
+tap.settimeout(2.0)
+print("listening", flush=True)
+seen, start = [], bytearray(64)
+try:
+    while True:
+        seen.append(tap.recv_into(start, 0, socket.MSG_TRUNC))
+except TimeoutError:
+    print(json.dumps(seen))
 """
 
 
@@ -240,6 +256,24 @@ def test_a_rate_changes_in_the_middle_of_a_transfer() -> None:
 
     assert 0.75 * 40e6 / 8 <= speed(0.05, 0.4) <= 1.1 * 40e6 / 8
     assert 0.75 * 8e6 / 8 <= speed(1.0, seen[-1][0]) <= 1.1 * 8e6 / 8
+
+
+@needs_hosts
+def test_a_connection_from_before_a_change_joins_frames_as_a_new_one_does() -> None:
+    with Testbed.up(2, ["400mbit"], name="test-joined") as bed:
+        tap = bed.popen("h1", [sys.executable, "-c", PACKETS], stdout=subprocess.PIPE, text=True)
+        assert tap.stdout is not None
+        assert tap.stdout.readline().strip() == "listening"
+
+        def slower() -> None:
+            time.sleep(0.3)
+            bed.rate("h0", "100mbit")
+
+        transfer(bed, 30_000_000, slower)
+        seen = json.loads(tap.communicate(timeout=20)[0])
+    frames = np.array([n / 1500 for n in seen if n > 1000])
+    assert np.median(frames[: len(frames) // 10]) > 20
+    assert 7 < np.median(frames[len(frames) // 2 :]) <= 9.1  # of a millisecond at 100 Mbit/s
 
 
 # ------------------------------------------------------------------------------------------------- hosts

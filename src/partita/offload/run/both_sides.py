@@ -25,7 +25,6 @@ from partita.offload.measure.in_turn import Item, Turns, measure_in_turn
 from partita.offload.measure.inference import InferenceTimes, measure_model
 from partita.offload.measure.link import LinkTimes, measure_link
 from partita.offload.run.client import Client, Refused
-from partita.offload.run.company import Inferring, price_of_company
 from partita.offload.run.message_cost import MessageCost, message_cost
 from partita.offload.run.problem import problem_of
 
@@ -104,9 +103,7 @@ def measure_both_sides(
         say("measuring the link, and what messages take of both sides")
         plain = measure_link(lambda: client.link(0.4))
     device, server = SideTimes(each, alone_here, own), SideTimes(each, alone_there, there)
-    taken = [Inferring(m, device.whole(k).seconds, server.whole(k).seconds) for k, m in enumerate(each)]
-    of_inferences = price_of_company(taken, plain.link, connect, budget_s)
-    cost = message_cost(connect, plain.link.up_bytes_per_s).with_bytes(of_inferences)
+    cost = message_cost(connect, plain.link.up_bytes_per_s)
     send, receive = (
         (c[0] / t.speed.share, c[1] / t.speed.share) for c, t in ((cost.device, own), (cost.server, there))
     )

@@ -2,8 +2,9 @@
 
 Messages, small ones and large ones, go through the real runner and the real server while both sides compute convolutions, as in a
 run: then each message wakes its threads anew and finds the caches full of something else. A message's cost is what a process needs
-beside its inferences, more than without messages; medians over rounds of none, small and large in turn. What a byte takes of
-inferences is priced by the jobs' own networks (see company.py).
+beside its inferences, more than without messages; medians over rounds of none, small and large in turn. A byte takes of the
+inferences, too: the packets' interrupts count as theirs, and at 12 MB/s networks of 5 to 50 ms took 1.10 to 1.15 times as long on the
+device (2 cores of a Xeon, 25 November 2026), as do the convolutions here. What a small message takes of them is less than what the machine's speed changes, and left out.
 It counts where a device is slow: under a quota of a tenth of a core, a millisecond of Python and system calls a message is ten.
 """
 
@@ -40,11 +41,6 @@ class MessageCost:
     device: tuple[float, float]
     server: tuple[float, float]
 
-    def with_bytes(self, more: tuple[float, float]) -> MessageCost:
-        """The same where a byte takes more, of device and server."""
-        device, server = ((c[0], c[1] + m) for c, m in zip((self.device, self.server), more, strict=True))
-        return MessageCost(device, server)
-
 
 def message_cost(
     connect: Callable[[], Client],
@@ -60,8 +56,9 @@ def message_cost(
     here, there = (_computing(int(np.clip(on_link_s / s, 1, MOST_LAYERS))) for s in (layer.wall_s, layer.cpu_s))
     sent = [None, *(_behind_a_message(there, floats) for floats in (SMALL, many))]
     seen = np.array([[_cpu_s(connect, here, message, jobs) for message in sent] for _ in range(rounds)])
-    small = np.median(seen[:, 1] - seen[:, 0], axis=0) / jobs  # [sides]
-    more = np.median(seen[:, 2] - seen[:, 1], axis=0) / jobs
+    beside, inferring = np.moveaxis(seen, 2, 0)  # [rounds, sizes, sides]
+    small = np.median(beside[:, 1] - beside[:, 0], axis=0) / jobs
+    more = np.median(beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1], axis=0) / jobs
     per_byte = np.maximum(0.0, more / (4 * (many - SMALL)))
     fixed = np.maximum(0.0, small - per_byte * 4 * SMALL)
     device, server = zip(fixed.tolist(), per_byte.tolist(), strict=True)
@@ -69,8 +66,8 @@ def message_cost(
 
 
 def _cpu_s(connect: Callable[[], Client], here: OnnxModel, message: OnnxModel | None, jobs: int) -> FloatArray:
-    """[device, server] CPU seconds beside inferences, of `jobs` of them here, each followed by a message that begins one there; None:
-    by none."""
+    """[beside inferences, in them][device, server] CPU seconds of `jobs` inferences here, each followed by a message that begins
+    an inference there; None: by none."""
     models = [here, message] if message else [here]
     rows, cuts = [], []
     for m in models:
@@ -86,8 +83,8 @@ def _cpu_s(connect: Callable[[], Client], here: OnnxModel, message: OnnxModel | 
         settings = RunSettings(begin=lambda: before.append(client.cpu_s()))
         done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
         used = np.array([done.cpu_s, client.cpu_s() - before[0]])
-    beside: FloatArray = used - np.array(list(inferring_cpu_s(done.times).values()))
-    return beside
+    inferring = np.array(list(inferring_cpu_s(done.times).values()))
+    return np.array([used - inferring, inferring])
 
 
 def _layer() -> Lap:
