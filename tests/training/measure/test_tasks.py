@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from partita.nouns.graph import FloatArray
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.measure.job import measure_job
-from partita.training.measure.tasks import TaskTimes, estimates, time_tasks
+from partita.training.measure.tasks import TaskTimes, beginning_s, estimates, time_tasks
 
 MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
 
 def made_up(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> TaskTimes:
     """Times whose forward and backward are the same numbers."""
-    return TaskTimes(tasks, tasks, marks, marks, whole, whole, whole, whole, tasks / 2, whole, whole, 0.0, 1.0)
+    return TaskTimes(tasks, tasks, marks, marks, whole, whole, whole, whole, tasks / 2, whole, whole, whole, 0.0, 1.0)
 
 
 amounts = st.floats(1e-6, 1e-1)
@@ -179,3 +180,12 @@ def test_leaves_of_a_batch_are_not_written_to() -> None:
     before: list[Tensor] = [t.clone() for t in (*inputs, target)]
     time_tasks(captured, model, job.optimizer, (inputs, target), CPU, budget_s=0.0, least=1, most=1)
     assert all(torch.equal(a, b) for a, b in zip(before, (*inputs, target), strict=True))
+
+
+def test_the_beginning_of_a_step_is_what_its_first_forward_takes_longer() -> None:
+    whole = np.array([1e-3, 2e-3, 3e-3])
+    times = made_up(np.ones((3, 1)), whole, np.ones(1))
+    assert beginning_s(times) == 0.0
+    later = replace(times, first=times.whole_forward + np.array([3e-4, 1e-4, 2e-4]))
+    assert beginning_s(later) == pytest.approx(2e-4)
+    assert beginning_s(replace(times, first=times.whole_forward / 2)) == 0.0

@@ -34,6 +34,7 @@ from partita.training.measure.tasks import (
     SECONDS,
     TaskTimes,
     at_one_speed,
+    beginning_s,
     estimates,
     parting_s,
     quick_task_s,
@@ -128,6 +129,7 @@ class Measuring:
         self.samples: list[Sample] = []
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
         self._company: list[FloatArray] = []  #: of every size
+        self._begin_s: list[float] = []  #: likewise, CPU seconds that come once a step
         self.optimizer_bytes_per_parameter_byte = 0.0
         self.batch_size, self.sizes = batch_size(batch), sizes
         self._wanted = splits
@@ -186,7 +188,8 @@ class Measuring:
     def calls(self) -> CallCosts:
         """Seconds of the device at the share of its core that there was, as the tasks'."""
         share, cost = self.probe.core_share, self._cost
-        return CallCosts(cost.instruction_s / share, cost.around_s / share, cost.step_s / share)
+        begin_s = float(np.median(self._begin_s))
+        return CallCosts(cost.instruction_s / share, cost.around_s / share, begin_s / share)
 
     def profile(self, cluster: Cluster, spent: Spent) -> Profile:
         """What was measured, for the devices of a cluster."""
@@ -204,9 +207,11 @@ class Measuring:
         times = self._times(captured, size, budget_s, asleep)
         read = np.array(self.readings[first:])
         probe = job_probe(self.pieces, self.probed, read, times.core_share)
-        times = _in_a_step(at_one_speed(times, probe.slowness(read[1:, 1:])), self._cost)
+        times = at_one_speed(times, probe.slowness(read[1:, 1:]))
+        self._begin_s.append(self._cost.step_s + beginning_s(times))
+        times = _in_a_step(times, self._cost)
         self._company.append(times.company)
-        sample = _sample(captured.graph, times, size, self.batch_size, self._device.type, self._cost.step_s)
+        sample = _sample(captured.graph, times, size, self.batch_size, self._device.type, self._begin_s[-1])
         self.samples.append(replace(sample, probe=probe))
         self.optimizer_bytes_per_parameter_byte = times.optimizer_bytes_per_parameter_byte
 

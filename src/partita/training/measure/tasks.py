@@ -35,7 +35,17 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 
 #: Of TaskTimes.
 BETWEEN = 4  #: parts of a pass over all tasks, and calls of `between`
-SECONDS = ("forward", "backward", "whole_forward", "whole_backward", "one_in_flight", "weights", "parting", "update")
+SECONDS = (
+    "forward",
+    "backward",
+    "whole_forward",
+    "whole_backward",
+    "one_in_flight",
+    "weights",
+    "parting",
+    "update",
+    "first",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class TaskTimes:
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     parting: FloatArray  #: [passes] that the two parts of a split backward take beyond one that is not
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
+    first: FloatArray  #: [passes] a forward after the optimizer's step has, as a step begins
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
@@ -82,7 +93,7 @@ def time_tasks(
     runner.weight_pass()
     passes: list[tuple[FloatArray, FloatArray]] = []
     weights: list[tuple[FloatArray, float]] = []
-    wholes: list[tuple[float, float, float]] = []
+    wholes: list[tuple[float, float, float, float]] = []
     lone: list[float] = []
     company: list[float] = []
     began, worked = time.perf_counter(), runner.now()
@@ -98,7 +109,7 @@ def time_tasks(
         with asleep():
             company.append(sum(wholes[-1][:2]) / runner.lone_pass())
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
-    forward, backward, update = np.array(wholes).T
+    forward, backward, update, first = np.array(wholes).T
     by_task = [np.array(times) for times in zip(*passes, strict=True)]
     parts, parting = zip(*weights, strict=True)
     return TaskTimes(
@@ -113,6 +124,7 @@ def time_tasks(
         np.array(parts),
         np.array(parting),
         update,
+        first,
         runner.optimizer_bytes_per_parameter_byte,
         min(core_share, 1.0),
     )
@@ -163,6 +175,11 @@ def parting_s(times: TaskTimes) -> FloatArray:
     part = np.median(times.weights, axis=0)
     price = max(0.0, float(np.median(times.parting)))
     return price * part / part.sum() if part.sum() > 0 else np.zeros_like(part)
+
+
+def beginning_s(times: TaskTimes) -> float:
+    """What the first forward of a step takes longer than another one: the update before it has filled the caches."""
+    return max(0.0, float(np.median(times.first - times.whole_forward)))
 
 
 def _set_right(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> list[Estimate]:
@@ -308,15 +325,18 @@ class _Runner:
             self.marks[task] += 1
         return seconds
 
-    def whole_pass(self) -> tuple[float, float, float]:
-        """Seconds of the whole model's forward and backward with another micro-batch in flight, and of the optimizer's step."""
+    def whole_pass(self) -> tuple[float, float, float, float]:
+        """Seconds of the whole model's forward and backward with another micro-batch in flight, of the optimizer's step, and of the
+        forward behind it."""
         whole, leaves = self._whole, self._leaves
         whole.forward(0, leaves, {}, 0)
         forward, _ = self._timed(whole.forward, 1, leaves, {}, 0)
         backward, _ = self._timed(whole.backward, 0, [], 1.0)
         whole.backward(1, [], 1.0)
         update, _ = self._timed(self._optimizer.step)
-        return forward, backward, update
+        first, _ = self._timed(whole.forward, 0, leaves, {}, 0)
+        whole.backward(0, [], 1.0)
+        return forward, backward, update, first
 
     def lone_pass(self) -> float:
         """Seconds of the whole model's forward and backward with no other micro-batch in flight."""
