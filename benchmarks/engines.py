@@ -224,7 +224,7 @@ def plans_in_turn(
 
     In a block all have their processes, and take turns round by round (`Ring`): round k of one was within seconds of round k of
     another, so that ratios by `ratio_within_rounds` know nothing of how the machine drifts. A turn has
-    `in_a_row` steps of which the median counts, without the first; of as many that they take TURN_S where it is 0. Raises BadInput
+    `in_a_row` steps of which the mean counts, without the first; of as many that they take TURN_S where it is 0. Raises BadInput
     where no round would be counted, and what a worker failed with.
     """
     check_rounds(rounds, WARMUP)
@@ -291,7 +291,7 @@ class _Block:
         baton.ready()
         for _ in range(WARMUP + self.counted):
             baton.wait()
-            rows.append([side_by_side.middle(s) for s in side_by_side.turn(side, self.in_a_row - 1, warmup=1)])
+            rows.append([side_by_side.mean(s) for s in side_by_side.turn(side, self.in_a_row - 1, warmup=1)])
             baton.give()
         return [side_by_side.joined(copy[WARMUP:]) for copy in zip(*rows, strict=True)]
 

@@ -43,9 +43,9 @@ def joined(turns: Sequence[Steps]) -> Steps:
     return Steps([s for t in turns for s in t.wall_s], [s for t in turns for s in t.cpu_s])
 
 
-def middle(steps: Steps) -> Steps:
-    """The median step of a turn, as one."""
-    return Steps([statistics.median(steps.wall_s)], [statistics.median(steps.cpu_s)])
+def mean(steps: Steps) -> Steps:
+    """The mean step of a turn, as one."""
+    return Steps([statistics.fmean(steps.wall_s)], [statistics.fmean(steps.cpu_s)])
 
 
 def turn(found: Crew, steps: int, warmup: int = WARMUP) -> list[Steps]:

@@ -29,7 +29,7 @@ from partita.training.measure.job import measure_job
 
 JOBS = Path(__file__).parent / "small_jobs.py"
 ENGINES = ("single", "pipeline")
-IN_A_ROW = 4  #: steps of an engine before the next one's turn: the step after another engine's finds its caches cold
+IN_A_ROW = 8  #: steps of an engine before the next one's turn: the step after another engine's finds its caches cold
 
 
 def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json]:

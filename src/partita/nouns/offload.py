@@ -95,6 +95,7 @@ class Speed:
         1.0  #: CPU seconds that its process received for each second that it wanted one: a quota, less what others took
     )
     error: float = 0.0  #: standard error of probe_s, as a share of it
+    behind_s: float = 0.0  #: CPU seconds of the inferences, at least, behind which the probe was taken
 
     def slower_than(self, other: Speed) -> float:
         """How many times as long as then everything takes now. Of a change of the probe as much is believed as its errors leave:
@@ -250,7 +251,7 @@ def _speed_faults(side: str, speed: Speed | None) -> list[str]:
     return [
         f"the {side}'s speed has {what} = {value:g}; {least:g} to {LARGEST:g} are possible"
         for what, value in (asdict(speed) if speed else {}).items()
-        for least in [0 if what == "error" else 1 / LARGEST]
+        for least in [0 if what in ("error", "behind_s") else 1 / LARGEST]
         if not least <= value <= LARGEST
     ]
 

@@ -30,7 +30,8 @@ def test_probes_take_little_of_the_time_between_inferences() -> None:
         seen.probes += meter.look()
         spent_s += lap.cpu_s
     assert len(seen.probes) >= 1
-    assert sum(seen.probes) <= MOST_SHARE * spent_s + max(seen.probes)
+    took = [probe_s for probe_s, _ in seen.probes]
+    assert sum(took) <= MOST_SHARE * spent_s + max(took)
     speed = seen.speed()
     assert speed is not None
     assert 0 < speed.share <= 1
@@ -40,7 +41,7 @@ def test_what_was_not_seen_is_as_before() -> None:
     before = Speed(1e-3, 0.5)
     assert Sightings().speed() is None
     assert Sightings().speed(before) == before
-    seen = Sightings(probes=[2e-3, 2e-3, 9e-3]).speed(before)  # one that something came into
+    seen = Sightings(probes=[(2e-3, 0.1), (2e-3, 0.1), (9e-3, 0.1)]).speed(before)  # one that something came into
     assert seen is not None
     assert (seen.probe_s, seen.share) == (2e-3, 0.5)
 
@@ -50,7 +51,7 @@ def test_the_more_probes_the_smaller_their_error_and_what_it_explains_is_no_chan
     off = []
     for _ in range(200):
         few, many, slow = (
-            Sightings(probes=list(draw.normal(s, 0.15 * s, n))).speed(Speed(1.0))
+            Sightings(probes=[(p, 1.0) for p in draw.normal(s, 0.15 * s, n)]).speed(Speed(1.0))
             for s, n in ((1, 6), (1, 60), (1.5, 6))
         )
         assert few
@@ -60,6 +61,23 @@ def test_the_more_probes_the_smaller_their_error_and_what_it_explains_is_no_chan
         assert slow.slower_than(many) == pytest.approx(1.5, rel=0.25)
         off.append(abs(math.log(few.slower_than(many))) / abs(math.log(few.probe_s / many.probe_s)))
     assert np.mean(off) < 0.4  # where nothing has changed, most of what the probes say is not believed
+
+
+def test_only_probes_behind_long_inferences_count_where_there_are_some() -> None:
+    behind_long, behind_short = [(2e-4, 0.05), (2.2e-4, 0.03)], [(1e-4, 5e-3)] * 9
+    then = Sightings([*behind_long, *behind_short], 1.0, 1.0).speed()
+    assert then is not None
+    assert (then.probe_s, then.behind_s) == (pytest.approx(2.1e-4), pytest.approx(1e-2))
+    now = Sightings(behind_short, 1.0, 1.0).speed(then)
+    assert now is not None
+    assert now.slower_than(then) == 1.0  # nothing was seen that compares
+    small = Sightings(behind_short, 1.0, 1.0).speed()
+    assert small is not None
+    assert (small.probe_s, small.behind_s) == (1e-4, 0.0)
+    session, meter = Session(NET.data, "net"), Speedometer()
+    _, lap = meter.infer(lambda: session.run(image(0, 96)))
+    assert meter.look(2 * lap.cpu_s) == []
+    assert [behind_s for _, behind_s in meter.look(lap.cpu_s)] == [lap.cpu_s]
 
 
 def test_a_problem_at_other_speeds() -> None:

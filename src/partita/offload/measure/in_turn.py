@@ -55,7 +55,9 @@ class Turns:
         try:
             cpu_s = tuple(tuple(float(x) for x in row) for row in value["cpu_s"])
             speed = Speed(**{name: float(number) for name, number in value["speed"].items()})
-            sound = min(speed.probe_s, speed.share) > 0 <= speed.error and all(row and min(row) >= 0 for row in cpu_s)
+            sound = min(speed.probe_s, speed.share) > 0 <= min(speed.error, speed.behind_s) and all(
+                row and min(row) >= 0 for row in cpu_s
+            )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CostError(f"{what} is damaged: {sentence_of(error)}", hint="measure again") from error
         if not sound or len(cpu_s) != items:

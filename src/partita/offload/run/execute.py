@@ -124,6 +124,7 @@ class _Device:
         self.was_up = False
         self.said: set[str] = set()
         self.meter, self.here, self.there = Speedometer(), Sightings(), Sightings()
+        self.behind_s = problem.speeds.device.behind_s if problem.speeds else 0.0
         self.corrections = Corrections()
         self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
 
@@ -309,7 +310,9 @@ class _Device:
         self.times[j].device, self.times[j].device_cpu_s = (start, self._now()), lap.cpu_s
         self.here.add(lap.wall_s, lap.received_s)
         self.corrections.device.add(self.models[j].hash, lap.wall_s, planned_s)
-        self.here.probes += self.meter.look()  # before the next message is under way, which has a price of its own
+        self.here.probes += self.meter.look(
+            self.behind_s
+        )  # before the next message is under way, which has a price of its own
         return made
 
     def _tasks_s(self, j: int) -> tuple[float, float]:
@@ -423,7 +426,7 @@ class _Device:
         self.times[j].server_cpu_s = float(head["cpu_s"])
         self.there.add(float(head["wall_s"]), float(head["received_s"]))
         self.corrections.server.add(self.models[j].hash, float(head["end"]) - float(head["start"]), self._tasks_s(j)[1])
-        self.there.probes += [head["probe_s"]] if head["probe_s"] > 0 else []
+        self.there.probes += [(head["probe_s"], head["cpu_s"])] if head["probe_s"] > 0 else []
         self.times[j].downlink = self._since(start, end)
         self._answered(j, {name: outputs[name] for name in self.wanted[j]}, event.at_s - self.start_s)
 

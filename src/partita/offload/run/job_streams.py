@@ -276,7 +276,7 @@ class JobStreams:
         session, meter = self._store.session(model, str(job.head["cut"]), limit), self._meter()
         answers, lap = meter.infer(lambda: session.run(whole, limit=limit))
         times = {"start": start, "end": time.perf_counter(), "wall_s": lap.wall_s, "received_s": lap.received_s}
-        return {**times, "cpu_s": lap.cpu_s, "probe_s": sum(meter.look())}, answers
+        return {**times, "cpu_s": lap.cpu_s, "probe_s": sum(probe_s for probe_s, _ in meter.look())}, answers
 
     def _meter(self) -> Speedometer:
         """This compute thread's."""

@@ -92,7 +92,7 @@ def compare_engines(
     watch: Watch | None = None,
     ring: Sequence[str] = (),
 ) -> Comparison:
-    """Let the engines take the same steps in turn, `rounds` times, of `in_a_row` steps of which the median counts, without the
+    """Let the engines take the same steps in turn, `rounds` times, of `in_a_row` steps of which the mean counts, without the
     first where there are several. `ring`: a place in a `Ring`, where other runs take turns with this one. Raises what a worker failed with."""
     check_rounds(rounds, warmup)
     if in_a_row < 1:

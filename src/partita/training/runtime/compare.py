@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,18 +47,14 @@ def compare(session: Session) -> None:
         # gradients are compared behind the first step: rounding grows with every one
         row = spec.in_a_row if turn.done.step > 1 else 1
         for name, engine in engines.items():
-            taken = [_timed(engine, turn.batch, turn.done.step) for _ in range(row)]
-            # the first of several finds caches cold, and a core that has slept; how a run goes tells the middle of the others
-            step = _Timed(*map(statistics.median, zip(*(taken[1:] or taken), strict=True)))
+            step = _timed(engine, turn.batch, turn.done.step, row)
             recorder = recorders.get(name)
             if recorder:
                 recorder.after(row * step.wall_s, step.core_share)
             times[name].append(step.wall_s)
-            losses[name].append(taken[-1].loss)
+            losses[name].append(step.loss)
             cpu[name].append(step.cpu_s)
-            traces = with_trace(
-                traces, session, engine, turn.batch, taken[-1].wall_s, first=turn.done.step <= spec.warmup
-            )
+            traces = with_trace(traces, session, engine, turn.batch, step.wall_s, first=turn.done.step <= spec.warmup)
         first = next(iter(engines))
         board.end_step(session.rank, losses[first][-1], times[first][-1])
         if spec.check_gradients and turn.done.step == 1:
@@ -86,20 +81,25 @@ def compare(session: Session) -> None:
 class _Timed(NamedTuple):
     """A step of one engine."""
 
-    wall_s: float  #: from a common start until all ranks are done
+    wall_s: float  #: of the rank that took longest; of a single one from a common start
     loss: float
     cpu_s: float  #: of all ranks
     core_share: float  #: of its core that this rank had
 
 
-def _timed(engine: Engine | None, batch: Batch, step: int) -> _Timed:
+def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
+    """A step of so many in a row, none waiting for more than its messages, as in a run. The first of several is not counted: it finds
+    caches cold, and a core that has slept."""
     dist.barrier()
-    began, cpu = time.perf_counter(), time.process_time()
-    result = engine.step(batch, step - 1) if engine is not None else StepResult(math.nan, 0.0)
-    loss = result.loss
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()  # the step has only been queued
-    spent, used = time.perf_counter() - began, time.process_time() - cpu
+    stamps, result = [(time.perf_counter(), time.process_time())], StepResult(math.nan, 0.0)
+    for _ in range(row):
+        if engine is not None:
+            result = engine.step(batch, step - 1)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # the step has only been queued
+        stamps.append((time.perf_counter(), time.process_time()))
+    loss, counted = result.loss, stamps[1:] if row > 1 else stamps
+    spent, used = ((b - a) / (len(counted) - 1) for a, b in zip(counted[0], counted[-1], strict=True))
     share = torch.tensor(
         [spent, used, 0.0 if math.isnan(loss) else loss, 0.0 if math.isnan(loss) else 1.0], dtype=torch.float64
     )

@@ -27,7 +27,7 @@ class Spec:
     rendezvous: str = "env://"
     board: str = ""
     warmup: int = 2  #: steps of a run, rounds of "compare", that are not counted
-    in_a_row: int = 1  #: of "compare": steps that an engine takes on each batch in its turn, of which the median counts, without the first
+    in_a_row: int = 1  #: of "compare": steps that an engine takes on each batch in its turn, of which the mean counts, without the first
     check_gradients: bool = True  #: of "compare"
     #: the pipes of a `baton.Ring`, where other runs take turns with this one so that they may be compared
     ring: Sequence[str] = ()
