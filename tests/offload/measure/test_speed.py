@@ -41,7 +41,9 @@ def test_what_was_not_seen_is_as_before() -> None:
     before = Speed(1e-3, 0.5)
     assert Sightings().speed() is None
     assert Sightings().speed(before) == before
-    seen = Sightings(probes=[(2e-3, 0.1), (2e-3, 0.1), (9e-3, 0.1)]).speed(before)  # one that something came into
+    few = Sightings(probes=[(2e-3, 0.1)] * 4).speed(before)
+    assert few == before
+    seen = Sightings(probes=[*[(2e-3, 0.1)] * 4, (9e-3, 0.1)]).speed(before)  # one that something came into
     assert seen is not None
     assert (seen.probe_s, seen.share) == (2e-3, 0.5)
 

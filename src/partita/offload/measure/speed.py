@@ -38,6 +38,7 @@ USUAL = 0.1  #: of probes of a machine at rest, the standard deviation as a shar
 UNLIKE = (
     0.05  #: by what probes differ that are behind other inferences, however many: 5 to 8 % where nothing had changed
 )
+FEWEST = 5  #: probes; three of a run were 2.2 times as long as usual where the machine was as before
 LONG = 100  #: times the probe: inferences that leave nothing of it in the caches
 _T = TypeVar("_T")
 
@@ -71,7 +72,8 @@ class Sightings:
         behind_s = before.behind_s if before else self._long_s()
         fair = [probe_s for probe_s, inferred_s in self.probes if inferred_s >= behind_s]
         known = (before.probe_s, before.error) if before else (0.0, 0.0)
-        probe_s, error = _middle(np.array(fair)) if fair else known
+        enough = len(fair) >= (FEWEST if before else 1)
+        probe_s, error = _middle(np.array(fair)) if enough else known
         return Speed(probe_s, share, error, behind_s) if probe_s > 0 and share > 0 else None
 
     def _long_s(self) -> float:
