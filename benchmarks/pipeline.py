@@ -3,7 +3,7 @@
     python benchmarks/pipeline.py --data DIR [--devices 2] [--micro-batches 16] [--rounds 24] [--blocks 3] [--json]
 
 DIR holds train.parquet as examples/cifar_resnet.py wants it. ResNet of 1,084,586 parameters, batch 64. Each engine runs
-the same plan on the same workers, one thread each, pinned; a step is timed from a common start until the last is done.
+the same plan on the same workers, one thread each, pinned; a step is timed over rows of them, on the worker that takes longest.
 The limit is what copies of the whole job side by side reach, one a core, in the same run.
 """
 

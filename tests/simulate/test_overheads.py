@@ -12,7 +12,7 @@ from partita.nouns.program import Op
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.simulate.lower import program_of
 from partita.simulate.overheads import overheads
-from partita.simulate.predicted import predicted
+from partita.simulate.predicted import computing_s, predicted
 
 CALL_S, STEP_S, SEND_S, SEND_BYTE_S, MESSAGE_BYTE_S = 0.1, 0.3, 0.05, 0.002, 0.003
 
@@ -52,6 +52,14 @@ def test_two_stages_pay_half_a_call_each_and_post_their_messages() -> None:
     assert not found[program.op == Op.UPDATE].any()
     assert posted.sum() == pytest.approx(SEND_S * len(sends) + SEND_BYTE_S * program.size_bytes[sends].sum())
     assert predicted(file.problem, file.plan).duration_s == pytest.approx(file.verdict.value_s)
+
+
+def test_what_begins_a_step_is_not_computing() -> None:
+    file = plan_pipeline(priced(2), stages=2, allow_replicas=False)
+    at_once = tuple(replace(d, step_s=0.0) for d in file.cluster.devices)
+    free = replace(file.problem, cluster=replace(file.problem.cluster, devices=at_once))
+    assert computing_s(file.problem, file.plan) == pytest.approx(computing_s(free, file.plan))
+    assert predicted(file.problem, file.plan).duration_s > predicted(free, file.plan).duration_s
 
 
 def test_splitting_does_not_pay_where_calls_cost_more_than_the_work() -> None:

@@ -8,7 +8,7 @@ from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.lower import program_of
-from partita.simulate.overheads import overheads
+from partita.simulate.overheads import begin_s, first_computations, overheads
 from partita.simulate.simulator import Durations, durations, simulate
 
 
@@ -32,8 +32,10 @@ def durations_of(problem: GraphProblem, plan: GraphPlan, program: Program) -> Du
 
 
 def computing_s(problem: PipelineProblem, plan: PipelinePlan) -> dict[str, float]:
-    """Device -> seconds of a step that it computes; those of the plan only."""
+    """Device -> seconds of a step that it computes, without what begins it; those of the plan only."""
     program = program_of(problem, plan)
-    busy, computes = durations_of(problem, plan, program).busy_s, program.op == Op.COMPUTE
+    busy, computes = durations_of(problem, plan, program).busy_s.copy(), program.op == Op.COMPUTE
+    for i in first_computations(program).tolist():
+        busy[i] -= begin_s(problem.cluster_of(plan).by_name[program.queues[program.queue[i]]])
     queues = enumerate(program.queues[: program.devices])
     return {d: float(busy[computes & (program.queue == q)].sum()) for q, d in queues}

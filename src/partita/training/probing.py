@@ -94,8 +94,8 @@ def _warm(calls: int, spent_s: float) -> bool:
 def _reading_s(piece_s: float) -> float:
     """All runs of a reading.
 
-    >>> [round(_reading_s(s) * 1e3, 3) for s in (1e-4, 6e-4, 2e-3, 1.2e-2, 5e-2)]
-    [0.8, 3.0, 6.0, 24.0, 50.0]
+    >>> [round(_reading_s(s) * 1e3, 3) for s in (1e-4, 7e-4, 2e-3, 1.2e-2, 5e-2)]
+    [0.8, 3.5, 6.0, 24.0, 50.0]
     """
     return next(n * piece_s for n in range(1, _MOST_CALLS + 1) if _warm(n, n * piece_s))
 

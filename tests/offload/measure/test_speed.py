@@ -66,14 +66,14 @@ def test_the_more_probes_the_smaller_their_error_and_what_it_explains_is_no_chan
 
 
 def test_only_probes_behind_long_inferences_count_where_there_are_some() -> None:
-    behind_long, behind_short = [(2e-4, 0.05), (2.2e-4, 0.03)], [(1e-4, 5e-3)] * 9
+    behind_long, behind_short = [(2e-4, 0.05), (2.2e-4, 0.03)] * 3, [(1e-4, 5e-3)] * 9
     then = Sightings([*behind_long, *behind_short], 1.0, 1.0).speed()
     assert then is not None
     assert (then.probe_s, then.behind_s) == (pytest.approx(2.1e-4), pytest.approx(1e-2))
     now = Sightings(behind_short, 1.0, 1.0).speed(then)
     assert now is not None
     assert now.slower_than(then) == 1.0  # nothing was seen that compares
-    small = Sightings(behind_short, 1.0, 1.0).speed()
+    small = Sightings([*behind_short, (1e-3, 0.03)], 1.0, 1.0).speed()  # one that was held up
     assert small is not None
     assert (small.probe_s, small.behind_s) == (1e-4, 0.0)
     session, meter = Session(NET.data, "net"), Speedometer()

@@ -7,9 +7,10 @@ take is looked at by neither, so that a wrong price of theirs is not taken for a
 
 The probe runs once, behind an inference that has filled the caches: warm it takes a quarter of the time, and behind one of 5 ms that
 is the same as the one before, half. So the probes behind inferences of a hundred times their length count, where there are any
-(five networks of 5 to 55 ms in turn: 205 to 255 us; behind the short ones of a run 130 to 280; Xeon, 25 November 2026). While a neighbour came and went, six networks took up to 1.5
-times as long; windows of 1 s of theirs followed probes of this kind with a slope of 0.9 and 3 to 5 % off, the same probes run
-a second time, from warm caches, with a slope of 0.5 and 9 % off (2 cores of a Xeon at 2.5 GHz, 21 November 2026).
+(five networks of 5 to 55 ms in turn: 205 to 255 us; behind the short ones of a run 130 to 280; Xeon, 25 November 2026).
+While a neighbour came and went, six networks took up to 1.5 times as long; windows of 1 s of theirs followed probes of this kind with a
+slope of 0.9 and 3 to 5 % off, the same probes run a second time, from warm caches, with a slope of 0.5 and 9 % off (2 cores of a Xeon
+at 2.5 GHz, 21 November 2026).
 
 Six jobs of 35 ms allow for six probes. Their mean was up to 28 % above that of 20 others on a machine at rest, where the jobs took
 what they had taken before: so the middle half counts, with its standard error (25 November 2026).
@@ -77,12 +78,12 @@ class Sightings:
         return Speed(probe_s, share, error, behind_s) if probe_s > 0 and share > 0 else None
 
     def _long_s(self) -> float:
-        """CPU seconds of an inference that is long beside a probe; 0 where none is."""
+        """CPU seconds of an inference that is long beside a probe; 0 where too few are."""
         if not self.probes:
             return 0.0
         probe_s, inferred_s = np.array(self.probes).T
         enough_s = LONG * float(np.median(probe_s))
-        return enough_s if inferred_s.max() >= enough_s else 0.0
+        return enough_s if np.count_nonzero(inferred_s >= enough_s) >= FEWEST else 0.0
 
 
 class Speedometer:

@@ -126,7 +126,7 @@ class Bench:
             template = self.templates[shape] = self._template(candidate, moves)
             self.effort.left -= LOWERING * len(template.at)
         self.effort.left -= EVALUATION + INSTRUCTION * len(template.at) + AMOUNT * len(amounts)
-        amounts[: 4 * sum(len(s.devices) for s in candidate.chain), 0] += self._beside(candidate.chain)
+        amounts[: 2 * sum(len(s.devices) for s in candidate.chain), 0] += self._beside(candidate.chain)
         return template.makespan_s(amounts)
 
     def _plan_s(self, candidate: Candidate) -> float:
@@ -147,13 +147,8 @@ class Bench:
         )  # fmt: skip
 
     def _beside(self, chain: Chain) -> FloatArray:
-        """[4 devices] what forwards, backwards and updates take beside their tasks, and what begins a step."""
-        devices = [self.cluster.devices[d] for s in chain for d in s.devices]
-        calls = [call_s(d, len(chain)) for d in devices]
-        begins = [
-            begin_s(d) / (alone_in(self.cluster, self.sample.probe) if len(devices) == 1 else 1.0) for d in devices
-        ]
-        return np.array([*calls, *calls, *([0.0] * len(devices)), *begins])
+        """[2 devices] what forwards and backwards take beside their tasks."""
+        return np.array([call_s(self.cluster.devices[d], len(chain)) for s in chain for d in s.devices] * 2)
 
     def _template(self, candidate: Candidate, moves: Sequence[Key]) -> Template:
         graph, costs = self.sample.graph, self.sample.costs
@@ -190,7 +185,8 @@ class Bench:
         moves |= {(name, -1, -1): (0.0, size) for name, size in self._sums(chain).items()}
         values = np.zeros((4 * len(at) + len(moves) + 1, 2))
         faster = alone_in(self.cluster, self.sample.probe) if len(at) == 1 else 1.0
-        values[: 3 * len(at), 0] = np.concatenate([forward, backward + forward * again, update]) / faster
+        begin = np.array([begin_s(self.cluster.devices[d]) for s in chain for d in s.devices])
+        values[: 4 * len(at), 0] = np.concatenate([forward, backward + forward * again, update, begin]) / faster
         values[4 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
         return tuple(moves), values
 

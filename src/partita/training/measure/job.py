@@ -266,9 +266,9 @@ def _sizes(total: int, asked: Sequence[int]) -> list[int]:
 
 
 def _cost_of(last: Sample, size: int) -> float:
-    """Seconds that measuring a size will take at least: three rounds, as the last sample suggests."""
+    """Seconds that measuring a size will take at least: three rounds of nine passes with their readings, as the last sample suggests."""
     one = float(last.costs.seconds.sum())
-    return 24 * one * size / last.micro_batch_size
+    return 30 * one * size / last.micro_batch_size
 
 
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str, begin_s: float) -> Sample:

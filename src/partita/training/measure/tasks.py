@@ -63,7 +63,7 @@ class TaskTimes:
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     parting: FloatArray  #: [passes] that the two parts of a split backward take beyond one that is not
     update: FloatArray  #: [passes] the optimizer's step, after a backward has filled the caches with other things
-    first: FloatArray  #: [passes] a forward after the optimizer's step has, as a step begins
+    first: FloatArray  #: [passes] a forward right behind the optimizer's step, as the first one of a step is
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
@@ -178,7 +178,8 @@ def parting_s(times: TaskTimes) -> FloatArray:
 
 
 def beginning_s(times: TaskTimes) -> float:
-    """What the first forward of a step takes longer than another one: the update before it has filled the caches."""
+    """What the first forward of a step takes longer than a later one, for the update before it has filled the caches; less what the
+    later one takes longer because another micro-batch is in flight."""
     return max(0.0, float(np.median(times.first - times.whole_forward)))
 
 

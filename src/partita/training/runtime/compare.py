@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -81,7 +82,7 @@ def compare(session: Session) -> None:
 class _Timed(NamedTuple):
     """A step of one engine."""
 
-    wall_s: float  #: of the rank that took longest; of a single one from a common start
+    wall_s: float  #: of the rank that took longest; in a row of one step from a common start
     loss: float
     cpu_s: float  #: of all ranks
     core_share: float  #: of its core that this rank had
@@ -91,10 +92,11 @@ def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
     """A step of so many in a row, none waiting for more than its messages, as in a run. The first of several is not counted: it finds
     caches cold, and a core that has slept."""
     dist.barrier()
-    stamps, result = [(time.perf_counter(), time.process_time())], StepResult(math.nan, 0.0)
+    stamps, result, shares = [(time.perf_counter(), time.process_time())], StepResult(math.nan, 0.0), list[float]()
     for _ in range(row):
         if engine is not None:
             result = engine.step(batch, step - 1)
+        shares.append(result.core_share)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the step has only been queued
         stamps.append((time.perf_counter(), time.process_time()))
@@ -107,7 +109,7 @@ def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(share)
     mean_loss = float(share[2] / share[3]) if share[3] > 0 else math.nan
-    return _Timed(float(most[0]), mean_loss, float(share[1]), result.core_share)
+    return _Timed(float(most[0]), mean_loss, float(share[1]), statistics.median(shares[-len(counted) + 1 :]))
 
 
 def _gradient_errors(session: Session) -> dict[str, float]:
