@@ -34,8 +34,8 @@ def durations_of(problem: GraphProblem, plan: GraphPlan, program: Program) -> Du
 def computing_s(problem: PipelineProblem, plan: PipelinePlan) -> dict[str, float]:
     """Device -> seconds of a step that it computes, without what begins it; those of the plan only."""
     program = program_of(problem, plan)
-    busy, computes = durations_of(problem, plan, program).busy_s.copy(), program.op == Op.COMPUTE
-    for i in first_computations(program).tolist():
-        busy[i] -= begin_s(problem.cluster_of(plan).by_name[program.queues[program.queue[i]]])
+    busy, computes = durations_of(problem, plan, program).busy_s, program.op == Op.COMPUTE
+    first, devices = first_computations(program), problem.cluster_of(plan).by_name
+    busy[first] -= [begin_s(devices[program.queues[q]]) for q in program.queue[first].tolist()]
     queues = enumerate(program.queues[: program.devices])
     return {d: float(busy[computes & (program.queue == q)].sum()) for q, d in queues}

@@ -354,18 +354,17 @@ def _shape(state: State, host: Host, verb: str) -> None:
     A connection asks how many frames to join when it looks for its way, so it has to look again: else the packets of one that was
     made at 2 Gbit/s are taken apart by the filter of 100, and every frame costs as much as a packet. Inferences beside an upload took
     1.8 times as long on the device and 1.2 times on the server, and 1.1 and 1.03 times beside one of a new connection (2 cores of a
-    Xeon, 25 November 2026). What waits while the rate changes is lost, and sent again: a packet joined for a higher rate may be larger
-    than the bucket when the rate is lowered, and would never leave."""
+    Xeon, 25 November 2026). What waits while the rate is lowered is lost, and sent again: a packet joined for the higher one may be
+    larger than the bucket now, and would never leave."""
     _ip("-n", host.namespace, "link", "set", "dev", "eth0", "gso_max_segs", str(_joined(host.rate_bit_per_s)))
     _ip("-n", host.namespace, "route", "flush", "cache")
+    lowered, rate = host.rate_bit_per_s < state.host(host.name).rate_bit_per_s, _filter(host.rate_bit_per_s)
     for namespace, end in ((host.namespace, "eth0"), (state.switch, host.name)):
-        _tc("-n", namespace, "qdisc", verb, "dev", end, "root", *_filter(host.rate_bit_per_s))
-        now = json.loads(_tc("-n", namespace, "-s", "-j", "qdisc", "show", "dev", end))[0]
-        if now["backlog"] and host.rate_bit_per_s < state.host(host.name).rate_bit_per_s:
+        _tc("-n", namespace, "qdisc", verb, "dev", end, "root", *rate)
+        now = json.loads(_tc("-n", namespace, "-s", "-j", "qdisc", "show", "dev", end))[0] if lowered else {}
+        if now.get("backlog"):
             handle = "2:" if now["handle"] == "1:" else "1:"  # another filter, in one step
-            _tc(
-                "-n", namespace, "qdisc", "replace", "dev", end, "root", "handle", handle, *_filter(host.rate_bit_per_s)
-            )
+            _tc("-n", namespace, "qdisc", "replace", "dev", end, "root", "handle", handle, *rate)
 
 
 def _filter(rate_bit_per_s: int) -> list[str]:

@@ -36,9 +36,7 @@ from partita.offload.onnx_session import Session
 MOST_SHARE = 0.01  #: of the CPU time of the inferences that the probes between them may take
 CHANNELS, SIDE = 24, 20  #: of the probe's convolution: 0.3 ms on a core of 2.5 GHz
 USUAL = 0.1  #: of probes of a machine at rest, the standard deviation as a share: of few ones it is not less
-UNLIKE = (
-    0.05  #: by what probes differ that are behind other inferences, however many: 5 to 8 % where nothing had changed
-)
+UNLIKE = 0.05  #: by what probes behind other inferences differ, however many: 5 to 8 % where nothing had changed
 FEWEST = 5  #: probes; three of a run were 2.2 times as long as usual where the machine was as before
 LONG = 100  #: times the probe: inferences that leave nothing of it in the caches
 _T = TypeVar("_T")
@@ -57,9 +55,8 @@ class Lap:
 class Sightings:
     """What was seen of a machine's speed."""
 
-    probes: list[tuple[float, float]] = field(
-        default_factory=list
-    )  #: CPU seconds, and those of the inference before it
+    #: CPU seconds, and those of the inference before it
+    probes: list[tuple[float, float]] = field(default_factory=list)
     wall_s: float = 0.0  #: in inferences
     received_s: float = 0.0
 

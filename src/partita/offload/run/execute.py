@@ -310,9 +310,8 @@ class _Device:
         self.times[j].device, self.times[j].device_cpu_s = (start, self._now()), lap.cpu_s
         self.here.add(lap.wall_s, lap.received_s)
         self.corrections.device.add(self.models[j].hash, lap.wall_s, planned_s)
-        self.here.probes += self.meter.look(
-            self.behind_s
-        )  # before the next message is under way, which has a price of its own
+        # before the next message is under way, which has a price of its own
+        self.here.probes += self.meter.look(self.behind_s)
         return made
 
     def _tasks_s(self, j: int) -> tuple[float, float]:

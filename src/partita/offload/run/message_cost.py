@@ -5,7 +5,8 @@ run: then each message wakes its threads anew and finds the caches full of somet
 beside its inferences, more than without messages; medians over rounds of none, small and large in turn. A byte takes of the
 inferences, too: the packets' interrupts count as theirs, and at 12 MB/s networks of 5 to 50 ms took 1.10 to 1.15 times as long on the
 device (2 cores of a Xeon, 25 November 2026), as do the convolutions here. What a small message takes of them is less than what the
-machine's speed changes, and left out. It counts where a device is slow: under a quota of a tenth of a core, a millisecond of Python and system calls a message is ten.
+machine's speed changes, and left out. It counts where a device is slow: under a quota of a tenth of a core, a millisecond of Python
+and system calls a message is ten.
 """
 
 from __future__ import annotations

@@ -92,16 +92,12 @@ def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
     """A step of so many in a row, none waiting for more than its messages, as in a run. The first of several is not counted: it finds
     caches cold, and a core that has slept."""
     dist.barrier()
-    stamps, result, shares = [(time.perf_counter(), time.process_time())], StepResult(math.nan, 0.0), list[float]()
-    for _ in range(row):
-        if engine is not None:
-            result = engine.step(batch, step - 1)
-        shares.append(result.core_share)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # the step has only been queued
-        stamps.append((time.perf_counter(), time.process_time()))
-    loss, counted = result.loss, stamps[1:] if row > 1 else stamps
-    spent, used = ((b - a) / (len(counted) - 1) for a, b in zip(counted[0], counted[-1], strict=True))
+    if row > 1:
+        _stepped(engine, batch, step)
+    began, cpu, counted = time.perf_counter(), time.process_time(), max(1, row - 1)
+    results = [_stepped(engine, batch, step) for _ in range(counted)]
+    spent, used = (time.perf_counter() - began) / counted, (time.process_time() - cpu) / counted
+    loss = results[-1].loss
     share = torch.tensor(
         [spent, used, 0.0 if math.isnan(loss) else loss, 0.0 if math.isnan(loss) else 1.0], dtype=torch.float64
     )
@@ -109,7 +105,15 @@ def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(share)
     mean_loss = float(share[2] / share[3]) if share[3] > 0 else math.nan
-    return _Timed(float(most[0]), mean_loss, float(share[1]), statistics.median(shares[-len(counted) + 1 :]))
+    return _Timed(float(most[0]), mean_loss, float(share[1]), statistics.median(r.core_share for r in results))
+
+
+def _stepped(engine: Engine | None, batch: Batch, step: int) -> StepResult:
+    """A step that is done, and not only queued on a GPU."""
+    result = engine.step(batch, step - 1) if engine is not None else StepResult(math.nan, 0.0)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return result
 
 
 def _gradient_errors(session: Session) -> dict[str, float]:
