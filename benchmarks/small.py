@@ -2,19 +2,23 @@
 
     python benchmarks/small.py [--rounds 402] [--blocks 2] [--only MODEL,MODEL] [--json]
 
-Each model is measured once. Three plans are made of it: for one device, for two in a row, and the planner's own choice. Each is
-run in turn with one process (the user's model called eagerly), and the prediction at the speed of the run stands beside.
+Each model is measured once. Three plans are made of it: for one device, for two in a row, and the planner's own choice. They are
+run in turn with one process (the user's model called eagerly, with as many micro-batches as the plan for one device has), and the
+prediction at the speed of the run stands beside.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, with_models
 from harness import Json, Machine, machine_line, parser, run_script
+from intervals import WITHIN_ROUNDS, Claim, over_median, ratio_within_rounds, sentences
 from small_jobs import MODELS
 
 from partita.cli.talk import Talk
@@ -29,6 +33,10 @@ from partita.training.measure.job import measure_job
 
 JOBS = Path(__file__).parent / "small_jobs.py"
 ENGINES = ("single", "pipeline")
+PAYS = Claim("the chosen plan takes at most 1.03 of a step of one process", high=1.03, most_drift=WITHIN_ROUNDS)
+FORESEEN = Claim(
+    "the prediction at the speed of the run is within 15 % of a step", low=0.85, high=1.15, most_drift=math.inf
+)
 IN_A_ROW = 8  #: steps of an engine before the next one's turn: the step after another engine's finds its caches cold
 
 
@@ -45,7 +53,7 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
             rounds=options.rounds, blocks=options.blocks, talk=talk, in_a_row=IN_A_ROW,
         )  # fmt: skip
         for name, file in files.items():
-            found.append(row(model, name, file, runs[name]) | {"machine_record": machine.record(since)})
+            found.append(row(machine, model, name, file, runs) | {"machine_record": machine.record(since)})
             talk.say(sentence(found[-1]))
     return found
 
@@ -58,9 +66,16 @@ def plans(profile: Profile) -> dict[str, PlanFile]:
     return found
 
 
-def row(model: str, name: str, file: PlanFile, run: Compared) -> Json:
-    """All about one plan."""
+def row(machine: Machine, model: str, name: str, file: PlanFile, runs: Mapping[str, Compared]) -> Json:
+    """All about one plan. One process is that of the row `one`: the plan's own number of micro-batches may not suit it."""
     assert isinstance(file.plan, PipelinePlan)
+    run, one = runs[name], runs["one"]
+    of_one = ratio_within_rounds(run.steps("pipeline"), one.steps("single"))
+    claims = {}
+    if run.at_run_speed_s is not None:
+        claims["foreseen"] = (FORESEEN, over_median(run.at_run_speed_s, run.steps("pipeline")))
+    if name == "chosen":
+        claims["pays"] = (PAYS, of_one)
     return {
         "model": model,
         "plan": name,
@@ -68,8 +83,10 @@ def row(model: str, name: str, file: PlanFile, run: Compared) -> Json:
         "stages": len(file.plan.stages),
         "micro_batches": file.plan.micro_batches,
         **figures(file, run),
-        "ratio_interval": {"pipeline/single": run.ratio("pipeline", "single").ends},
-        "slower_than_one_process": run.median_s("pipeline") / run.median_s("single") - 1,
+        "single_step_s": one.median_s("single"),
+        "of_one_process": of_one.value,
+        "ratio_interval": {"pipeline/single": of_one.ends},
+        "verdicts": machine.verdicts(claims),
     }
 
 
@@ -83,9 +100,8 @@ def sentence(row: Json) -> str:
 
 
 def text(found: list[Json]) -> str:
-    slower = [r["slower_than_one_process"] for r in found if r["plan"] == "chosen"]
-    said = f"the chosen plan against one process: {percent(max(slower), signed=True)} at worst"
-    return "\n".join([figures_table(found), said, machine_line(found[-1]["machine_record"])])
+    lines = [f"{r['model']}, {r['plan']}: {line}" for r in found for line in sentences(r["verdicts"]).splitlines()]
+    return "\n".join([figures_table(found), *lines, machine_line(found[-1]["machine_record"])])
 
 
 def main() -> int:

@@ -162,6 +162,8 @@ def test_one_device_is_explained_where_two_would_hardly_be_faster(tmp_path, caps
         (["{chain}", "--devices", "-2"], 2, "-2 devices asked for"),
         (["{profile}", "--bandwidth", "0"], 2, "a bandwidth of 0.0 bytes/s"),
         (["{chain}", "--cluster", "{cluster}"], 2, "no costs for devices of kind 'tpu'"),
+        (["{profile}", "--cluster", "{unlinked}"], 2, "nothing is known of links that no [[links]] names"),
+        (["{profile}", "--cluster", "{half}"], 2, "nothing is known of links that no [[links]] names"),
         (["{missing}"], 2, "cannot be read"),
         (["{chain}", "-o", "{missing}/deeper.json"], 2, "cannot be written"),
     ],
@@ -169,9 +171,13 @@ def test_one_device_is_explained_where_two_would_hardly_be_faster(tmp_path, caps
 def test_bad_input(tmp_path, capsys, words, code, fact):
     (tmp_path / "tight").mkdir()
     (tmp_path / "cluster.toml").write_text("[[device]]\nname = 'a'\nkind = 'tpu'\n")
+    unlinked = "".join(f"[[device]]\nname = '{n}'\nkind = 'cpu'\n" for n in ("a", "b"))
+    (tmp_path / "unlinked.toml").write_text(unlinked)
+    (tmp_path / "half.toml").write_text(f"{unlinked}[[links]]\nsource = 'a'\ntarget = 'b'\nrate_bytes_per_s = 1e9\n")
     places = {
         "profile": profile(tmp_path), "tight": profile(tmp_path / "tight", 20.0), "chain": chain(tmp_path),
         "missing": tmp_path / "no such file", "cluster": tmp_path / "cluster.toml",
+        "unlinked": tmp_path / "unlinked.toml", "half": tmp_path / "half.toml",
     }  # fmt: skip
     found, text, err = said(capsys, "plan", *(w.format(**places) for w in words))
     assert found == code

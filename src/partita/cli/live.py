@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,8 @@ class Dashboard:
 
     def plan(self, file: PlanFile) -> None:
         self._predicted_s = predicted(file.problem, file.plan).duration_s
+        apart = (replace(s, compute_s={}) for s in self._steps)  # by the plan before, which shared the work otherwise
+        self._steps = deque(apart, maxlen=_KEPT)
         if isinstance(file.problem, PipelineProblem) and isinstance(file.plan, PipelinePlan):
             self._expected_s = computing_s(file.problem, file.plan)
 
@@ -86,15 +90,20 @@ class Dashboard:
 class Scalars:
     """Loss, step time and busy shares as TensorBoard shows them, in the run's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises MissingDependency without tensorboard."""
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
+    @staticmethod
+    def expect() -> None:
+        """Raise MissingDependency without tensorboard."""
+        if importlib.util.find_spec("tensorboard") is None:
             raise MissingDependency(
-                f"--tensorboard needs the package tensorboard ({error})", hint="pip install tensorboard"
-            ) from error
+                "--tensorboard needs the package tensorboard, which is not installed", hint="pip install tensorboard"
+            )
+
+    def __init__(self, folder: Path) -> None:
+        """Raises MissingDependency as `expect`."""
+        self.expect()
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(folder))
         self._predicted_s = 0.0
 

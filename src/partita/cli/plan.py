@@ -8,13 +8,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.mapping.plan.jobs import plan_job
 from partita.mapping.plan.planner import METHODS as MAPPINGS
 from partita.mapping.plan.planner import plan_mapping
-from partita.nouns.cluster import Cluster
+from partita.nouns.cluster import Cluster, expect_known
 from partita.nouns.pipeline_plan import Asked, PipelinePlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile
@@ -118,6 +120,12 @@ def _stages(profile: Profile, cluster: Cluster | None, options: argparse.Namespa
     cluster = cluster.first(options.devices) if options.devices is not None else cluster
     if options.bandwidth is not None:
         cluster = at_rate(cluster, options.bandwidth)
+    if (
+        options.cluster
+        and len(cluster.devices) > 1
+        and any(np.isnan(s.costs.transfer_s).any() for s in profile.samples)
+    ):
+        expect_known(cluster.links_in_use())
     talk.step(f"planning {profile.job} on {len(cluster.devices)} devices")
     if options.placement == "free" or (options.method in MAPPINGS and options.method not in KNOWN_TO_ALL):
         _expect_no_pipeline(options)
@@ -375,8 +383,9 @@ def _listed(names: list[str], most: int = 4) -> str:
 
 def _comparison(d: dict[str, Any]) -> str:
     """What the plan was compared with."""
-    compared = {n: v for n, v in d.get("compared_s", {}).items() if n not in get_args(Asked)}
-    if d["method"].partition(" (")[0] not in compared:
+    method = d["method"].partition(" (")[0]
+    compared = {n: v for n, v in d.get("compared_s", {}).items() if n == method or n not in get_args(Asked)}
+    if method not in compared:
         return ""
     what = "step" if d["objective"] == "step" else "one sample"
     rows = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.cli.settings import check_timeout
 from partita.cli.talk import Talk
-from partita.errors import BadInput, PlanError
+from partita.errors import BadInput
 from partita.nouns.cluster import Cluster
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
@@ -46,20 +46,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Rehearse; returns what came out. Raises BadInput, PlanError, ClusterError, and what a worker failed with."""
-    from partita.training.rehearsal.rehearse import CAP_BYTES, on_cluster, rehearse  # brings torch in the workers only
+    from partita.training.rehearsal.rehearse import (
+        CAP_BYTES,
+        on_cluster,
+        rehearse,
+        staged,
+    )  # brings torch in the workers only
 
     file = PlanFile.read(options.plan)
-    plan = file.plan
-    if not isinstance(plan, PipelinePlan):
-        raise PlanError(
-            "this plan places tasks one by one; stages are rehearsed",
-            hint="plan a pipeline: a profile, or a PipeDream graph with --objective step or throughput",
-        )
+    plan = staged(file)
     if options.cluster:
         file = on_cluster(file, Cluster.read(options.cluster))
     if options.micro_batches is not None:
         if not 1 <= options.micro_batches <= MOST_MICRO_BATCHES:
             raise BadInput(f"{options.micro_batches} micro-batches", hint=f"say 1 to {MOST_MICRO_BATCHES}")
+        if plan.orders and options.micro_batches > plan.micro_batches:
+            raise BadInput(
+                f"{options.micro_batches} micro-batches: the plan gives every device its order for {plan.micro_batches}",
+                hint=f"say 1 to {plan.micro_batches}, or plan with --micro-batches {options.micro_batches}",
+            )
         file = replace(file, plan=plan.of_micro_batches(options.micro_batches))
     check_timeout(options.timeout_s)
     talk.step(f"rehearsing {file.graph.name} on {len(plan.devices)} emulated devices")

@@ -129,6 +129,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
         examine(options.resume)  # a missing or damaged checkpoint is told before anything is started
         read_metrics(Path(options.out) / "metrics.jsonl")  # and so is a damaged record that would be continued
+    resumed = _resumed_from(options.resume)
     check_folder(options.out)
     file = _plan(options, settings, talk)
     if options.replan:
@@ -141,7 +142,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         "resume": options.resume or "", "threads": options.threads, "timeout_s": options.timeout_s,
     }  # fmt: skip
     if options.search:
-        return _searched(options, file, settings, talk, how)
+        return _searched(options, file, settings, talk, how, resumed)
     with contextlib.ExitStack() as stack:
         board = Dashboard(talk, options.job, options.steps) if options.live and talk.terminal else None
         scalars = Scalars(Path(options.out) / "tensorboard") if options.tensorboard else None
@@ -153,7 +154,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
             adapt=(lambda change: say(change.sentence)) if options.adapt else None, shows=shows, **how,
         )  # fmt: skip
     file = PlanFile.read(Path(options.out) / "plan.json")  # it may have changed on the way
-    document = _outcome(Path(options.out), file, ended.wall_s, options.engine)
+    document = _outcome(Path(options.out), file, ended.wall_s, options.engine, resumed)
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
@@ -179,7 +180,7 @@ def _elastic(options: argparse.Namespace, say: Callable[[str], None]) -> Elastic
 
 
 def _searched(
-    options: argparse.Namespace, file: PlanFile, settings: dict[str, str], talk: Talk, how: dict[str, Any]
+    options: argparse.Namespace, file: PlanFile, settings: dict[str, str], talk: Talk, how: dict[str, Any], resumed: int
 ) -> dict[str, Any]:
     """Train, and search for the mapping meanwhile."""
     from partita.mapping.report.history import Following, History
@@ -194,8 +195,9 @@ def _searched(
         file, options.job, settings, out, budget_s=budget_s, seed=options.seed or 0, adapt=options.adapt,
         watch=watch, **how,
     )  # fmt: skip
-    found = PlanFile.read(out / "plan.json")
-    document = {**_outcome(out, found, ended.wall_s, options.engine), "search": History.read(out).to_json()}
+    found, history = PlanFile.read(out / "plan.json"), History.read(out)
+    since = max(resumed, history.end.step if history.end else 0)
+    document = {**_outcome(out, found, ended.wall_s, options.engine, since), "search": history.to_json()}
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
@@ -245,6 +247,8 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput("--search-budget-s and --seed are for a search", hint="say --search hybrid")
     if options.adapt and options.engine == "torch":
         raise BadInput("--adapt goes with Partita's own engine", hint="leave --engine away")
+    if options.tensorboard:
+        Scalars.expect()
     if (options.live or options.tensorboard) and options.search:
         raise BadInput("--live and --tensorboard do not go with --search", hint="leave them away")
     if options.search and (options.engine == "torch" or options.replan):
@@ -327,6 +331,8 @@ def _replanned(file: PlanFile, options: argparse.Namespace, settings: dict[str, 
 def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> dict[str, Any]:
     """Inside torchrun: this process is one rank."""
     from partita.nouns.plan import PlanFile
+    from partita.pipeline.run.adapt import DRIFT
+    from partita.training.runtime.elastic import FAILURES
     from partita.training.runtime.folder import held
     from partita.training.runtime.prepare import prepared, training_spec
     from partita.training.runtime.restarted import forget, restarted_from
@@ -344,6 +350,9 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
         stack.enter_context(held(options.out))
     file = PlanFile.read(options.plan)
     folder = prepared(options.out, file) if rank == 0 else Path(options.out)
+    if rank == 0:
+        for name in (DRIFT, FAILURES):  # of an earlier run
+            (folder / name).unlink(missing_ok=True)
     own = restarted_from(folder, rank)
     resume = own or options.resume or ""
     if own and rank == 0:
@@ -352,24 +361,35 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
         folder, options.job, settings, engine=options.engine, steps=options.steps, epochs=options.epochs,
         checkpoint_every=options.checkpoint_every, resume=resume, threads=options.threads, timeout_s=options.timeout_s,
     )  # fmt: skip
+    resumed = _resumed_from(resume)
     try:
         run_rank_alone(replace(spec, plan=options.plan), rank, ranks)
     except PartitaError as error:
         talk.error(str(error))
         os._exit(error.exit_code)  # a broken process group may block in its destructor
     forget(folder, rank)
-    return _outcome(folder, file, 0.0, options.engine) if rank == 0 else {"rank": rank}
+    return _outcome(folder, file, 0.0, options.engine, resumed) if rank == 0 else {"rank": rank}
 
 
-def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str) -> dict[str, Any]:
+def _resumed_from(folder: str | None) -> int:
+    """The step after which a run went on from the checkpoint in a folder; 0 where it began."""
+    from partita.training.runtime.saved import latest, step_of
+
+    return step_of(latest(Path(folder))) if folder else 0
+
+
+def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str, since: int) -> dict[str, Any]:
+    """What came out; steps up to `since` were not made by this plan, or not by this run."""
     from partita.nouns.metrics import read_metrics
     from partita.nouns.probe import Readings
     from partita.page.run_speed import sentences
     from partita.pipeline.report.story import WARM_UP
+    from partita.pipeline.run.adapt import last_change
     from partita.simulate.run_speed import run_speed
 
     rows = read_metrics(folder / "metrics.jsonl")
-    times = [r.step_s for r in rows if r.step_s is not None]
+    since = max(since, last_change(folder))
+    times = [r.step_s for r in rows if r.step_s is not None and r.step > since]
     steps = times[WARM_UP:] or times
     measured = statistics.median(steps) if steps else None
     foreseen = predicted(file.problem, file.plan).duration_s

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -76,6 +76,11 @@ class Link:
     sum_s_per_byte: float = 0.0  #: and every byte that it sends: copying and adding
 
     @property
+    def known(self) -> bool:
+        """Whether anything is known of how long a transfer takes."""
+        return math.isfinite(self.rate_bytes_per_s) or self.latency_s > 0
+
+    @property
     def queue(self) -> str:
         """What its transfers wait for."""
         return self.medium or f"{self.source}->{self.target}"
@@ -95,6 +100,17 @@ class Link:
         """The rate at which gradients are summed over it, copying and adding included."""
         per_byte = 1 / self.rate_bytes_per_s + self.sum_s_per_byte
         return 1 / per_byte if per_byte > 0 else math.inf
+
+
+def expect_known(links: Iterable[Link]) -> None:
+    """Raise ClusterError where nothing is known of one of them."""
+    unknown = next((k for k in links if not k.known), None)
+    if unknown:
+        which = f"the link {unknown.source} -> {unknown.target}" if unknown.source else "links that no [[links]] names"
+        raise ClusterError(
+            f"nothing is known of {which}",
+            hint="give a cluster file with a [link] for all pairs, or [[links]] for each, or a bandwidth",
+        )
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,11 @@ class Readings:
     piece_s: FloatArray  #: [devices, steps, pieces] CPU seconds; nan where no reading was taken after the step
     core_share: FloatArray  #: [devices, steps] of its core while it computed; nan where it did not
 
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return int(self.core_share.shape[1])
+
     def speeds(self, probe: Probe, near: int = NEAR) -> FloatArray:
         """[devices, steps] the speed of each device in each step: the share of its core in that step, and the mean of what the
         `near` readings closest to it say. nan where a device was never read."""
@@ -129,7 +134,7 @@ class Readings:
         """Without the steps before; what was read during them stays with the first that is left.
 
         The first readings of a short run are taken while it warms up: they count."""
-        if not step or step >= self.core_share.shape[1]:
+        if not step or step >= self.steps:
             return self
         pieces = self.piece_s[:, step:].copy()
         pieces[:, 0] = row_means(np.moveaxis(self.piece_s[:, : step + 1], 1, 2))

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from partita.errors import BadInput
-from partita.nouns.cluster import Cluster, Link
+from partita.nouns.cluster import Cluster, Link, expect_known
 from partita.nouns.graph import FloatArray
 
 Scheme = Literal["ring", "tree", "ps", "partial"]
@@ -139,17 +138,12 @@ class Wires:
 
     @staticmethod
     def of(cluster: Cluster) -> Wires:
-        """The links among all devices of a cluster. Raises BadInput where nothing is known of one in the ring. O(devices + links)."""
+        """The links among all devices of a cluster. Raises ClusterError where nothing is known of one in the ring. O(devices + links)."""
         names = [d.name for d in cluster.devices]
         if len(names) == 1:
             return Wires(1, (), math.inf, 0.0)
         hops = [cluster.link(a, b) for a, b in zip(names, [*names[1:], names[0]], strict=True)]
-        unknown = [x for x in hops if math.isinf(x.rate_bytes_per_s) and x.latency_s == 0]
-        if unknown:
-            raise BadInput(
-                f"nothing is known of the link {unknown[0].source} -> {unknown[0].target}",
-                hint="give a cluster file with a [link] for all pairs, or a bandwidth",
-            )
+        expect_known(hops)
         queues: dict[str, list[Link]] = {}
         for hop in hops:
             queues.setdefault(hop.queue, []).append(hop)

@@ -81,7 +81,7 @@ def problem(seed: int) -> tuple[Profile, Wishes]:
 def _wishes(lot: np.random.Generator) -> Wishes:
     asked = lot.random(5) < 0.12
     return Wishes(
-        int(lot.integers(1, 4)) if asked[0] else None, "gpipe" if asked[1] else None,
+        int(lot.integers(1, 4)) if asked[0] and not asked[1] else None, "gpipe" if asked[1] else None,
         int(lot.integers(1, 3)) if asked[2] else None, not asked[3], not asked[4],
     )  # fmt: skip
 
@@ -170,8 +170,8 @@ def _deals(names: list[str], stages: int, replicas: bool) -> Iterator[tuple[tupl
 
 def _orders(replicas: list[int], batches: int, wishes: Wishes) -> Iterator[tuple[str, int]]:
     """Schedules and micro-batches in flight whose orders of work differ."""
-    if wishes.schedule == "gpipe" or not (wishes.schedule or wishes.in_flight):  # GPipe keeps all, whatever is asked
-        yield "gpipe", wishes.in_flight or batches
+    if wishes.schedule == "gpipe" or not (wishes.schedule or wishes.in_flight):  # GPipe keeps all
+        yield "gpipe", batches
     if wishes.schedule != "gpipe":
         seen = set()
         numbers = [wishes.in_flight] if wishes.in_flight else range(1, sum(replicas) + len(replicas) * batches + 1)

@@ -22,19 +22,21 @@ SECONDS = st.floats(0.01, 2.0)
 
 def training_graph(
     n: int, pairs: list[tuple[int, int]], sizes: list[float], parameters: list[float], kept: list[float],
-    groups: dict[int, str] | None = None, tied: tuple[int, ...] = (),
+    groups: dict[int, str] | None = None, tied: tuple[int, ...] = (), frozen: int = 0,
 ) -> TaskGraph:  # fmt: skip
-    """Forward tasks t0 .., a backward each with the edges turned round, an update each."""
-    groups = groups or {}
+    """Forward tasks t0 .., a backward each with the edges turned round, an update each; neither of the first `frozen`."""
+    groups, trained = groups or {}, range(frozen, n)
     tasks = [
         Task(f"t{i}", f"layer {i}", group=groups.get(i), parameter_bytes=parameters[i], activation_bytes=kept[i])
         for i in range(n)
     ]
-    tasks += [Task(f"b{i}", phase="backward", of=f"t{i}") for i in range(n)]
-    tasks += [Task(f"u{i}", phase="update", of=f"t{i}") for i in range(n)]
-    tensors = [(f"t{i}", sizes[i], [f"t{v}" for u, v in pairs if u == i] + [f"b{i}"]) for i in range(n)]
-    tensors += [(f"b{v}", sizes[u], [f"b{u}"]) for u, v in pairs]
-    tensors += [(f"b{i}", 0.0, [f"u{i}"]) for i in range(n)]
+    tasks += [Task(f"b{i}", phase="backward", of=f"t{i}") for i in trained]
+    tasks += [Task(f"u{i}", phase="update", of=f"t{i}") for i in trained]
+    tensors = [
+        (f"t{i}", sizes[i], [f"t{v}" for u, v in pairs if u == i] + [f"b{i}"] * (i in trained)) for i in range(n)
+    ]
+    tensors += [(f"b{v}", sizes[u], [f"b{u}"]) for u, v in pairs if u in trained]
+    tensors += [(f"b{i}", 0.0, [f"u{i}"]) for i in trained]
     shared = [SharedParameter("tied", min(parameters[i] for i in tied), tuple(f"t{i}" for i in tied))] if tied else []
     return TaskGraph.build("world", tasks, tensors, shared)
 
@@ -89,11 +91,13 @@ def profiles(
 
 
 def chain_profile(
-    n: int = 6, devices: int = 2, memory: float = math.inf, kept: float = 1.0, skips: Sequence[tuple[int, int]] = ()
-) -> Profile:
-    """n tasks in a row, a second forward and two backward each, on equal devices; `skips`: further readers, (of, by)."""
+    n: int = 6, devices: int = 2, memory: float = math.inf, kept: float = 1.0, skips: Sequence[tuple[int, int]] = (),
+    frozen: int = 0,
+) -> Profile:  # fmt: skip
+    """n tasks in a row, a second forward and two backward each, on equal devices; `skips`: further readers, (of, by); the first
+    `frozen` train nothing."""
     pairs = sorted([*((i, i + 1) for i in range(n - 1)), *skips])
-    graph = training_graph(n, pairs, [1.0] * n, [2.0] * n, [kept] * n)
-    costs = CostTable.given(("cpu",), [[1.0]] * n + [[2.0]] * n + [[0.0]] * n, [math.nan] * len(graph.producer))
+    graph, m = training_graph(n, pairs, [1.0] * n, [2.0] * n, [kept] * n, frozen=frozen), n - frozen
+    costs = CostTable.given(("cpu",), [[1.0]] * n + [[2.0]] * m + [[0.0]] * m, [math.nan] * len(graph.producer))
     cluster = Cluster(tuple(Device(f"cpu{i}", "cpu", memory) for i in range(devices)), (), Link("", "", 1e6))
     return Profile("job.py:job", 8, (Sample(1, graph, costs),), cluster)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.plan.brute_force import NEAR, every_plan, problem, simulated
 from pipeline.plan.planning_worlds import QUIET, chain_profile, profiles, training_graph
 
-from partita.errors import Infeasible
+from partita.errors import BadInput, Infeasible
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.pipeline_plan import Part, PipelinePlan, Schedule, Slot
@@ -25,13 +25,15 @@ from partita.nouns.profile import Profile, Sample
 from partita.nouns.stage_memory import stage_memory
 from partita.pipeline.plan.bench import Candidate
 from partita.pipeline.plan.chain_dp import Segment
+from partita.pipeline.plan.methods import named
+from partita.pipeline.plan.orders import NAMED, _Search
 from partita.pipeline.plan.pipeline_task import PipelineTask
-from partita.pipeline.plan.planner import SIMPLER, plan_pipeline, problem_of
+from partita.pipeline.plan.planner import SIMPLER, fastest, plan_pipeline, problem_of
 from partita.pipeline.plan.proof import any_plan
 from partita.pipeline.plan.shop import Parted, shop_of
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
-from partita.simulate.schedules import device_orders
+from partita.simulate.schedules import device_orders, held_of
 from partita.simulate.schedules.searched import numbered, rewalked
 
 SCHEDULES = ("auto", "interleaved", "zb-h1", "zb-h2", "zb-v", "searched")
@@ -167,6 +169,65 @@ def test_memory_decides_too() -> None:
     tight = plan_pipeline(priced(chain_profile(kept=1.0, memory=19.0)), schedule="auto", **WISH)  # type: ignore[arg-type]
     assert max(most_bytes(tight).values()) <= 19.0
     assert free <= tight.verdict.value_s < math.inf
+
+
+@pytest.mark.parametrize("schedule", ["auto", "interleaved", "searched"])
+@pytest.mark.parametrize(("frozen", "memory"), [(4, 34.0), (4, 46.0), (2, 42.0)])
+def test_what_frozen_layers_keep_is_not_given_back_twice(schedule: str, frozen: int, memory: float) -> None:
+    """They have no backward, at whose end a search would believe that a device holds less."""
+    profile = replace(priced(chain_profile(12, memory=memory, frozen=frozen)), batch_size=16)
+    try:
+        file = plan_pipeline(profile, schedule=schedule, **WISH)  # type: ignore[arg-type]
+    except Infeasible:
+        assert schedule != "auto"
+        return
+    assert max(most_bytes(file).values()) <= memory
+
+
+def test_a_wished_number_in_flight_holds() -> None:
+    profile = priced(chain_profile())
+    for schedule in ("1f1b", "zb-h1", "auto"):
+        plan = plan_pipeline(profile, schedule=schedule, in_flight=2, **WISH).plan  # type: ignore[arg-type]
+        assert isinstance(plan, PipelinePlan)
+        assert max(held_of(plan)) <= 2
+    for schedule in ("gpipe", "zb-h2", "zb-v", "interleaved", "searched"):
+        with pytest.raises(BadInput, match="decides by itself how many micro-batches are in flight; 2 were asked for"):
+            plan_pipeline(profile, schedule=schedule, in_flight=2, **WISH)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "zb-v", "interleaved"])
+def test_a_schedule_asked_for_by_name_needs_no_search(schedule: str) -> None:
+    """Of 6,144 slots no orders are searched; the schedule is there all the same."""
+    profile = replace(priced(chain_profile()), batch_size=1024)
+    file = plan_pipeline(profile, schedule=schedule, **WISH)  # type: ignore[arg-type]
+    assert isinstance(file.plan, PipelinePlan)
+    assert (file.plan.schedule, len(file.plan.devices)) == (schedule, 2)
+    with pytest.raises(Infeasible, match="6144 forwards and parts of backwards, and the orders of 6000 at most"):
+        plan_pipeline(profile, schedule="searched", **WISH)  # type: ignore[arg-type]
+
+
+def test_the_search_for_orders_keeps_its_share_of_the_budget() -> None:
+    """But for what it has begun: a shop, and orders walked over as they are."""
+    profile = replace(priced(chain_profile(24, 4)), batch_size=160)
+    task = PipelineTask(profile, profile.cluster, Wish(allow_replicas=False, schedule="auto", budget_s=2.0))
+    for propose in named("auto").values():
+        fastest(task, propose)
+    search = _Search(task)
+    share, known = search.left, [a for s in NAMED for a in search.fastest(search.named(s))]
+    assert search.fastest(search.searched([a.candidate for a in known]))
+    assert -0.5 * share < search.left <= 0.1 * share
+
+
+def test_who_found_a_plan_is_told() -> None:
+    """A method's own value stays beside what other schedules made of its plan."""
+    profile = priced(chain_profile())
+    alone = plan_pipeline(profile, method="antichain-dp", **WISH).verdict  # type: ignore[arg-type]
+    named = plan_pipeline(profile, schedule="zb-h1", **WISH).verdict  # type: ignore[arg-type]
+    assert named.method == "zb-h1"
+    assert named.compared_s["zb-h1"] == named.value_s
+    assert named.compared_s["antichain-dp"] == pytest.approx(alone.value_s)
+    asked = plan_pipeline(profile, schedule="zb-h1", method="antichain-dp", **WISH).verdict  # type: ignore[arg-type]
+    assert asked.method == "antichain-dp"
 
 
 def test_a_stage_that_recomputes_does_its_backward_in_one() -> None:

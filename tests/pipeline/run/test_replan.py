@@ -7,7 +7,7 @@ from pipeline.plan.planning_worlds import chain_profile
 
 from partita.nouns.probe import Probe, ProbePiece
 from partita.pipeline.plan.planner import plan_pipeline
-from partita.pipeline.run.replan import replanned
+from partita.pipeline.run.replan import planned_without, replanned
 from partita.simulate.run_speed import DeviceSpeed
 
 
@@ -39,3 +39,11 @@ def test_wishes_hold() -> None:
     file = planned()
     found = replanned(file, (DeviceSpeed("cpu0", 1.0, 1.0), DeviceSpeed("cpu1", 1.0, 0.05)))
     assert len(found.file.plan.stages) == 2
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "interleaved", "searched", "auto", None])
+def test_one_device_that_is_left_is_enough(schedule) -> None:
+    file = plan_pipeline(chain_profile(), schedule=schedule, allow_replicas=False, budget_s=0.3)
+    left = planned_without(file, {"cpu1"})
+    assert left.plan.devices == ("cpu0",)
+    assert [d.name for d in left.cluster.devices] == ["cpu0"]

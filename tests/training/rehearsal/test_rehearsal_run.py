@@ -18,7 +18,8 @@ from partita.nouns.plan import PlanFile, Verdict
 from partita.nouns.stage_memory import stage_memory
 from partita.nouns.timeline import Timeline
 from partita.simulate.predicted import predicted
-from partita.training.rehearsal.rehearse import rehearse
+from partita.simulate.schedules import device_orders
+from partita.training.rehearsal.rehearse import on_cluster, rehearse
 
 
 def file_of(memory: float = math.inf, stages: tuple[tuple[str, ...], ...] = (("cpu0", "cpu1"), ("cpu2",))) -> PlanFile:
@@ -115,6 +116,21 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: li
     assert out == ""
     assert fact in err
     assert "hint:" in err
+
+
+def test_orders_that_are_given_are_not_exchanged_for_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = file_of(stages=(("cpu0",), ("cpu1",)))
+    orders = device_orders(file.plan)  # type: ignore[arg-type]
+    replace(file, plan=replace(file.plan, schedule="given", orders=orders)).write(tmp_path / "plan.json")  # type: ignore[arg-type]
+    assert main(["rehearse", str(tmp_path / "plan.json"), "--micro-batches", "9"]) == 2
+    assert "9 micro-batches: the plan gives every device its order for 8. hint: say 1 to 8" in capsys.readouterr().err
+
+
+def test_a_further_device_of_another_kind_does_not_matter(tmp_path: Path) -> None:
+    file = file_of(stages=(("cpu0",), ("cpu1",)))
+    cluster = replace(file.cluster, devices=(*file.cluster.devices, Device("tpu0", "tpu")))
+    found = rehearse(on_cluster(file, cluster), tmp_path, steps=1, pace=0.001)
+    assert found.single_s == pytest.approx(8 * 18.0)
 
 
 def test_a_placement_is_not_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

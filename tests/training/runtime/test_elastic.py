@@ -18,6 +18,7 @@ from training.runtime.runs import Run, alone, losses, metrics, train
 
 from partita.nouns.plan import PlanFile
 from partita.training.job import load_job
+from partita.training.runtime.checkpoint import examine
 
 pytestmark = pytest.mark.machine
 
@@ -73,6 +74,23 @@ def test_it_goes_on_as_if_nothing_had_happened(
     )  # one rank may have begun a step that another has not
     assert list(PlanFile.read(run.out / "plan.json").plan.devices) == devices  # type: ignore[union-attr]
     assert "was killed by SIGKILL" in run.stderr
+
+
+@pytest.mark.parametrize("how", ["replan", "replace"])
+def test_a_worker_that_dies_behind_the_last_step_is_not_the_end_of_a_run_that_is_done(
+    how: str, tmp_path: Path, plan: Path, wanted: Mapping[int, float]
+) -> None:
+    run = started(tmp_path, plan, how)
+    workers: dict[int, int] = {}
+
+    def done() -> bool:
+        workers.update(run.workers() if len(workers) < 2 else {})
+        return STEPS in losses(run.out)
+
+    run.wait_until(done, "the last step")
+    os.kill(workers[1], signal.SIGKILL)
+    expect_undisturbed(run, wanted)
+    examine(run.out / "checkpoints")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,8 +13,14 @@ import pytest
 from training.runtime.helpers import plan_file
 from training.runtime.runs import LOOPBACK, listening, losses, start, train, workers_of
 
+from partita.nouns.plan import PlanFile
+from partita.nouns.program import Op
+from partita.simulate.lower import program_of
 from partita.training.runtime.checkpoint import examine
+from partita.training.runtime.failure import failure
 from partita.training.runtime.folder import held
+from partita.training.runtime.spec import Spec
+from partita.training.runtime.worker_status import Board
 
 MANY = ("--steps", "1000000")
 
@@ -232,3 +239,35 @@ def test_no_folder_to_write_into(tmp_path: Path, plans: Path) -> None:
     run = start(tmp_path, ["run", "x.py:job", "--plan", plans / "good.json", "-o", tmp_path / "file" / "run"])
     assert run.wait() == 2
     assert "nothing can be written into" in run.error()
+
+
+class Ended:
+    """A worker as `failure` sees it; code None: it lives."""
+
+    def __init__(self, code: int | None) -> None:
+        self.pid, self.code = os.getpid(), code
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+@pytest.mark.parametrize(("computing", "named", "blamed"), [(2, 2, 2), (1, 2, 1), (None, 2, 2), (None, None, 0)])
+def test_who_fell_silent_is_who_was_waited_for(
+    computing: int | None, named: int | None, blamed: int, tmp_path: Path, plans: Path
+) -> None:
+    """Rank 2 of three, whose patience ended first, has left word; the others have not yet. No rank that waits itself is blamed
+    as long as one computes."""
+    file = PlanFile.read(plans / "good3.json")
+    program = program_of(file.problem, file.plan)  # type: ignore[arg-type]
+    receive = next(i for i in range(len(program)) if program.op[i] == Op.RECV)
+    compute = next(i for i in range(len(program)) if program.op[i] == Op.COMPUTE)
+    spec = Spec("j", {}, str(tmp_path / "plan"), str(tmp_path), board=str(tmp_path / "board"))
+    board = Board.create(spec.board, 4)
+    for rank in range(4):
+        board.enter(rank, "running", os.getpid())
+        board.begin_step(rank, 7, file.problem.batch_size)  # type: ignore[union-attr]
+        board.instruction_cell(rank)[0] = compute if rank == computing else receive
+    word = {"message": "lost", "hint": "", "place": "", "code": 1, "lost_peer": True, "doing": "x", "peer": named}
+    (tmp_path / "error-rank3.json").write_text(json.dumps(word))
+    workers = [Ended(None), Ended(None), Ended(None), Ended(1)]
+    assert failure(workers, board, spec, file, time.time(), 0).gone == (blamed,)  # type: ignore[arg-type]

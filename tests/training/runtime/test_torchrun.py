@@ -140,9 +140,12 @@ def test_a_restarted_rank_prefers_its_own_runs_checkpoint_to_the_one_it_began_wi
     note.write_text("0.0")
     if written:
         own.mkdir(parents=True)
-        (own / "state.json").write_text("{}")
+        (own / "state.json").write_text('{"step": 5}')
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "state.json").write_text('{"step": 2}')
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    command = ["run", "x.py:job", "--plan", str(plan), "-o", str(tmp_path / "run"), "--resume", "given", "--json"]
+    command = ["run", "x.py:job", "--plan", str(plan), "-o", str(tmp_path / "run"), "--resume", str(given), "--json"]
     main(command)
     assert [Path(t).name for t in told] == [expected]
 

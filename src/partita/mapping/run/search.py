@@ -13,6 +13,7 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.simulate.lower import program_of
+from partita.training.runtime.elastic import FAILURES
 from partita.training.runtime.folder import held
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.prepare import prepared, training_spec
@@ -73,7 +74,14 @@ def train_searching(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
-        gone = ("readings.json", "search.json", "search.jsonl", "drift.jsonl", *([] if resume else ["metrics.jsonl"]))
+        gone = (
+            "readings.json",
+            "search.json",
+            "search.jsonl",
+            "drift.jsonl",
+            FAILURES,
+            *([] if resume else ["metrics.jsonl"]),
+        )
         for name in gone:
             (folder / name).unlink(missing_ok=True)
         prepared(folder, file)

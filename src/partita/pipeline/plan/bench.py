@@ -130,10 +130,13 @@ class Bench:
         return template.makespan_s(amounts)
 
     def _plan_s(self, candidate: Candidate) -> float:
-        """A written plan by the evaluator, which keeps programs by their shapes, too."""
         plan = self.plan(candidate)
         # about three instructions for each computation: it, a receive, a send
         self.effort.left -= EVALUATION + 3 * LOWERING * sum(len(slots) for slots in plan.orders.values())
+        return self.simulated_s(plan)
+
+    def simulated_s(self, plan: PipelinePlan) -> float:
+        """A plan by the evaluator, which keeps programs by their shapes, too."""
         return self._evaluator.estimate(plan).seconds
 
     @cached_property
@@ -222,7 +225,7 @@ class Bench:
     def fits(self, candidate: Candidate) -> bool:
         """Every device of every stage runs its tasks and holds what it must."""
         if candidate.written:
-            return self._plan_fits(candidate.written.plan)
+            return self.plan_fits(candidate.written.plan)
         for s in candidate.chain:
             cannot = self.costs.cannot[s.end] - self.costs.cannot[s.start]
             if any(cannot[self.class_of[d]] for d in s.devices):
@@ -241,8 +244,8 @@ class Bench:
                 return False
         return True
 
-    def _plan_fits(self, plan: PipelinePlan) -> bool:
-        """The same for a written plan, whose devices may serve several stages."""
+    def plan_fits(self, plan: PipelinePlan) -> bool:
+        """Every device of a plan holds what it must, and may serve several stages."""
         graph, per_byte = self.sample.graph, self.costs.per_parameter_byte
         optimizer = per_byte - 2.0 if self.costs.training else 0.0
         needs = dict.fromkeys(plan.devices, 0.0)

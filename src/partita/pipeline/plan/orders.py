@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal
 
 import numpy as np
@@ -27,9 +27,10 @@ from partita.pipeline.plan.local_search import cuts_moved
 from partita.pipeline.plan.pipeline_task import ORDERS, PipelineTask
 from partita.pipeline.plan.shop import Parted, devices_of, shop_of
 from partita.simulate.schedules import device_orders
-from partita.simulate.schedules.searched import Found, Shop, joined, listings, numbered, rewalked, searched
+from partita.simulate.schedules.searched import Found, Shop, glanced, joined, listings, numbered, rewalked, searched
 
 NAMED: tuple[Literal["interleaved", "zb-h1", "zb-h2", "zb-v"], ...] = ("interleaved", "zb-h1", "zb-h2", "zb-v")
+FLOWN = ("1f1b", "zb-h1")  #: that keep so many micro-batches in flight as they are told
 STARTS = 3  #: chains of the methods that schedules are tried on
 SHARES = (1.0, 0.4, 0.12)  #: of a first chunk, relative to the last ones
 MOST_SLOTS = 6000  #: of a program whose orders are searched
@@ -38,7 +39,8 @@ NAMED_LINES = 2  #: whose cuts are moved for a named schedule, of those that are
 MOST_LINES = 4  #: ... and for a searched one
 STEPS = (1, 2, 4, 8)  #: states by which a cut is moved
 ANNEALED = 2  #: chains whose orders are searched for longer
-WALKS = 3000  #: moves of that search
+WALKS = 3000  #: moves of that search, where the budget lets it
+JOININGS = 12  #: orders in which every backward is tried in one before
 SHOP, SLOT = 900.0, 0.1  #: effort (see `bench.Effort`) of making a shop, and of walking over a slot
 WALKED = 20  #: times that a program is walked over, for each chain looked at
 JOINED = 150  #: backwards of a program in which each is tried in one, at every chain
@@ -63,23 +65,18 @@ class Arranged:
 
 
 def arranged(task: PipelineTask) -> Iterator[Arranged]:
-    """The best arrangement of each schedule that the wish allows, on the best chains evaluated before.
+    """The best arrangement of each schedule that the wish allows, on the best chains evaluated before; each fits into memory.
 
-    Nothing where those have but one device, or where programs are too large for the budget."""
+    Nothing where those have but one device. Of programs too large to be searched, what is asked for by name, cut as it was found."""
     search = _Search(task)
     asked, known = task.wish.schedule, list[Arranged]()
     for schedule in NAMED:
-        if asked in (schedule, "searched", "auto"):
-            known += _fastest(search.named(schedule))
+        if asked in (schedule, "searched", "auto") and (task.wish.in_flight is None or schedule in FLOWN):
+            known += search.fastest(search.named(schedule))
     if asked != "searched":
         yield from known
-    if asked in ("searched", "auto"):
-        yield from _fastest(search.searched([a.candidate for a in known]))
-
-
-def _fastest(found: Iterable[Arranged]) -> list[Arranged]:
-    """One, or none."""
-    return sorted(found, key=lambda a: a.seconds)[:1]
+    if asked in ("searched", "auto") and task.wish.in_flight is None:
+        yield from search.fastest(search.searched([a.candidate for a in known]))
 
 
 def best_chains(task: PipelineTask) -> list[Candidate]:
@@ -89,6 +86,14 @@ def best_chains(task: PipelineTask) -> list[Candidate]:
     for seconds, c in sorted(known, key=lambda row: row[0]):
         tops.setdefault((c.sample, len(devices_of(c.chain))), (seconds, c))
     return [c for _, c in list(tops.values())[:STARTS]]
+
+
+def too_large(task: PipelineTask) -> str:
+    """Why nothing was searched, where programs have too many slots; "" where they have not."""
+    slots = [3 * len(c.chain) * task.bench(c).costs.micro_batches for c in best_chains(task)]
+    if not slots or min(slots) <= MOST_SLOTS:
+        return ""
+    return f": {min(slots)} forwards and parts of backwards, and the orders of {MOST_SLOTS} at most are searched"
 
 
 class _Search:
@@ -104,7 +109,17 @@ class _Search:
         batches = self.task.bench(c).costs.micro_batches
         return batches > 1 and 3 * len(c.chain) * batches <= MOST_SLOTS
 
+    def fastest(self, found: Iterable[Arranged]) -> list[Arranged]:
+        """The first that fits, or none: a walk counts what micro-batches keep, a plan all that a device holds."""
+        for a in sorted(found, key=lambda a: a.seconds):
+            bench = self.task.bench(a.candidate)
+            if bench.plan_fits(a.plan(bench)):
+                return [a]
+        return []
+
     def named(self, schedule: Schedule) -> Iterator[Arranged]:
+        if not self.starts and self.task.wish.schedule == schedule:
+            yield from self._as_found(schedule)
         for start in self.starts:
             bench = self.task.bench(start)
             for flown in self._flights(start, bench, schedule):
@@ -112,6 +127,16 @@ class _Search:
                 values = [partial(_fixed_s, begun=_fixed(line, schedule, flown, bench)) for line in lines]
                 for chain, seconds in self._cut_best(bench, lines, values, NAMED_LINES)[:1]:
                     yield Arranged(schedule, Candidate(start.sample, chain, flown, schedule), {}, seconds)
+
+    def _as_found(self, schedule: Schedule) -> Iterator[Arranged]:
+        """Without a search, on chains as they were found: simulated, not walked, for there may be very many slots."""
+        for start in best_chains(self.task):
+            bench = self.task.bench(start)
+            for flown in self._flights(start, bench, schedule):
+                for line in islice(self._lines(start, bench, schedule), 1):
+                    candidate = Candidate(start.sample, line, flown, schedule)
+                    if _runs(bench, line):
+                        yield Arranged(schedule, candidate, {}, bench.simulated_s(bench.plan(candidate)))
 
     def searched(self, known: Sequence[Candidate]) -> Iterator[Arranged]:
         """`known`: candidates of named schedules, whose chains and orders are begun with too."""
@@ -127,16 +152,24 @@ class _Search:
         self, bench: Bench, lines: Sequence[Chain], values: Sequence[Value], most: int
     ) -> list[tuple[Chain, float]]:
         """The best lines with their cuts moved, and their seconds, best first; those that fit."""
-        begun = sorted(((self._seconds(bench, c, v), k) for k, (c, v) in enumerate(zip(lines, values, strict=True))))
-        found = [self._cut(bench, lines[k], values[k]) for s, k in begun[:most] if math.isfinite(s)]
+        begun: list[tuple[float, int]] = []
+        for k, (c, v) in enumerate(zip(lines, values, strict=True)):
+            if self.left > 0 or not begun:
+                begun.append((self._seconds(bench, c, v), k))
+        found = [self._cut(bench, lines[k], values[k]) for s, k in sorted(begun)[:most] if math.isfinite(s)]
         return sorted(found, key=lambda f: f[1])
 
     def _annealed(self, start: Candidate, bench: Bench, chain: Chain) -> Iterator[Arranged]:
         begun = [_fixed(chain, s, start.in_flight, bench) for s in _schedules_of(chain)]
         shop = shop_of(bench, self._parted[bench.number], chain)
         names = [bench.cluster.devices[d].name for d in devices_of(chain)]
-        self.left -= _effort(shop, WALKS + 12 * shop.device.size)
-        best = searched(shop, names, begun, walks=WALKS, seed=self.task.wish.seed)
+        walks = min(WALKS, int(self.left / _effort(shop, 1)) - JOININGS * shop.device.size)
+        if walks > 0:
+            self.left -= _effort(shop, walks + JOININGS * shop.device.size)
+            best = searched(shop, names, begun, walks=walks, seed=self.task.wish.seed)
+        else:
+            self.left -= _effort(shop, WALKED)
+            best = glanced(shop, names, begun)
         if best is not None:
             yield Arranged(
                 "searched", Candidate(start.sample, chain, _flown(best.orders), "given"), best.orders, best.seconds
@@ -237,9 +270,7 @@ def _runs(bench: Bench, chain: Chain) -> bool:
 
 
 def _evenly(bench: Bench, line: list[int], shares: list[float]) -> Iterator[Chain]:
-    """A chain along a line whose stages take these shares of their devices' time; neighbours on one device are merged.
-
-    Nothing where there are too few states for so many stages."""
+    """A chain along a line whose stages take these shares of their devices' time. Nothing where there are too few states for so many stages."""
     costs = bench.costs
     work = (costs.forward_s + costs.backward_s)[:, [bench.class_of[d] for d in line]]
     speed = 1.0 / np.maximum(work[-1], 1e-300)

@@ -59,7 +59,14 @@ class PipelineTask:
     @property
     def groups_effort(self) -> float:
         """For finding groups."""
-        return self.whole_effort * (GROUPS_OF_FEW if len(self.cluster.devices) <= FEW else GROUPS)
+        share = GROUPS_OF_FEW if len(self.cluster.devices) <= FEW else GROUPS
+        return self.whole_effort * share * self.wants_groups
+
+    @property
+    def wants_groups(self) -> bool:
+        """Whether groups can grant the wish."""
+        wish = self.wish
+        return wish.schedule in (None, "1f1b", "auto") and wish.stages is None and wish.in_flight is None
 
     @property
     def whole_effort(self) -> float:

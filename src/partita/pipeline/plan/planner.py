@@ -22,7 +22,7 @@ from partita.nouns.profile import Profile
 from partita.pipeline.plan import methods
 from partita.pipeline.plan.bench import Candidate
 from partita.pipeline.plan.infeasible import does_not_fit, leanest
-from partita.pipeline.plan.orders import arranged
+from partita.pipeline.plan.orders import FLOWN, arranged, too_large
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.proof import any_plan, lower_bound
 from partita.pipeline.plan.stage_costs import check_phases
@@ -66,50 +66,52 @@ def plan_pipeline(
     if best is None:
         winner, best = _leanest(task, method)
     compared = {name: v for name, (v, _) in found.items() if math.isfinite(v)}
-    plan, problem, value, schedules = _scheduled(task, best)
+    (plan, problem, value), by, schedules = _scheduled(task, best)
+    written = best.written is not None and not by
+    if by and method == "auto":
+        winner = by
     one_s, one = found.get("single", (math.inf, None))
     if one and len(plan.devices) > 1 and one_s * (1 - pays) <= value and _may_fall_back(task):
-        winner, best = "single", one
+        winner, written, by = "single", False, ""
         plan, problem, value = _as_it_is(task, one)
-    elif winner == "single" and len(plan.devices) > 1:  # its schedule makes several devices faster than one
-        winner = plan.schedule if plan.schedule in schedules else "searched"
-    bound, how = any_plan(task) if best.written else lower_bound(task)
-    compared |= {winner: value, **schedules}
+    bound, how = any_plan(task) if written else lower_bound(task)
+    compared |= schedules if by else {**schedules, winner: value}
     spent = time.perf_counter() - began
     verdict = Verdict(value, checked_bound(value, bound), how, winner, spent, "step", compared)
     return PlanFile(plan, verdict, problem)
 
 
-Answer = tuple[PipelinePlan, PipelineProblem, float, dict[str, float]]
+Answer = tuple[PipelinePlan, PipelineProblem, float]
 
 
-def _as_it_is(task: PipelineTask, candidate: Candidate) -> tuple[PipelinePlan, PipelineProblem, float]:
+def _as_it_is(task: PipelineTask, candidate: Candidate) -> Answer:
     plan, problem = task.bench(candidate).plan(candidate), problem_of(task, candidate)
     return plan, problem, predicted(problem, plan).duration_s
 
 
-def _scheduled(task: PipelineTask, best: Candidate) -> Answer:
-    """The fastest of the best candidate under its own schedule and of what other schedules make of it, each as simulated, and
-    what each takes. A plan of another schedule must be better by SIMPLER."""
+def _scheduled(task: PipelineTask, best: Candidate) -> tuple[Answer, str, dict[str, float]]:
+    """(the fastest of the best candidate under its own schedule and of what other schedules make of it, which other schedule it is,
+    "" if none, what each takes), all as simulated. A plan of another schedule must be better by SIMPLER."""
     wish = task.wish
-    plan, problem, value = _as_it_is(task, best)
+    answer, by = _as_it_is(task, best), ""
+    plan, _, value = answer
     if wish.schedule in (None, "1f1b", "gpipe"):
-        return plan, problem, value, {}
-    answer, least = (plan, problem, value), value * (1 - SIMPLER) if wish.schedule == "auto" else math.inf
-    compared: dict[str, float] = {plan.schedule: value}
+        return answer, by, {}
+    least = value * (1 - SIMPLER) if wish.schedule == "auto" else math.inf
+    compared: dict[str, float] = {} if best.written else {plan.schedule: value}
     for other in arranged(task):
         bench = task.bench(other.candidate)
         plan, problem = other.plan(bench), problem_of(task, other.candidate)
         compared[other.asked] = value = predicted(problem, plan).duration_s
         if value < least:
-            answer, least = (plan, problem, value), value
+            answer, by, least = (plan, problem, value), other.asked, value
     if not math.isfinite(least):
         raise Infeasible(
-            f"no plan of schedule {wish.schedule} fits",
+            f"no plan of schedule {wish.schedule} fits{too_large(task)}",
             constraint="schedule",
             relaxation="leave --schedule out; it finds one",
         )
-    return *answer, compared
+    return answer, by, compared
 
 
 def pays_beside(running: PipelinePlan) -> float:
@@ -172,6 +174,11 @@ def _check(task: PipelineTask, method: str) -> None:
             f"a batch of {profile.batch_size} makes {wish.micro_batches or there[0]} micro-batches at least; "
             f"{task.most_micro_batches} can be planned in a budget of {wish.budget_s} s",
             hint="measure with larger micro-batches, or give a larger budget",
+        )
+    if wish.in_flight is not None and wish.schedule not in (None, "auto", *FLOWN):
+        raise BadInput(
+            f"schedule {wish.schedule} decides by itself how many micro-batches are in flight; {wish.in_flight} were asked for",
+            hint=f"leave --in-flight out, or ask for --schedule {', '.join(FLOWN)} or auto",
         )
     for name, number in (("stages", wish.stages), ("in_flight", wish.in_flight)):
         if number is not None and number < 1:

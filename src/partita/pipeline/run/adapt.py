@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from partita.errors import PartitaError, PlanError, sentence_of
 from partita.files import add_line
@@ -26,6 +27,7 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.simulate.adapting import Adapting, Said, Seen, adapting
 from partita.simulate.predicted import predicted
+from partita.training.runtime.elastic import FAILURES
 from partita.training.runtime.prepare import prepared
 from partita.training.runtime.step_log import StepSeen
 
@@ -58,6 +60,16 @@ class Change:
         who = ", ".join(f"{d} computes {s:.2f} times as long" for d, s in self.slower.items() if abs(s - 1) > 0.1)
         what = "no plan is clearly better" if self.event == "stayed" else f"going on by another plan, {1e3 * self.step_s:.3g} ms a step"  # fmt: skip
         return f"step {self.step}: {who or 'all devices as before'}; {what}"
+
+
+def last_change(folder: str | Path) -> int:
+    """The step of a run after which its plan was no other any more, or after which it last went on from a failure; 0 without one."""
+    said = [r["step"] for r in _lines(Path(folder) / DRIFT) if r.get("event") in ("switched", "returned")]
+    return max([*said, *(r["on_from_step"] for r in _lines(Path(folder) / FAILURES))], default=0)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @dataclass

@@ -29,7 +29,7 @@ from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
 from partita.training.runtime.elastic import FAILURES, Elastic, keep_going, world_of
 from partita.training.runtime.folder import held
-from partita.training.runtime.join import expect_cores
+from partita.training.runtime.join import expect_cores, on_this_machine
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.prepare import prepared, training_spec
 from partita.training.runtime.spec import Spec
@@ -136,6 +136,7 @@ def train(
     """
     if isinstance(file.plan, PipelinePlan):
         expect_cores(file, file.plan.devices)
+        file = on_this_machine(file) if adapt or elastic else file
     with _held(out):
         folder = prepared(out, file)
         for name in ("readings.json", FAILURES, DRIFT, FIRST_PLAN, *([] if resume else ["metrics.jsonl"])):

@@ -44,19 +44,23 @@ def replanned(file: PlanFile, devices: tuple[DeviceSpeed, ...]) -> Replan:
 
 
 def planned_without(file: PlanFile, gone: Collection[str]) -> PlanFile:
-    """The plan for the devices that are left, with the same wishes; a wished number of stages holds as long as there are
-    as many devices. Raises Infeasible where none is left, or where the model does not fit into those that are.
+    """The plan for the devices that are left, with the same wishes as far as they can be granted: no more stages than devices,
+    another schedule where the wished one needs more of them. Raises Infeasible where none is left, or where the model does not
+    fit into those that are.
     """
     from partita.pipeline.plan.planner import plan_pipeline
 
     problem = file.problem
     assert isinstance(problem, PipelineProblem)
-    cluster = problem.cluster
-    devices = tuple(d for d in cluster.devices if d.name not in gone)
-    if not devices:
+    left = [d.name for d in problem.cluster.devices if d.name not in gone]
+    if not left:
         raise Infeasible("no device is left", constraint="devices", relaxation="replace workers that die")
-    links = tuple(k for k in cluster.links if k.source not in gone and k.target not in gone)
-    wish = problem.wish
+    cluster, wish = problem.cluster.only(left), problem.wish
     if wish.stages is not None:
-        wish = replace(wish, stages=min(wish.stages, len(devices)))
-    return plan_pipeline(problem.profile, replace(cluster, devices=devices, links=links), **asdict(wish))
+        wish = replace(wish, stages=min(wish.stages, len(left)))
+    try:
+        return plan_pipeline(problem.profile, cluster, **asdict(wish))
+    except Infeasible:
+        if wish.schedule is None:
+            raise
+        return plan_pipeline(problem.profile, cluster, **asdict(replace(wish, schedule="auto")))

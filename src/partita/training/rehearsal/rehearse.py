@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from partita.errors import BadInput, PlanError
+from partita.errors import BadInput, CostError, PlanError
 from partita.files import read_json
-from partita.nouns.cluster import Cluster
+from partita.nouns.cluster import Cluster, expect_known
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Op, Program
@@ -117,7 +118,7 @@ def rehearse(
     Raises PlanError for a plan that has no stages, BadInput for numbers that are none, and what a worker failed with.
     """
     plan = _checked(file, steps, pace, cap_bytes)
-    program = program_of(file.problem, plan)
+    program, single_s = program_of(file.problem, plan), _single_s(file)
     known = durations_of(file.problem, plan, program)
     simulated = simulate(program, known)
     told = Told(_pace(program, known, simulated) if pace is None else pace, cap_bytes)
@@ -142,28 +143,34 @@ def rehearse(
     late = max(r["late_s"] for r in rows) / step_s if step_s > 0 else 0.0
     return Rehearsal(
         file, tuple(value["steps_s"]), simulated, Timeline.read(folder / "rehearsed.json"), peaks,
-        _messages(program, file, cap_bytes), _single_s(file), late, told,
+        _messages(program, file, cap_bytes), single_s, late, told,
     )  # fmt: skip
 
 
-def _checked(file: PlanFile, steps: int, pace: float | None, cap_bytes: int) -> PipelinePlan:
+def staged(file: PlanFile) -> PipelinePlan:
+    """The plan, which has stages. Raises PlanError for one that has none."""
     if not isinstance(file.plan, PipelinePlan):
         raise PlanError(
             "this plan places tasks one by one; stages are rehearsed",
             hint="plan a pipeline: a profile, or a PipeDream graph with --objective step or throughput",
         )
+    return file.plan
+
+
+def _checked(file: PlanFile, steps: int, pace: float | None, cap_bytes: int) -> PipelinePlan:
+    plan = staged(file)
     if steps < 1:
         raise BadInput(f"{steps} steps", hint="rehearse at least 1")
     if pace is not None and not (pace > 0 and math.isfinite(pace)):
         raise BadInput(f"a pace of {pace}", hint="say how many seconds a second of the plan takes, e.g. 1")
     if cap_bytes < 1:
         raise BadInput(f"a cap of {cap_bytes} bytes", hint="let at least 1 byte of a tensor be sent")
-    if len(file.plan.devices) > MOST_DEVICES:
+    if len(plan.devices) > MOST_DEVICES:
         raise BadInput(
-            f"the plan has {len(file.plan.devices)} devices, each of which would be a process; at most {MOST_DEVICES}",
+            f"the plan has {len(plan.devices)} devices, each of which would be a process; at most {MOST_DEVICES}",
             hint="plan for fewer devices, or simulate this one",
         )
-    return file.plan
+    return plan
 
 
 def _pace(program: Program, known: Durations, simulated: Timeline) -> float:
@@ -192,16 +199,14 @@ def _single_s(file: PlanFile) -> float:
     tasks, found = tuple(t for s in file.plan.stages for t in s.tasks), []
     for device in {(d.kind, d.speed): d for d in file.cluster.devices}.values():
         plan = PipelinePlan(file.plan.graph, (Stage(tasks, (device.name,)),), file.plan.micro_batches, 1, "1f1b")
-        try:
+        with contextlib.suppress(PlanError, CostError):  # it cannot run everything, or nothing is known of its kind
             found.append(predicted(file.problem, plan).duration_s)
-        except PlanError:
-            continue
     return min(found, default=math.nan)
 
 
 def on_cluster(file: PlanFile, cluster: Cluster) -> PlanFile:
     """The plan on other machines with devices of the same names. Raises PlanError where one is gone, CostError for one of a kind
-    without costs, BadInput where nothing is known of a link that it needs."""
+    without costs, ClusterError where nothing is known of a link that it needs."""
     assert isinstance(file.plan, PipelinePlan)
     gone = [d for d in file.plan.devices if d not in cluster.by_name]
     if gone:
@@ -213,12 +218,6 @@ def on_cluster(file: PlanFile, cluster: Cluster) -> PlanFile:
         file.costs.column(cluster.by_name[d].kind)
     moved = replace(file, problem=file.problem.on(cluster))
     open_ = np.isnan(file.costs.transfer_s)
-    for piece in program_of(moved.problem, moved.plan).pieces:
-        link = cluster.link(*piece.route) if piece.route != ("", "") else None
-        told = link is None or math.isfinite(link.rate_bytes_per_s) or link.latency_s > 0
-        if not told and (piece.group >= 0 or bool(open_[list(piece.tensors)].any())):
-            raise BadInput(
-                f"nothing is known of the link {piece.route[0]} -> {piece.route[1]}",
-                hint="give the cluster file a [link] for all pairs, or [[links]] for each",
-            )
+    pieces = [p for p in program_of(moved.problem, moved.plan).pieces if p.route != ("", "")]
+    expect_known(cluster.link(*p.route) for p in pieces if p.group >= 0 or bool(open_[list(p.tensors)].any()))
     return moved

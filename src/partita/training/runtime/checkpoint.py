@@ -30,7 +30,7 @@ from partita.files import read_json
 from partita.records import record
 from partita.training.runtime.batches import Progress
 from partita.training.runtime.optimizer_state import OptimizerState, flat_tensors, from_json, merged, to_json, words_of
-from partita.training.runtime.saved import latest
+from partita.training.runtime.saved import latest, name_of
 from partita.training.runtime.words import received_bytes, send_bytes
 
 # ---- from all ranks to rank 0 -------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def write(
         **facts,
         **to_json(optimizer),
     }
-    final, beside = folder / f"step-{progress.step:08d}", folder / f".part-{progress.step:08d}"
+    final, beside = folder / name_of(progress.step), folder / f".part-{progress.step:08d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in [*folder.glob(".part-*"), *folder.glob(".old-*")]:

@@ -174,6 +174,7 @@ def _saved(spec: Spec, base: _Base, how: Elastic) -> None:
     """A checkpoint of what was kept in memory, by a last generation that does no step, under the plan that stands now."""
     assert base.files
     told = replace(spec, base=base.files.handles, base_step=base.step, resume="", goes_on=True, only_save=True)
+    words = {p: p.read_bytes() for p in Path(spec.out).glob("error-rank*.json")}
     try:
         found = attempt(told, PlanFile.read(spec.plan), handles=base.files.all)
     except PartitaError as error:
@@ -183,6 +184,10 @@ def _saved(spec: Spec, base: _Base, how: Elastic) -> None:
         how.saved(base.step)
     else:
         how.unsaved(base.step, found.failure.error.message)
+        return
+    for path, word in words.items():  # what ended the run, not how it was saved
+        with contextlib.suppress(OSError):
+            path.write_bytes(word)
 
 
 def _generation(

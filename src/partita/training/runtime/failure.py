@@ -17,7 +17,7 @@ from partita.errors import BadInput, PartitaError, WorkerFailed
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.program import Program
+from partita.nouns.program import Op, Program
 from partita.simulate.lower import program_of
 from partita.spawn import Process, ended_how, process_state
 from partita.training.runtime.saved import written_since
@@ -63,10 +63,17 @@ def failure(
         return Failure(about.reported(own[0], words[own[0]] or {}), by_itself=True)
     if silent:
         stopped = [r for r in silent if process_state(workers[r].pid) in "Tt"]
-        gone = stopped or silent[:1]
+        gone = stopped or _waited_for(silent, words, about)
         return Failure(about.silent(gone[0], workers[gone[0]].pid), tuple(gone))
     losers = [r for r, w in words.items() if w]
     return Failure(about.reported(losers[0], words[losers[0]] or {}))
+
+
+def _waited_for(silent: Sequence[int], words: Mapping[int, Mapping[str, Any] | None], about: _About) -> list[int]:
+    """Of the silent ranks the one that the others waited for in vain: no one that waits itself, for the rest will be silent too
+    as soon as their patience ends, and rather one that a rank has named."""
+    named = {w.get("peer") for w in words.values() if w}
+    return sorted(silent, key=lambda r: (about.waits(r), r not in named, r))[:1]
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,16 @@ class _About:
 
     def doing(self, rank: int) -> str:
         return doing(self.board.row(rank), self.program_of)
+
+    def waits(self, rank: int) -> bool:
+        """For another rank."""
+        row = self.board.row(rank)
+        program = self.program_of(row.samples) if row.state == "running" and row.instruction >= 0 else None
+        return (
+            program is not None
+            and row.instruction < len(program)
+            and program.op[row.instruction] in (Op.RECV, Op.REDUCE)
+        )
 
     def killed(self, rank: int, worker: Process, oom_kills: int | None) -> WorkerFailed:
         """It ended without a word. `oom_kills`: processes that the kernel killed for memory meanwhile, where it says so."""

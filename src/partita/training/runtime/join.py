@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -253,6 +253,15 @@ def expect_host(file: PlanFile, rank: int, ranks: int) -> None:
             f"rank {rank} stands for {device.name} on {device.host}, and was started on {' at '.join(filter(None, here))}",
             hint="start every rank on the host where it was measured (torchrun --node-rank), or measure and plan again",
         )
+
+
+def on_this_machine(file: PlanFile) -> PlanFile:
+    """The same plan on those of the cluster's devices, be they its own or not, whose cores this process may use."""
+    there = os.sched_getaffinity(0)
+    left = [d.name for d in file.cluster.devices if not d.cores or there & set(d.cores)]
+    if len(left) == len(file.cluster.devices):
+        return file
+    return replace(file, problem=file.problem.on(file.cluster.only(left)))
 
 
 def expect_cores(file: PlanFile, devices: Iterable[str]) -> None:

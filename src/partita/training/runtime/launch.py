@@ -193,8 +193,10 @@ class _Attends:
             try:
                 codes = [w.poll() for w in self.workers]
                 if any(c not in (None, 0) for c in codes) or self._hangs():
+                    self._see()
                     return False
                 if all(c == 0 for c in codes):
+                    self._see()
                     return True
                 self._look()
                 time.sleep(0.1)
@@ -211,10 +213,14 @@ class _Attends:
     def _has_something_to_save(self) -> bool:
         return self.spec.base_step > 0 or max(r.step for r in self.board.rows()) > 0
 
-    def _look(self) -> None:
+    def _see(self) -> PipelinePlan | None:
+        """What there is to see; the plan to go on with, if it is to be another one."""
         if self.watch:
             self.watch(max(self.board.rows(), key=lambda row: (row.loss == row.loss and row.loss != 0, row.step)))
-        plan = self.mind.look(self.board) if self.mind else None
+        return self.mind.look(self.board) if self.mind else None
+
+    def _look(self) -> None:
+        plan = self._see()
         if plan is not None and self.mind is not None and not self.asked:
             with _frozen(self.workers):
                 plan_at(Path(self.spec.board).parent, self.board.ahead).write_text(json.dumps(plan.to_json()))

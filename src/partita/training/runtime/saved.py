@@ -28,6 +28,17 @@ def written_since(folder: str | Path, began_s: float) -> Path | None:
     return own[-1] if own else None
 
 
+def latest_until(folder: str | Path, step: int) -> Path | None:
+    """The newest checkpoint of a folder ("": none) that is of no later step: a later one is another run's; None without one."""
+    found = sorted(p for p in Path(folder or os.devnull).glob("step-*") if p.is_dir() and p.name <= name_of(step))
+    return found[-1] if found else None
+
+
+def name_of(step: int) -> str:
+    """The folder of the checkpoint after a step: they sort as their steps do."""
+    return f"step-{step:08d}"
+
+
 def step_of(checkpoint: Path) -> int:
     """The step after which it was written. Raises CheckpointError where it does not say."""
     with damaged(CheckpointError, str(checkpoint), hint="give an earlier checkpoint"):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from partita import __version__
-from partita.errors import JobError, PlanError
+from partita.errors import CheckpointError, JobError, PlanError
 from partita.files import write_whole
 from partita.nouns.metrics import Metric, read_metrics, without_steps_from
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -27,7 +27,7 @@ from partita.training.runtime.measured import Trace, write_timeline
 from partita.training.runtime.optimizer_state import optimizer_state, restore
 from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.recorder import gathered
-from partita.training.runtime.saved import latest
+from partita.training.runtime.saved import latest, latest_until
 from partita.training.runtime.session import Session
 from partita.training.runtime.stop import Agreement
 from partita.training.runtime.worker_status import Ran
@@ -51,6 +51,7 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
     assert engine is not None
     store = _Store(session, engine)
     progress = began = store.resume()
+    _check_same_start(progress)
     if spec.only_save:
         store.save(progress)
         return progress
@@ -86,7 +87,9 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
                 if recorder and spec.watched:
                     recorder.forget()  # what is read stands beside the last plan
                 record.hand_on()
-        if progress == began:
+        if (
+            progress == began and not spec.goes_on
+        ):  # of a run whose last step was done when a worker died, nothing is left
             raise JobError(
                 "there is nothing to train: the job has no batches beyond the checkpoint",
                 hint="ask for more steps or epochs",
@@ -98,7 +101,7 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
             full, cpu_s = session.full_batch, time.process_time() - usage
             write_timeline(session, engine.program_of(full), engine.numbers_of(full), traces, cpu_s)
         readings = gathered(recorder, session.assignment.world, rank)
-        if readings:
+        if readings and readings.steps:
             readings.since(spec.warmup).write(Path(spec.out) / "readings.json")
     return progress
 
@@ -148,6 +151,17 @@ def _checked_turns(session: Session, progress: Progress) -> Iterator[Turn]:
         if turn.first:
             check_same_everywhere(turn.batch, turn.done.epoch)
         yield turn
+
+
+def _check_same_start(progress: Progress) -> None:
+    """Raise CheckpointError where the ranks begin at different steps: they found different checkpoints."""
+    ends = torch.tensor([progress.step, -progress.step])
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    if int(ends[0]) != -int(ends[1]):
+        raise CheckpointError(
+            f"the ranks would go on from different steps, {-int(ends[1])} to {int(ends[0])}; this one from {progress.step}",
+            hint="let every machine see the same checkpoints: -o, and --resume, in a folder that all of them share",
+        )
 
 
 def check_same_everywhere(batch: Batch, epoch: int) -> None:
@@ -215,6 +229,7 @@ class _Store:
         if spec.resume:
             self._newest = latest(Path(spec.resume))
         if spec.base:
+            self._newest = latest_until(spec.checkpoints, spec.base_step)
             saved = copies.read(spec.base, spec.base_step, engine.tensors)
             close_all(spec.base)
             saved.restore(engine.tensors)

@@ -40,15 +40,14 @@ def propose(task: PipelineTask) -> Iterator[Candidate]:
     """The best groupings of each micro-batch size, and what changing them one thing at a time makes of them. One device is
     always among them."""
     yield from single.propose(task)
-    wish = task.wish
-    if wish.schedule not in (None, "1f1b", "auto") or wish.stages is not None or wish.in_flight is not None:
+    if not task.wants_groups:
         return
     for bench in task.benches:
         effort = Effort(task.groups_effort / len(task.benches))
         few = len(task.cluster.devices) <= FEW
         orders = ALL_ORDERS_OF_FEW if few else ALL_ORDERS
         crews = Crews(line_of(task, bench), bench.costs.micro_batches, effort, orders)
-        found = best_groupings(crews, wish.seed, alone=not wish.allow_replicas)
+        found = best_groupings(crews, task.wish.seed, alone=not task.wish.allow_replicas)
         near = [s for s in found if s.step_s <= NEAR * found[0].step_s]
         plans = {s: candidate(bench, crews, s) for s in near}
         yield from plans.values()
