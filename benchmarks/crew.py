@@ -10,7 +10,6 @@ import json
 import os
 import select
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from partita.errors import WorkerFailed
 from partita.spawn import Process, end, last_line, spawn, threads_env
+from partita.temporary import temporary_folder
 
 GO, STOP = b"g", b"s"
 
@@ -63,12 +63,12 @@ def crew(module: str, told: Sequence[Mapping[str, Any]]) -> Iterator[Crew]:
     """A helper for each of `told`: `module` is a file of this folder, started with one thread. All have said they are ready."""
     here = str(Path(__file__).parent)
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), here])
-    with tempfile.TemporaryDirectory(prefix="partita-crew-") as folder:
-        logs = [Path(folder) / f"{k}.log" for k in range(len(told))]
+    with temporary_folder("crew") as folder:
+        logs = [folder / f"{k}.log" for k in range(len(told))]
         started: list[Process] = []
         try:
             for k, what in enumerate(told):
-                file = Path(folder) / f"{k}.json"
+                file = folder / f"{k}.json"
                 file.write_text(json.dumps(what))
                 started.append(spawn(module, file, env=threads_env(1) | {"PYTHONPATH": path}, log=logs[k], pipes=True))
             found = Crew(started, logs)

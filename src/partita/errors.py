@@ -173,11 +173,10 @@ def sentence_of(error: BaseException) -> str:
 
 
 LONGEST_FAULT = 300  #: characters shown of one
+ANEW = "correct it, or make it anew"
 
 
-def refuse(
-    kind: type[BadInput], faults: Sequence[str], what: str, *, hint: str = "correct it, or make it anew", most: int = 12
-) -> None:
+def refuse(kind: type[BadInput], faults: Sequence[str], what: str, *, hint: str = ANEW, most: int = 12) -> None:
     """Raise `kind` with all `faults` of `what` at once, long ones cut short; do nothing when there are none.
 
     >>> refuse(GraphError, [], "graph.json")

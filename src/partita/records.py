@@ -17,7 +17,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from partita.errors import BadInput, refuse
+from partita.errors import ANEW, BadInput, refuse
 
 T = TypeVar("T")
 _SCALARS: dict[type, tuple[str, Any]] = {float: ("a number", (int, float)), int: ("a whole number", int), str: ("text", str), bool: ("true or false", bool)}  # fmt: skip
@@ -25,7 +25,7 @@ _LARGEST = 1 << 1000  #: integers beyond have no float
 
 
 def record(
-    kind: type[T], value: Any, error: type[BadInput], what: str, *, hint: str = "", known_only: bool = False
+    kind: type[T], value: Any, error: type[BadInput], what: str, *, hint: str = ANEW, known_only: bool = False
 ) -> T:
     """The `kind` that a JSON value says; with `known_only` a key that no field bears is a fault too, at any depth.
 
@@ -36,7 +36,7 @@ def record(
     (0,)
     >>> record(Device, {"speed": "high", "cores": [0.5]}, BadInput, "it")
     Traceback (most recent call last):
-    partita.errors.BadInput: it: name is missing; speed is 'high', not a number; cores[0] is 0.5, not a whole number
+    partita.errors.BadInput: it: name is missing; speed is 'high', not a number; cores[0] is 0.5, not a whole number. hint: correct it, or make it anew
     """
     reader = _Reader(known_only)
     found: T = reader.read(kind, value, "")

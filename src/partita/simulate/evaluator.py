@@ -178,7 +178,8 @@ class _Pipelines:
         phase = np.array([t.phase for t in self.graph.tasks])
         backward = np.where(phase == "backward", seconds, 0.0)
         weight = np.multiply(backward, share, out=backward.copy(), where=np.isfinite(backward))
-        rest = np.subtract(backward, weight, out=backward.copy(), where=np.isfinite(backward)) + self.costs.partings_s.T
+        rest = np.subtract(backward, weight, out=backward.copy(), where=np.isfinite(backward))
+        rest += self.costs.partings_s.T * (phase == "backward")
         forward = np.where((phase == "forward") | (phase == "stage"), seconds, 0.0)
         return np.stack([forward, backward, rest, weight, np.where(phase == "update", seconds, 0.0)])
 

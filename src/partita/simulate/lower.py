@@ -313,8 +313,8 @@ class _Lowering:
             self.reduced[d] += found
 
     def add_updates(self) -> None:
-        """One update a device, of all stages that it serves."""
-        if not any(phase == "update" for phase, _ in self._tasks):
+        """One update a device, of all stages that it serves; of a graph that has none, the end of its sums."""
+        if not any(phase == "update" for phase, _ in self._tasks) and not self.reduced:
             return
         for device in self.plan.devices:
             stages = self.plan.stages_of(device)

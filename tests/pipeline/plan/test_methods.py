@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,12 @@ from pipeline.plan.brute_force import Wishes, outcome
 from pipeline.plan.planning_worlds import FEW, chain_profile, profiles
 
 from partita.errors import BadInput, ClusterError, Infeasible
-from partita.nouns.cluster import Cluster
+from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.costs import CostTable
+from partita.nouns.graph import Task, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
-from partita.nouns.profile import Profile
+from partita.nouns.profile import Profile, Sample
 from partita.page.plan_rows import stage_rows
 from partita.pipeline.plan.methods import METHODS
 from partita.pipeline.plan.pipeline_task import PipelineTask, Wish
@@ -155,3 +158,16 @@ def test_a_plan_file_makes_the_round_trip(tmp_path):
     assert back.plan == file.plan
     assert stage_rows(back) == stage_rows(file)
     assert back.verdict.compared_s == file.verdict.compared_s
+
+
+@pytest.mark.parametrize("schedule", [None, "auto"])
+def test_without_gradients_nothing_is_updated(schedule) -> None:
+    """Updates that a graph without backwards has are neither simulated nor in the bound."""
+    tasks = [Task("a"), Task("b"), Task("ua", phase="update", of="a"), Task("ub", phase="update", of="b")]
+    graph = TaskGraph.build("no backward", tasks, [("a", 1.0, ["b"])])
+    costs = CostTable.given(("cpu",), [[1.0], [1.0], [5.0], [5.0]], [math.nan] * len(graph.producer))
+    cluster = Cluster((Device("d0"), Device("d1")), (), Link("", "", 1e6))
+    profile = Profile("j.py:j", 4, (Sample(1, graph, costs),), cluster)
+    for method in ("auto", "single"):
+        verdict = plan_pipeline(profile, schedule=schedule, method=method).verdict
+        assert 3.999 <= verdict.lower_bound_s <= verdict.value_s <= 8.0

@@ -80,6 +80,12 @@ def test_a_link_serves_one_message_after_another() -> None:
     assert buckets.take("b->c", 1.0, 2.0) == 3.0
 
 
+def test_a_medium_may_have_any_name(tmp_path: Path) -> None:
+    names = ["x" * 300, "a/b", "a_47_b", "\0", "\udc80"]
+    buckets = Buckets(tmp_path, frozenset(names))
+    assert [buckets.take(n, 0.0, k + 1.0) for k, n in enumerate(names)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
 def test_devices_on_one_medium_share_its_bucket(tmp_path: Path) -> None:
     one, other = two_senders("bus"), two_senders("bus")
     assert one.shared == frozenset({"bus"})

@@ -83,6 +83,8 @@ def test_a_device_that_does_not_hold_its_stage_is_named(tmp_path: Path, capsys: 
         (["--pace", "0"], "a pace of 0.0"),
         (["--pace", "nan"], "a pace of nan"),
         (["--cap-bytes", "0"], "a cap of 0 bytes"),
+        (["--cap-bytes", str(10**30)], f"a cap of {10**30} bytes"),
+        (["-o", "{plan}"], "cannot be made"),
         (["--micro-batches", "0"], "0 micro-batches"),
         (["--timeout-s", "-1"], "--timeout-s -1"),
         (["--cluster", "{gone}"], "the plan uses cpu2; the cluster has cpu0, cpu1"),
@@ -104,7 +106,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: li
         "kind": [("cpu0", "tpu", 1.0), ("cpu1", "cpu", 1.0), ("cpu2", "cpu", 1.0)],
     }
     clusters["unlinked"] = clusters["links"]
-    places = {"missing": tmp_path / "no such file"}
+    places = {"missing": tmp_path / "no such file", "plan": plan}
     for name, rows in clusters.items():
         places[name] = tmp_path / f"{name}.toml"
         places[name].write_text("".join(device.format(*row) for row in rows))

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import signal
 import statistics
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -23,6 +22,7 @@ from partita.spark.capture.event_log import EventLog, read_event_log
 from partita.spark.report.gantt import completions, measured, stages_of_jobs, timeline
 from partita.spark.run.told import POLICIES, Answer, Policy, Told
 from partita.spark.schedule import ShopFile, ends
+from partita.temporary import temporary_folder
 from partita.testbed.units import parse_rate
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def _terminated() -> Iterator[None]:
 
 def _folder(options: argparse.Namespace, stack: contextlib.ExitStack) -> Path:
     """Where the run's files go. Raises BadInput for a folder that holds another run, or cannot be made."""
-    made = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="partita-spark-"))
-    folder = Path(made).absolute()
+    folder = Path(options.out or stack.enter_context(temporary_folder("spark-run"))).absolute()
     if any(made_folder(folder / "events").iterdir()):
         raise BadInput(f"{folder} holds a run already", hint="name another folder")
     return folder

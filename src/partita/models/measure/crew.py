@@ -6,10 +6,10 @@ worker never waits for one that is gone longer than that takes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from typing import Any
 from partita.errors import WorkerFailed
 from partita.models.measure.networks import Configuration
 from partita.spawn import Process, end, ended_how, last_line, spawn, threads_env
+from partita.temporary import temporary_folder
 
 Answer = dict[str, Any]
 START_S = 180.0  #: TensorFlow takes 5 s to import on an idle core; a busy machine takes its time
@@ -30,18 +31,19 @@ class Crew:
 
     framework: str
     timeout_s: float
-    folder: tempfile.TemporaryDirectory[str]
+    folder: Path
     workers: list[Process]
+    stack: contextlib.ExitStack  #: takes the folder away
     pending: list[bytes] = field(default_factory=list)  #: what each worker has said of a line so far
 
     @staticmethod
     def start(framework: str, workers: int, timeout_s: float) -> Crew:
         """Start and wait until all are ready. Raises WorkerFailed."""
-        folder = tempfile.TemporaryDirectory(prefix="partita-campaign-")
-        crew = Crew(framework, timeout_s, folder, [], [b""] * workers)
+        stack = contextlib.ExitStack()
+        crew = Crew(framework, timeout_s, stack.enter_context(temporary_folder("campaign")), [], stack, [b""] * workers)
         try:
             for rank in range(workers):
-                crew.workers.append(_start(Path(folder.name), framework, rank, workers, timeout_s))
+                crew.workers.append(_start(crew.folder, framework, rank, workers, timeout_s))
             crew._listen(max(START_S, timeout_s))
         except BaseException:
             crew.close()
@@ -81,7 +83,7 @@ class Crew:
                         pipe.close()
                     except BrokenPipeError:  # a question that nobody read
                         continue
-        self.folder.cleanup()
+        self.stack.close()
 
     def _listen(self, within_s: float) -> list[Answer]:
         """A line of every worker."""
@@ -112,7 +114,7 @@ class Crew:
 
     def _died(self, rank: int) -> WorkerFailed:
         code = self.workers[rank].wait(10)
-        said = last_line(_log(Path(self.folder.name), rank)) if code >= 0 else ""
+        said = last_line(_log(self.folder, rank)) if code >= 0 else ""
         return self._failed(rank, ended_how(code) + (f": {said}" if said else ""))
 
     def _failed(self, rank: int, how: str) -> WorkerFailed:

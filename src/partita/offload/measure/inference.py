@@ -13,7 +13,6 @@ task gets its share of the pauses. The estimate is the median over windows, the 
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cuts import Side, cut_points, fitted, measured_halves
 from partita.offload.measure.profile import kernels_of, shares
 from partita.offload.onnx_session import TimeLimit, open_session
+from partita.temporary import temporary_folder
 
 WINDOW_S = 0.25  #: some periods of any usual CPU quota
 FEWEST, STEADY = 5, 0.02  #: windows; quit when the middle half of them lies within this share of the median
@@ -169,8 +169,8 @@ def _steady(windows: list[_Window]) -> bool:
 
 def _shares(model: OnnxModel, feeds: Mapping[str, Any], budget_s: float, limit: TimeLimit | None) -> FloatArray:
     """[windows, tasks] seconds of each task as the profiler sees them, averaged over the runs of a window."""
-    with tempfile.TemporaryDirectory(prefix="partita-profile-") as folder:
-        session = _warm(open_session(model.data, model.name, Path(folder) / "run", limit), feeds, limit)
+    with temporary_folder("profile") as folder:
+        session = _warm(open_session(model.data, model.name, folder / "run", limit), feeds, limit)
         options = limit.options if limit else None
         most = max(1, MOST_KERNELS // max(1, len(model.graph)))
         windows = _windows(lambda: session.run(None, feeds, options), budget_s, most)

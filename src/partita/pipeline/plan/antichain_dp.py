@@ -26,7 +26,9 @@ MOST_CHAINS = 1500  #: of them for each line
 MOST_LINES = 24  #: different lines; where there are more, a few are chosen
 PATIENCE = 24  #: chains simulated without finding a faster one before the others, whose bounds are higher, are left out
 STARTS = 3  #: candidates from which the local search sets out
-LINES_SHARE = 0.3  #: of the effort that may go into lines, where there are many
+LINES_SHARE = 0.3  #: of the effort that may go into lines, where there are many,
+ALL_LINES_SHARE = 0.6  #: and where all are taken
+LEAD = 15.0  #: effort (see `bench.Effort`) of a chain's bound and guess, for each of its stages
 LEADS_SHARE = 0.5  #: of what is left then, into simulating the chains found
 MOST_WALKS = 200  #: lines tried after that
 NEAR = 1.1  #: times the best step; a candidate within it is worth a local search
@@ -152,14 +154,14 @@ def _leads(task: PipelineTask, all_lines: list[Line] | None, few: bool) -> Itera
     """The best few chains for each micro-batch size, line and way to count what is in flight."""
     lines = some_lines(task) if all_lines is None else all_lines
     seen: set[tuple[int, Chain]] = set()
-    enough = task.effort.left * (1 - LINES_SHARE)
+    enough = task.effort.left * (1 - (LINES_SHARE if all_lines is None else ALL_LINES_SHARE))
     for at, bench in enumerate(task.benches):
         windows = task.windows(bench)
         if few and task.tight:
             windows = windows[-1:]  # the least in flight: whatever fits at all
         for window, line in itertools.product(windows, lines):
             problem = task.chain_problem(bench, line, window)
-            if seen and all_lines is None and task.effort.left < enough:
+            if seen and task.effort.left < enough:
                 break
             task.effort.left -= problem.effort
             table = solve(problem)
@@ -169,8 +171,9 @@ def _leads(task: PipelineTask, all_lines: list[Line] | None, few: bool) -> Itera
                 )
                 for rank, (_, places) in enumerate(chains):
                     chain = on_devices(places, line)
-                    if (at, chain) not in seen:
+                    if (at, chain) not in seen and not (seen and task.effort.left < enough):
                         seen.add((at, chain))
+                        task.effort.left -= LEAD * len(chain)
                         least = least_s(task, at, chain)
                         yield Lead(least, max(least, likely_s(task, at, chain)), rank, bench, chain)
 

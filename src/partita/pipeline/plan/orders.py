@@ -88,10 +88,12 @@ def best_chains(task: PipelineTask) -> list[Candidate]:
     return [c for _, c in list(tops.values())[:STARTS]]
 
 
-def too_large(task: PipelineTask) -> str:
-    """Why nothing was searched, where programs have too many slots; "" where they have not."""
+def why_none(task: PipelineTask) -> str:
+    """Why no schedule was tried: no several devices, or too many slots to search; "" where some were."""
     slots = [3 * len(c.chain) * task.bench(c).costs.micro_batches for c in best_chains(task)]
-    if not slots or min(slots) <= MOST_SLOTS:
+    if not slots:
+        return ": it takes several devices, and nothing that was found has them"
+    if min(slots) <= MOST_SLOTS:
         return ""
     return f": {min(slots)} forwards and parts of backwards, and the orders of {MOST_SLOTS} at most are searched"
 

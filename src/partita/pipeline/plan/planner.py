@@ -22,7 +22,7 @@ from partita.nouns.profile import Profile
 from partita.pipeline.plan import methods
 from partita.pipeline.plan.bench import Candidate
 from partita.pipeline.plan.infeasible import does_not_fit, leanest
-from partita.pipeline.plan.orders import FLOWN, arranged, too_large
+from partita.pipeline.plan.orders import FLOWN, arranged, why_none
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.proof import any_plan, lower_bound
 from partita.pipeline.plan.stage_costs import check_phases
@@ -107,9 +107,9 @@ def _scheduled(task: PipelineTask, best: Candidate) -> tuple[Answer, str, dict[s
             answer, by, least = (plan, problem, value), other.asked, value
     if not math.isfinite(least):
         raise Infeasible(
-            f"no plan of schedule {wish.schedule} fits{too_large(task)}",
+            f"no plan of schedule {wish.schedule} fits{why_none(task)}",
             constraint="schedule",
-            relaxation="leave --schedule out; it finds one",
+            relaxation="leave --schedule out: auto takes what there is",
         )
     return answer, by, compared
 

@@ -129,8 +129,7 @@ def _any_order_s(task: PipelineTask, bench: Bench) -> float:
     less is paid for so long. A device on its own waits for no message. O(tasks x types)."""
     sample, seconds = bench.sample, task.type_seconds(bench.sample)
     times = class_times(sample.costs, task.all_types)
-    once = np.array([t.phase == "update" for t in sample.graph.tasks])
-    counts = np.where(once, 1.0, bench.costs.micro_batches)[:, None]
+    counts = _times(bench)[:, None]
     wait = _first_wait_s(task, bench)
     found = []
     speed = seconds.min() / np.maximum(seconds, 1e-300) if seconds.min() > 0 else np.ones(len(seconds))
@@ -139,6 +138,12 @@ def _any_order_s(task: PipelineTask, bench: Bench) -> float:
         work = float((counts * times * price).min(axis=1).sum())
         found.append((work + wait * float(every.sum() - every.max())) / float(every.sum()))
     return min(max(found), float((counts * times).sum(axis=0).min()))
+
+
+def _times(bench: Bench) -> FloatArray:
+    """[tasks] how often each runs in a step; an update once, and where there are no gradients never."""
+    once, every = float(bench.costs.training), float(bench.costs.micro_batches)
+    return np.array([once if t.phase == "update" else every for t in bench.sample.graph.tasks])
 
 
 def _first_wait_s(task: PipelineTask, bench: Bench) -> float:
@@ -158,8 +163,7 @@ def _without_company(task: PipelineTask, bench: Bench) -> float:
     alone, columns = alone_in(task.whole_cluster, bench.sample.probe), class_times(bench.sample.costs, task.all_types)
     if alone <= 1 or task.wish.stages not in (None, 1):
         return math.inf
-    times = np.array([bench.costs.micro_batches if t.phase != "update" else 1 for t in bench.costs.graph.tasks])
-    return float((times @ columns).min() / alone)
+    return float((_times(bench) @ columns).min() / alone)
 
 
 def _of_sample(task: PipelineTask, sample: Sample, enough: float) -> float:

@@ -161,7 +161,7 @@ def stage_costs(profile: Profile, sample: Sample, units: Units, states: StateSeq
         micro_batches(profile, sample),
         over_states(times * forward[:, None]),
         over_states(times * backward[:, None]),
-        over_states(times * update[:, None]),
+        over_states(times * update[:, None] * backward.any()),  # without gradients nothing is updated
         over_states(cannot),
         over_states(backward.astype(np.float64))[:, 0],
         totals[:, 0],

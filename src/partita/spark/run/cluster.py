@@ -12,7 +12,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 from partita.errors import BadInput, PartitaError
 from partita.spark.run.java import environment, java_home, spark_home
 from partita.spawn import end, ended_how, last_line
+from partita.temporary import temporary_folder
 from partita.testbed.hosts import Testbed
 
 PORT = 7077
@@ -91,10 +91,10 @@ def shaped(workers: int, rate: str, cores: int, memory_mb: int) -> Iterator[Spar
     env = environment(home, java)
     allowed = sorted(os.sched_getaffinity(0))
     with (
-        tempfile.TemporaryDirectory(prefix="partita-spark-", ignore_cleanup_errors=True) as folder,
+        temporary_folder("spark") as logs,
         Testbed.up(hosts=workers + 1, rates=[*[rate] * workers, WIDE]) as bed,
     ):
-        logs, last = Path(folder), f"h{workers}"
+        last = f"h{workers}"
         url = f"spark://{bed.address(last)}:{PORT}"
 
         def start(host: str, core: int | None, name: str, *words: str) -> Part:

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.probe import ProbePiece
 from partita.nouns.splits import Split, read_splits, splits_json
 from partita.spawn import Process, end, parent_is_gone, spawn, threads_env
+from partita.temporary import temporary_folder
 
 _PATIENCE_S = 30.0  #: for a companion to get ready; without it the measurement goes on alone
 
@@ -92,8 +92,8 @@ def company(
         if d.kind == "cpu" and d.cores and not set(d.cores) & taken:
             taken |= set(d.cores)
             others.append(d)
-    with tempfile.TemporaryDirectory(prefix="partita-company-") as folder:
-        logs = {d.name: Path(folder) / f"{d.name}.log" for d in others}
+    with temporary_folder("company") as folder:
+        logs = {d.name: folder / f"{d.name}.log" for d in others}
         spec = {
             "source": source,
             "settings": dict(settings),

@@ -22,7 +22,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from partita.nouns.cluster import Device, Link
 from partita.nouns.graph import FloatArray
 from partita.simulate.exchange import ring_s
 from partita.spawn import Process, end, ended_how, last_line, spawn, threads_env
+from partita.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import torch
@@ -85,15 +85,15 @@ def link_between(
 ) -> Link:
     """The link a -> b of this machine, measured; `job_bytes`: of all tensors that the job's tasks hand on for a micro-batch, which
     fill the caches between two messages. Raises ClusterError where the two processes cannot talk."""
-    with tempfile.TemporaryDirectory(prefix="partita-links-") as folder:
-        out = Path(folder) / "out.json"
+    with temporary_folder("links") as folder:
+        out = folder / "out.json"
         spec = {
             "rendezvous": f"file://{folder}/rendezvous",
             "out": str(out),
             "timeout_s": timeout_s,
             "pace": {"repeats": repeats, "job_bytes": min(job_bytes, _MOST_BETWEEN)},
         }
-        told = Path(folder) / "spec.json"
+        told = folder / "spec.json"
         told.write_text(json.dumps(spec))
         workers = [_start(told, rank, device) for rank, device in enumerate((a, b))]
         try:

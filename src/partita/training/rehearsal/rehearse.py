@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from partita.errors import BadInput, CostError, PlanError
-from partita.files import read_json
+from partita.errors import BadInput, CostError, PlanError, refuse
+from partita.files import made_folder, read_json
 from partita.nouns.cluster import Cluster, expect_known
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.plan import PlanFile
@@ -30,6 +30,7 @@ from partita.training.runtime.spec import Spec
 
 WORKER = "partita.training.rehearsal.worker"
 CAP_BYTES = 1 << 20  #: of a tensor that is really sent
+MOST_CAP_BYTES = 1 << 28  #: several are under way at once
 TYPICAL_S = 0.01  #: that a computation lasts at least, on the average: 50 times what waking up takes
 LONGEST_S = 20.0  #: of a step
 MOST_DEVICES = 64  #: each is a process
@@ -92,13 +93,12 @@ class Rehearsal:
         said = [f"computations wait for the time that the plan's costs say{pace}", "links run at the cluster's rate and latency by a token bucket in the sender"]  # fmt: skip
         if m.cut:
             said.append(f"of {m.cut} tensors a step only {t.cap_bytes} bytes are sent, and all are paid for in time")
-        if self.rehearsed_fair:
+        links = (*self.file.cluster.links, self.file.cluster.default_link)
+        if any(k.fair for k in links):
             said.append("links that share a rate fairly serve their messages in order")
+        if any(k.medium and not k.fair for k in links):
+            said.append("devices on one medium take turns as they come to it; simulated, in the order of the program")
         return tuple(said)
-
-    @property
-    def rehearsed_fair(self) -> bool:
-        return any(k.fair for k in (*self.file.cluster.links, self.file.cluster.default_link))
 
 
 def rehearse(
@@ -121,9 +121,9 @@ def rehearse(
     program, single_s = program_of(file.problem, plan), _single_s(file)
     known = durations_of(file.problem, plan, program)
     simulated = simulate(program, known)
+    refuse(BadInput, simulated.check(), "what would be rehearsed", hint="plan again for costs that can be")
     told = Told(_pace(program, known, simulated) if pace is None else pace, cap_bytes)
-    Path(out).mkdir(parents=True, exist_ok=True)
-    with held(out):
+    with held(made_folder(out)):
         folder = prepared(out, file)
         spec = Spec(
             "", {}, str(folder / "plan.json"), str(folder), task="rehearse", steps=steps, warmup=WARMUP,
@@ -163,8 +163,8 @@ def _checked(file: PlanFile, steps: int, pace: float | None, cap_bytes: int) -> 
         raise BadInput(f"{steps} steps", hint="rehearse at least 1")
     if pace is not None and not (pace > 0 and math.isfinite(pace)):
         raise BadInput(f"a pace of {pace}", hint="say how many seconds a second of the plan takes, e.g. 1")
-    if cap_bytes < 1:
-        raise BadInput(f"a cap of {cap_bytes} bytes", hint="let at least 1 byte of a tensor be sent")
+    if not 1 <= cap_bytes <= MOST_CAP_BYTES:
+        raise BadInput(f"a cap of {cap_bytes} bytes", hint=f"let 1 to {MOST_CAP_BYTES} bytes of a tensor be sent")
     if len(plan.devices) > MOST_DEVICES:
         raise BadInput(
             f"the plan has {len(plan.devices)} devices, each of which would be a process; at most {MOST_DEVICES}",

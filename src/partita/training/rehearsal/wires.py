@@ -8,6 +8,7 @@ whose bytes were cut down to the cap is paid for in full. Where several devices 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,7 +88,7 @@ class Buckets:
     @contextmanager
     def _locked(self, queue: str) -> Iterator[int]:
         if queue not in self._files:
-            name = "".join(c if c.isalnum() else f"_{ord(c)}_" for c in queue)
+            name = hashlib.sha256(queue.encode(errors="surrogatepass")).hexdigest()
             self._files[queue] = os.open(self.folder / f"link-{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         file = self._files[queue]
         fcntl.lockf(file, fcntl.LOCK_EX)

@@ -23,6 +23,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Program
 from partita.spawn import Process, end, process_state, spawn, threads_env
+from partita.temporary import temporary_folder
 from partita.training.runtime.failure import Failure, count_oom_kills, failure, log_path
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.steering import plan_at
@@ -157,7 +158,7 @@ def _meeting_room(ranks: int = 0) -> Iterator[Path]:
     for place in (None, "/dev/shm"):
         with contextlib.ExitStack() as stack:
             try:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partita-", dir=place)))
+                folder = stack.enter_context(temporary_folder("run", place))
                 with open(folder / "room", "wb") as file:
                     os.posix_fallocate(file.fileno(), 0, room)
             except OSError as error:

@@ -26,7 +26,6 @@ import resource
 import select
 import socket
 import struct
-import tempfile
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,6 +38,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partita.cpu_quota import cpu_quota, quota_cores
+from partita.temporary import temporary_folder
 from partita.training.capture.captured import TensorMeta
 from partita.training.runtime.worker_status import this_boot
 
@@ -317,9 +317,9 @@ def _listening(stack: contextlib.ExitStack, ranks: int) -> tuple[socket.socket |
     """A socket that listens in a private folder until the stack is unwound, and its path; (None, b"") where that cannot be."""
     for place in (None, "/dev/shm"):
         try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="partita-", dir=place))
+            folder = stack.enter_context(temporary_folder("mail", place))
             os.close(os.memfd_create("partita"))
-            path = os.fsencode(Path(folder) / "m")
+            path = os.fsencode(folder / "m")
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             listener.bind(path)
             listener.listen(ranks)
