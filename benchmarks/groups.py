@@ -145,8 +145,9 @@ def benchmark(first: int, clusters: int, wants_large: bool, machine: Machine, ta
     for seed in range(first, first + clusters):
         rows.append(row(seed))
         talk.progress("clusters", len(rows), clusters)
-    gaps = [r["gap"] for r in rows]
-    document: Json = {"rows": rows, "mean_gap": statistics.mean(gaps), "worst_gap": max(gaps)}
+    document: Json = {"rows": rows}
+    if gaps := [r["gap"] for r in rows]:
+        document |= {"mean_gap": statistics.mean(gaps), "worst_gap": max(gaps)}
     if wants_large:
         began = time.perf_counter()
         file = plan_pipeline(large(), method="groups")
@@ -161,12 +162,13 @@ def benchmark(first: int, clusters: int, wants_large: bool, machine: Machine, ta
 
 
 def text(d: Json) -> str:
-    rows = d["rows"]
-    lines = [
-        f"{len(rows)} clusters of {min(r['devices'] for r in rows)} to {max(r['devices'] for r in rows)} devices: "
-        f"mean {d['mean_gap']:.2%} above the best grouping, worst {d['worst_gap']:.2%}; "
-        f"{statistics.mean(r['seconds'] for r in rows):.2f} s each (the judge {statistics.mean(r['judge_seconds'] for r in rows):.1f} s)"
-    ]
+    lines = []
+    if rows := d["rows"]:
+        lines.append(
+            f"{len(rows)} clusters of {min(r['devices'] for r in rows)} to {max(r['devices'] for r in rows)} devices: "
+            f"mean {d['mean_gap']:.2%} above the best grouping, worst {d['worst_gap']:.2%}; "
+            f"{statistics.mean(r['seconds'] for r in rows):.2f} s each (the judge {statistics.mean(r['judge_seconds'] for r in rows):.1f} s)"
+        )
     if "large_s" in d:
         lines.append(
             f"{LARGE} devices: planned in {d['large_s']:.1f} s, {d['large_groups']} groups, step {d['large_step_s']:.3f} s, "
@@ -177,7 +179,7 @@ def text(d: Json) -> str:
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--clusters", type=int, default=200, metavar="N", help="random worlds (default 200)")
+    options.add_argument("--clusters", type=int, default=200, metavar="N", help="random worlds; 0: none (default 200)")
     options.add_argument("--from", type=int, default=0, dest="first", metavar="SEED", help="the first one's seed")
     options.add_argument("--no-large", action="store_true", help=f"leave out {LARGE} devices")
     given = options.parse_args()

@@ -122,6 +122,28 @@ def batches_fail(where: str = "1", says: str = "disk on fire") -> TrainingJob:
     return replace(good(), batches=batches)
 
 
+def diverges() -> TrainingJob:
+    """From the second epoch on, its fourth step, the loss is no number."""
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        for x, y in _batches(epoch):
+            yield x * (1.0 if epoch == 0 else float("nan")), y
+
+    return replace(good(), batches=batches)
+
+
+def leaves(where: str = "1") -> TrainingJob:
+    """A rank ends its process in the second epoch, as if all were well."""
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        for batch in _batches(epoch):
+            if epoch == 1 and os.environ.get("RANK") == where:
+                os._exit(0)
+            yield batch
+
+    return replace(good(), batches=batches)
+
+
 def changing_shapes() -> TrainingJob:
     def batches(epoch: int) -> Iterator[Batch]:
         for k, (x, y) in enumerate(_batches(epoch)):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from partita.simulate.predicted import predicted
 from partita.training.runtime.join import rank_of_environment
 
 if TYPE_CHECKING:
+    from partita.nouns.metrics import Metric
     from partita.nouns.plan import PlanFile
     from partita.simulate.run_speed import RunSpeed
     from partita.training.runtime.elastic import Elastic
@@ -336,7 +338,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     from partita.training.runtime.folder import held
     from partita.training.runtime.prepare import prepared, training_spec
     from partita.training.runtime.restarted import forget, restarted_from
-    from partita.training.runtime.worker import run_rank_alone
+    from partita.training.runtime.worker import expect_unclaimed, run_rank_alone
 
     if not options.plan:
         raise PlanError(
@@ -344,6 +346,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
             hint="make one with `partita measure` and `partita plan`, then give --plan FILE",
         )
     rank, ranks = rank_of_environment()
+    expect_unclaimed(options.out, rank, ranks)
     stack = contextlib.ExitStack()  # until this process ends
     if rank == 0:
         check_folder(options.out)
@@ -399,7 +402,8 @@ def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str, since: in
         "out": str(folder),
         "engine": engine,
         "steps": rows[-1].step if rows else 0,
-        "loss": rows[-1].loss if rows else None,
+        "loss": rows[-1].loss if rows and math.isfinite(rows[-1].loss) else None,
+        "not_finite_since": _diverged(rows),
         "predicted_step_s": foreseen,
         "measured_step_s": measured,
         "error": foreseen / measured - 1 if measured else None,
@@ -408,6 +412,13 @@ def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str, since: in
         "wall_s": wall_s,
         "checkpoints": str(folder / "checkpoints") if (folder / "checkpoints").is_dir() else None,
     }
+
+
+def _diverged(rows: Sequence[Metric]) -> int | None:
+    """The step from which on the loss is no finite number; None where the last one is."""
+    finite = [r.step for r in rows if math.isfinite(r.loss)]
+    after = [r.step for r in rows if not finite or r.step > finite[-1]]
+    return after[0] if after else None
 
 
 def _advice(file: PlanFile, ran: RunSpeed) -> list[str]:
@@ -421,6 +432,10 @@ def _advice(file: PlanFile, ran: RunSpeed) -> list[str]:
     return [advice(found.old_s, found.new_s)] if found.worth_it else []
 
 
+def _no_loss(since: int | None) -> str:
+    return "-" if since is None else f"not finite from step {since} on"
+
+
 def text(document: dict[str, Any]) -> str:
     from partita.page.text import facts, percent, seconds
 
@@ -429,7 +444,7 @@ def text(document: dict[str, Any]) -> str:
     measured = document["measured_step_s"]
     pairs = [
         ("steps", f"{document['steps']}"),
-        ("loss", f"{document['loss']:.4f}" if document["loss"] is not None else "-"),
+        ("loss", f"{document['loss']:.4f}" if document["loss"] is not None else _no_loss(document["not_finite_since"])),
         (
             "a step",
             f"{seconds(measured)} measured, {seconds(document['predicted_step_s'])} predicted ({percent(document['error'], signed=True)})"

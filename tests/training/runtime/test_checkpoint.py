@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from partita.cli import main
@@ -143,6 +144,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
         (lambda p: (p / "state.json").write_text("garbage"), "is not JSON: line 1 column 1"),
         (lambda p: (p / "state.json").write_text('{"format": "partita-plan", "version": 1}'), "not 'partita-checkpoint'"),
         (lambda p: edit(p, step=-3), "step is -3"),
+        (lambda p: edit(p, index=500), "it is not what was written"),
         (lambda p: edit(p, epoch="one"), "epoch is 'one', not a whole number"),
         (lambda p: edit(p, optimizer=[1]), "optimizer is [1]"),
         (lambda p: edit(p, groups=None), "groups is None"),
@@ -171,6 +173,31 @@ def test_damage_is_told_before_anything_starts(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert fact in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+def test_content_that_was_changed_is_not_resumed(name: str, tmp_path: Path) -> None:
+    """Whatever its names, types and shapes: a sound file of other values, too."""
+    state = OptimizerState("SGD", {"a.bias": {"momentum_buffer": torch.ones(3)}}, {}, (), "", {})
+    path = write(tmp_path, Progress(7), tensors(1), {}, state, {})
+    assert read(tmp_path).progress == Progress(7)
+    file = path / f"{name}.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-2] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=rf"{name}\.safetensors is not what was written"):
+        read(tmp_path)
+    save_file({"other": torch.ones(2)}, file)
+    with pytest.raises(CheckpointError, match=rf"{name}\.safetensors is not what was written"):
+        read(tmp_path)
+
+
+def test_a_checkpoint_of_before_there_were_digests_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, 7)
+    state = json.loads((path / "state.json").read_text())
+    old = {k: v for k, v in state.items() if k not in ("files", "digest")}
+    (path / "state.json").write_text(json.dumps(old))
+    assert read(tmp_path).progress == Progress(7, 1, 2)
 
 
 def edit(path: Path, **values: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -271,3 +272,30 @@ def test_who_fell_silent_is_who_was_waited_for(
     (tmp_path / "error-rank3.json").write_text(json.dumps(word))
     workers = [Ended(None), Ended(None), Ended(None), Ended(1)]
     assert failure(workers, board, spec, file, time.time(), 0).gone == (blamed,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("replicas", [(), (2,)])
+def test_a_loss_that_is_no_number_is_told(replicas: tuple[int, ...], tmp_path: Path) -> None:
+    """By every step's line too, also where several ranks add up their parts of it."""
+    plan = plan_file("failing:diverges", stages=len(replicas) or 2, replicas=replicas).write(tmp_path / "plan.json")
+    run = train(tmp_path, "failing:diverges", plan, "--epochs", "2", "--json")
+    assert run.wait() == 0, run.stderr
+    found = losses(run.out)
+    assert list(found) == [1, 2, 3, 4, 5, 6]
+    assert [math.isnan(v) for v in found.values()] == 3 * [False] + 3 * [True]
+    told = json.loads(run.stdout)
+    assert (told["steps"], told["loss"], told["not_finite_since"]) == (6, None, 4)
+
+
+@pytest.mark.parametrize("where", ["0", "1"])
+def test_a_job_that_ends_its_own_process_has_not_trained(where: str, tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, "failing:leaves", plans / "good.json", "--epochs", "3", "--set", f"where={where}")
+    assert run.wait(60) == 1, run.stderr
+    assert re.match(rf"rank {where} \(process \d+\) ended with exit code 0 during ", run.error()), run.error()
+    assert "something in the job, or a library that it uses, ended its process" in run.error()
+
+
+def test_more_in_flight_than_there_are_messages(tmp_path: Path) -> None:
+    plan = plan_file("failing:good", stages=2, in_flight=10**12).write(tmp_path / "plan.json")
+    run = train(tmp_path, "failing:good", plan, "--steps", "3")
+    assert run.wait(60) == 0, run.stderr

@@ -18,10 +18,12 @@ from training.runtime.runs import JOBS, LOOPBACK, Run, alone, listening, losses,
 
 from partita.cli import main
 from partita.cli import run as run_verb
+from partita.errors import BadInput
 from partita.spawn import process_state
 from partita.training.job import load_job
 from partita.training.runtime import worker
 from partita.training.runtime.checkpoint import examine
+from partita.training.runtime.worker import expect_unclaimed
 from partita.training.runtime.worker_status import Board
 
 
@@ -261,3 +263,23 @@ def test_torchrun_ends_when_a_rank_is_killed(tmp_path: Path, plan: Path) -> None
     assert run.wait(15) != 0
     assert all(process_state(pid) == "X" for pid in pids)
     assert "partita: rank 1 is gone; it was in step" in run.stderr
+
+
+def test_a_rank_of_a_living_process_is_not_touched(tmp_path: Path) -> None:
+    """Before anything is written; one whose process has ended, or is done, is free."""
+    board = Board.create(tmp_path / ".board-1", 2)
+    board.enter(1, "running", os.getpid())
+    with pytest.raises(BadInput, match=f"two workers claim rank 1 of 2: process {os.getpid()} on "):
+        expect_unclaimed(str(tmp_path), 1, 2)
+    expect_unclaimed(str(tmp_path), 0, 2)
+    board.enter(1, "done", os.getpid())
+    expect_unclaimed(str(tmp_path), 1, 2)
+    board.enter(1, "running", subprocess.Popen(["true"]).wait() or 2**22 - 1)
+    expect_unclaimed(str(tmp_path), 1, 2)
+
+
+def test_a_new_board_leaves_the_old_one_to_who_has_it(tmp_path: Path) -> None:
+    old = Board.create(tmp_path / "board", 2)
+    old.enter(1, "running", 7)
+    assert Board.create(tmp_path / "board", 2).row(1).pid == 0
+    assert old.row(1).pid == 7

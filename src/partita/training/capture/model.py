@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
-from partita.errors import CaptureError, PartitaError, place_of, sentence_of
+from partita.errors import CaptureError, PartitaError, WorkerFailed, place_of, sentence_of
 from partita.nouns.splits import Split
 from partita.training.capture.captured import Binding, Captured, TensorMeta, bound_values, written_buffers
 from partita.training.capture.functional import functionalise, mark_buffers
@@ -167,6 +167,8 @@ def _export(module: nn.Module, batch: Batch) -> Any:
     try:
         with _quiet():
             return torch.export.export(module, batch, strict=False)
+    except WorkerFailed:  # a signal came meanwhile
+        raise
     except Exception as error:
         line = place_of(error)
         if type(error).__name__ == "GuardOnDataDependentSymNode":

@@ -20,7 +20,7 @@ from partita.spawn import threads_env
 from partita.training.runtime.join import check_ranks, process_group, stay_on_loopback, world
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.worker import leave, leave_word
-from partita.training.runtime.worker_status import Board
+from partita.training.runtime.worker_status import DONE, Board
 
 
 def on_cpu(file: PlanFile) -> PlanFile:
@@ -67,7 +67,7 @@ def _rehearse(spec: Spec, rank: int, ranks: int) -> None:
         mailboxes = open_mailboxes(rank, ranks, patience_s=spec.timeout_s)
         transport = Transport(torch.device("cpu"), "gloo", mailboxes=mailboxes)
         Rank.of(file, spec, rank, world(file, ranks), transport, board).run(spec, board)
-        board.enter(rank, "done")
+        board.enter(rank, DONE)
 
 
 if __name__ == "__main__":

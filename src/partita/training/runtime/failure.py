@@ -22,7 +22,7 @@ from partita.simulate.lower import program_of
 from partita.spawn import Process, ended_how, process_state
 from partita.training.runtime.saved import written_since
 from partita.training.runtime.spec import Spec
-from partita.training.runtime.worker_status import Board, doing
+from partita.training.runtime.worker_status import DONE, Board, doing
 
 _HINTS = {
     signal.SIGTERM: "something asked it to end: a batch system, a container that was stopped, or kill",
@@ -52,7 +52,7 @@ def failure(
     while time.monotonic() < deadline and any(w.poll() is None for w in workers):
         time.sleep(0.05)
     words = {r: read_word(spec, r) for r in range(len(workers))}
-    killed = [r for r, w in enumerate(workers) if (w.poll() or 0) != 0 and not words[r]]
+    killed = [r for r, w in enumerate(workers) if not words[r] and _ended_early(w.poll(), board.row(r).state)]
     own = [r for r, w in words.items() if w and not w["lost_peer"]]
     silent = [r for r, w in enumerate(workers) if w.poll() is None and not words[r]]
     about = _About(board, spec, program_by_samples(file), began_s)
@@ -67,6 +67,11 @@ def failure(
         return Failure(about.silent(gone[0], workers[gone[0]].pid), tuple(gone))
     losers = [r for r, w in words.items() if w]
     return Failure(about.reported(losers[0], words[losers[0]] or {}))
+
+
+def _ended_early(code: int | None, state: str) -> bool:
+    """A worker's process has ended, and not because all was done."""
+    return code is not None and (code != 0 or state != DONE)
 
 
 def _waited_for(silent: Sequence[int], words: Mapping[int, Mapping[str, Any] | None], about: _About) -> list[int]:
@@ -141,7 +146,11 @@ def _why(code: int, oom_kills: int | None) -> str:
         return "the kernel killed it for want of memory: use smaller micro-batches, more devices, or recomputation"
     if code == -signal.SIGKILL:
         return "nothing here ran out of memory: somebody, or a batch system, killed it"
-    return _HINTS.get(signal.Signals(-code), "") if code < 0 else ""
+    return (
+        _HINTS.get(signal.Signals(-code), "")
+        if code < 0
+        else "something in the job, or a library that it uses, ended its process"
+    )
 
 
 def count_oom_kills() -> int | None:

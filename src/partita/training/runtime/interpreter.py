@@ -36,9 +36,10 @@ Values = dict[str, Tensor]  #: by the name of the value
 class StepResult:
     """What one rank knows after a step."""
 
-    loss: float  #: mean over the batch; nan where this rank does not make the loss
+    loss: float  #: mean over the batch; nan where this rank makes none, and where it is none
     step_s: float
     core_share: float = math.nan  #: of its core that this rank had while it computed; nan where that is not known
+    made: int = 0  #: micro-batches of which this rank made the loss
 
 
 class Named(Protocol):
@@ -221,7 +222,7 @@ class Interpreter:
         except RuntimeError as error:
             raise self._broken(number, error) from error
         loss = float(sum(float(v) * w for v, w in s.losses)) if s.losses else float("nan")
-        return StepResult(loss, time.perf_counter() - began, self.watch.core_share())
+        return StepResult(loss, time.perf_counter() - began, self.watch.core_share(), len(s.losses))
 
     def trace(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) of the last step, in seconds of this rank's clock, in the order of `numbers`."""
@@ -244,7 +245,7 @@ class Interpreter:
             queues={sender: deque(lines) for sender, lines in self._receives.items()},
         )
         for sender in s.queues:
-            for _ in range(self._ahead):
+            for _ in range(min(self._ahead, len(s.queues[sender]))):
                 self._post(s, sender)
         return s
 

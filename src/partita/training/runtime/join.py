@@ -35,7 +35,7 @@ def rank_of_environment() -> tuple[int, int]:
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks) <= _MOST_RANKS):
         raise BadInput(
-            f"RANK is {rank!r} and WORLD_SIZE {ranks!r}; at most {_MOST_RANKS} ranks meet",
+            f"RANK is {rank!r} and WORLD_SIZE {ranks!r}; ranks count from 0, and at most {_MOST_RANKS} meet",
             hint="start with torchrun, or set all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
         )
     return int(rank), int(ranks)
@@ -128,14 +128,22 @@ def _agents_store(rank: int, ranks: int, patience: timedelta) -> Any:
 
 def _claim(store: Any, rank: int, ranks: int) -> None:
     """This process is the rank. Raises BadInput, which names the other one, where another process is it already."""
-    who = f"process {os.getpid()} on {socket.gethostname()}"
     if store.add(f"claims {rank}", 1) == 1:
-        store.set(f"who {rank}", who)
+        store.set(f"who {rank}", _this_process())
         return
-    raise BadInput(
-        f"two workers claim rank {rank} of {ranks}: {store.get(f'who {rank}').decode()}, and {who}",
+    raise claimed_twice(rank, ranks, store.get(f"who {rank}").decode())
+
+
+def claimed_twice(rank: int, ranks: int, other: str) -> BadInput:
+    """Another process is the rank already."""
+    return BadInput(
+        f"two workers claim rank {rank} of {ranks}: {other}, and {_this_process()}",
         hint="give every process a RANK of its own",
     )
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _store(rank: int, ranks: int, patience: timedelta, *, opens: bool) -> Any:

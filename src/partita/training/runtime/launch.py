@@ -27,7 +27,7 @@ from partita.temporary import temporary_folder
 from partita.training.runtime.failure import Failure, count_oom_kills, failure, log_path
 from partita.training.runtime.spec import Spec
 from partita.training.runtime.steering import plan_at
-from partita.training.runtime.worker_status import Board, Row
+from partita.training.runtime.worker_status import DONE, Board, Row
 
 Watch = Callable[[Row], None]  #: called a few times a second with the row of the rank that makes the loss
 
@@ -198,7 +198,7 @@ class _Attends:
                     return False
                 if all(c == 0 for c in codes):
                     self._see()
-                    return True
+                    return all(row.state == DONE for row in self.board.rows())  # a job may end its process itself
                 self._look()
                 time.sleep(0.1)
             except KeyboardInterrupt:

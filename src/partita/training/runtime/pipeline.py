@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -100,7 +99,7 @@ class Pipeline:
         result = self.last.step(batch, self.deployment.micro_batch_size, step, self._job.seed)
         if not self.deployment.stages:
             self.update()  # a rank without work has no UPDATE; what it holds of optimizer and scheduler goes along
-        return replace(result, loss=self._whole_loss(result.loss))
+        return replace(result, loss=self._whole_loss(result))
 
     def deploy(self, plan: PipelinePlan) -> None:
         """Go on under another plan of the same model and micro-batch size; all ranks call it between the same two steps.
@@ -119,11 +118,11 @@ class Pipeline:
         for size in self.captured:
             self._bind(size)
 
-    def _whole_loss(self, loss: float) -> float:
-        """The batch's loss: replicas of the stage that makes it add up their parts."""
+    def _whole_loss(self, result: StepResult) -> float:
+        """The batch's loss: replicas of the stage that makes it add up their parts; one that has had no micro-batch has none."""
         if not self.deployment.makes_loss or self.deployment.loss_group is None:
-            return loss
-        part = torch.tensor([0.0 if math.isnan(loss) else loss], dtype=torch.float64)
+            return result.loss
+        part = torch.tensor([result.loss if result.made else 0.0], dtype=torch.float64)
         self._transport.sum(part, self.deployment.loss_group)
         return float(part)
 

@@ -189,7 +189,7 @@ class _Record:
         self._file: TextIO | None = None
 
     def write(self, step: int, loss: float, step_s: float) -> None:
-        if math.isnan(loss) or not self._engine.reports_loss:
+        if not self._engine.reports_loss:
             return
         if self._file is None:
             earlier = read_metrics(self._path) if self._goes_on else []

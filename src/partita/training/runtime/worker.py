@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -25,6 +26,7 @@ from partita.spawn import process_state, threads_env
 from partita.training.runtime.failure import log_path, program_by_samples, resume_hint, word_paths
 from partita.training.runtime.join import (
     check_ranks,
+    claimed_twice,
     expect_cores,
     expect_host,
     process_group,
@@ -33,7 +35,7 @@ from partita.training.runtime.join import (
     world,
 )
 from partita.training.runtime.spec import Spec
-from partita.training.runtime.worker_status import Board, doing
+from partita.training.runtime.worker_status import DONE, Board, doing, lives
 
 _BEGAN_S = time.time()
 
@@ -94,7 +96,7 @@ def run_rank(
 
             steering = steers(session) if steers else ByLauncher(session) if spec.watched else None
             last = train(session, steering).step
-        board.enter(rank, "done")
+        board.enter(rank, DONE)
         return last
 
 
@@ -132,6 +134,16 @@ def run_rank_alone(spec: Spec, rank: int, ranks: int) -> None:
     _own_board(spec, rank).unlink(missing_ok=True)
     if request.stopped:
         raise stopped(last, spec.checkpoints)
+
+
+def expect_unclaimed(out: str, rank: int, ranks: int) -> None:
+    """Raise BadInput where a process that lives is this rank of a run in this folder; nothing of it has been touched then."""
+    try:
+        row = Board.open(_board_at(out, rank), ranks).row(rank)
+    except (OSError, ValueError):
+        return
+    if lives(row):
+        raise claimed_twice(rank, ranks, f"process {row.pid} on {socket.gethostname()}")
 
 
 def stopped(last: int, checkpoints: str) -> Interrupted:
@@ -185,13 +197,17 @@ def leave_word(spec: Spec, rank: int, error: BaseException) -> None:
 def _own_board(spec: Spec, rank: int) -> Path:
     """Where a rank without a launcher writes what it is doing."""
     Path(spec.out).mkdir(parents=True, exist_ok=True)
-    return Path(spec.out) / f".board-{rank}"
+    return _board_at(spec.out, rank)
+
+
+def _board_at(out: str, rank: int) -> Path:
+    return Path(out) / f".board-{rank}"
 
 
 def _doing(spec: Spec, rank: int, ranks: int) -> str:
     """What a rank's board says, where it can be read."""
     try:
-        row = Board.open(Path(spec.out) / f".board-{rank}", ranks).row(rank)
+        row = Board.open(_board_at(spec.out, rank), ranks).row(rank)
         return doing(row, program_by_samples(PlanFile.read(spec.plan)))
     except (OSError, ValueError, PartitaError):
         return "something unknown"
@@ -220,11 +236,11 @@ def _with_peers(error: WorkerFailed, spec: Spec, rank: int, ranks: int) -> Worke
 def _is_gone(spec: Spec, rank: int, ranks: int, me: int) -> bool:
     """A rank of this folder that has not said it is done, and whose process does not exist on this machine any more."""
     try:
-        mine, row = (Board.open(Path(spec.out) / f".board-{r}", ranks).row(r) for r in (me, rank))
+        mine, row = (Board.open(_board_at(spec.out, r), ranks).row(r) for r in (me, rank))
     except (OSError, ValueError):
         return False
     same_run = row.boot == mine.boot and abs(row.started_s - mine.started_s) <= spec.timeout_s
-    return same_run and row.state != "done" and process_state(row.pid) in "ZX"
+    return same_run and row.state != DONE and process_state(row.pid) in "ZX"
 
 
 def leave(code: int) -> None:

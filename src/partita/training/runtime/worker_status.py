@@ -6,6 +6,7 @@ a worker marks every instruction. Behind them stand its last steps, for whoever 
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from collections.abc import Callable
@@ -16,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.nouns.program import Program
+from partita.spawn import process_state
 
-STATES = ("starting", "joining the others", "building its stage", "running", "saving a checkpoint", "done")
+DONE = "done"
+STATES = ("starting", "joining the others", "building its stage", "running", "saving a checkpoint", DONE)
 _PID, _STATE, _STEP, _INSTRUCTION, _LOSS, _STEP_S, _STOP, _SAMPLES, _BOOT, _STARTED, _COPIED, _SWITCH = range(12)
 _ROW = 16
 _LATEST, _EACH = 64, 8  #: steps that are kept, words of one
@@ -61,11 +64,14 @@ class Board:
 
     @staticmethod
     def create(path: str | Path, ranks: int) -> Board:
-        words = np.memmap(path, np.int64, "w+", shape=(ranks, _WORDS))
+        """A new one at this place; whoever has opened an old one there keeps that."""
+        beside = Path(f"{path}.{os.getpid()}")
+        words = np.memmap(beside, np.int64, "w+", shape=(ranks, _WORDS))
         words[:] = 0
         words[:, _STOP] = words[:, _SWITCH] = _NEVER
         words[:, _COPIED] = -1
         words[:, _INSTRUCTION] = -1
+        os.replace(beside, path)
         return Board(words)
 
     @staticmethod
@@ -171,6 +177,14 @@ class Board:
         """Let all ranks take up another plan after the step after the foremost one, and return it. As `ask_to_stop`."""
         self._words[0, _SWITCH] = self.ahead
         return self.switch_after
+
+
+def lives(row: Row) -> bool:
+    """The process of the row is there, on this machine since it was started, and not done."""
+    if row.state == DONE or not row.pid or row.boot != this_boot() or process_state(row.pid) in "ZX":
+        return False
+    ticks = int(Path(f"/proc/{row.pid}/stat").read_text().rpartition(") ")[2].split()[19])
+    return ticks / os.sysconf("SC_CLK_TCK") <= row.started_s + 1.0  # else its number is another's by now
 
 
 def this_boot() -> int:
