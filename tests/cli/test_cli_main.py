@@ -147,7 +147,7 @@ def test_what_does_not_fit_ends_with_3_and_says_what_would_do(
     profile = Profile("models.py:long_skip", 8, (Sample(2, file.graph, file.costs),), file.cluster, 1.0)
     profile.write(tmp_path / "profile.json")
     tiny = "".join(f'[[device]]\nname = "cpu{i}"\nkind = "cpu"\nmemory_bytes = 1000.0\n\n' for i in range(2))
-    (tmp_path / "tiny.toml").write_text(tiny)
+    (tmp_path / "tiny.toml").write_text(tiny + "[link]\nlatency_s = 1e-4\n")
     code, out, err = call(capsys, "plan", tmp_path / "profile.json", "--cluster", tmp_path / "tiny.toml", "--json")
     assert code == 3
     assert out == ""

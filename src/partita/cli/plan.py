@@ -26,7 +26,7 @@ from partita.page.plan_rows import is_mapping, load_rows, mapped_rows, stage_row
 from partita.page.schedule_words import schedule_words, why_this_schedule
 from partita.page.text import Kind, facts, percent, seconds, table
 from partita.page.together import lines, together
-from partita.pipeline.plan.planner import PAYS, plan_pipeline
+from partita.pipeline.plan.planner import plan_pipeline
 from partita.placement.capture.dnn_partitioning import unread
 from partita.placement.capture.formats import read_problem, sniff
 from partita.placement.capture.pipedream import read_profile
@@ -317,7 +317,7 @@ def choice_facts(d: dict[str, Any]) -> list[tuple[str, str]]:
     """Why this schedule; or one device, where more would be faster by less than predictions can be trusted to."""
     value, compared = d["value_s"], d.get("compared_s", {})
     saved = 1 - min(compared.values(), default=math.inf) / value if value > 0 else 0.0
-    if d["objective"] == "step" and d["method"] == "single" and 0.0005 < saved <= PAYS:
+    if d["objective"] == "step" and d["method"] == "single" and saved > 0.0005:
         return [
             ("devices", f"one: the best plan for more would save {percent(saved)}, less than a prediction is sure of")
         ]

@@ -159,18 +159,22 @@ class _Lowering:
 
     def _arrivals(self, device: str, slot: Slot) -> list[int]:
         """What a computation waits for: receives, or what another stage of its device has made before."""
-        part, k, m = slot
         needs: list[int] = []
-        for b in self._exchanges[part, k]:
-            origin = Slot(part, b.source if part == "F" else b.target, m)
-            source = self.plan.stages[origin.stage].device_of(m)
+        for b, origin in self._origins(slot):
+            source = self.plan.stages[origin.stage].device_of(slot.micro_batch)
             if source != device:
-                for message in self._messages_of(b, part):
+                for message in self._messages_of(b, slot.part):
                     needs.append(self._receive(message, slot, source, device))
-            elif part == "F" or b.gradients:
+            elif slot.part == "F" or b.gradients:
                 self._expect_done(device, slot, origin)
                 needs.append(self.compute[origin])
         return needs
+
+    def _origins(self, slot: Slot) -> list[tuple[Boundary, Slot]]:
+        """(a boundary over which something may come, what makes it) of a slot."""
+        part, k, m = slot
+        exchanges = self._exchanges.get((part, k), ())
+        return [(b, Slot(part, b.source if part == "F" else b.target, m)) for b in exchanges]
 
     @cached_property
     def _exchanges(self) -> Mapping[tuple[str, int], list[Boundary]]:
@@ -282,10 +286,7 @@ class _Lowering:
         """What a slot waits for: its own stage's part before, and what it is given by other stages, be they no neighbours."""
         part, k, m = slot
         found = [] if part == "F" else [Slot("F" if part == "B" else "B", k, m)]
-        for b in self._exchanges.get((part, k), ()):
-            if part == "F" or b.gradients:
-                found.append(Slot(part, b.source if part == "F" else b.target, m))
-        return found
+        return found + [origin for b, origin in self._origins(slot) if part == "F" or b.gradients]
 
     # ---- the end of a step --------------------------------------------------------------------------------------------
 

@@ -108,9 +108,8 @@ def test_a_hint_at_a_checkpoint_only_where_there_is_one_of_this_run(tmp_path: Pa
         (-15, 0, "something asked it to end"),
         (-11, 0, "it crashed in compiled code"),
         (-7, 0, "/dev/shm"),
-        (1, 0, ""),
+        (1, 0, "ended its process"),
     ],
 )
 def test_what_a_signal_says(code: int, kills: int | None, words: str) -> None:
     assert words in failure._why(code, kills)
-    assert bool(words) == bool(failure._why(code, kills))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partita.errors import BadInput, Infeasible
+from partita.files import made_folder
 from partita.mapping.plan.jobs import plan_job, whole_batch
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
@@ -71,9 +72,7 @@ def train_searching(
     worker failed with.
     """
     expect_mapping(file)
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    with held(folder):
+    with held(folder := made_folder(out)):
         gone = (
             "readings.json",
             "search.json",

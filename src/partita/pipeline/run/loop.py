@@ -10,12 +10,13 @@ import contextlib
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from partita.errors import BadInput, Infeasible
+from partita.files import made_folder
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
@@ -98,7 +99,7 @@ def compare_engines(
     if in_a_row < 1:
         raise BadInput(f"{in_a_row} steps in a row", hint="ask for at least 1")
     load = os.getloadavg()[0]
-    with _held(out):
+    with held(made_folder(out)):
         folder = prepared(out, file)
         spec = Spec(
             job, dict(settings), str(folder / "plan.json"), str(folder), task="compare", engine=",".join(engines), steps=rounds,
@@ -137,7 +138,7 @@ def train(
     if isinstance(file.plan, PipelinePlan):
         expect_cores(file, file.plan.devices)
         file = on_this_machine(file) if adapt or elastic else file
-    with _held(out):
+    with held(made_folder(out)):
         folder = prepared(out, file)
         for name in ("readings.json", FAILURES, DRIFT, FIRST_PLAN, *([] if resume else ["metrics.jsonl"])):
             (folder / name).unlink(missing_ok=True)
@@ -168,14 +169,6 @@ def train(
 def _tell(shows: Sequence[Shows], file: PlanFile) -> None:
     for show in shows:
         show.plan(file)
-
-
-@contextlib.contextmanager
-def _held(out: str | Path) -> Iterator[None]:
-    """The run's folder, made where it is missing, for this run alone. Raises BadInput where another one runs in it."""
-    Path(out).mkdir(parents=True, exist_ok=True)
-    with held(out):
-        yield
 
 
 def story_of(title: str, file: PlanFile, out: str | Path, comparison: Comparison, others: Mapping[str, float]) -> Story:

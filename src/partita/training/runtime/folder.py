@@ -20,12 +20,13 @@ LOCK = ".running"  #: who runs in a folder; the kernel's lock on it ends with th
 
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
-    """Nobody else runs in the folder meanwhile. Raises BadInput that names the process, host and time of who does."""
+    """Nobody else runs in the folder meanwhile. Raises BadInput that names the process, host and time of who does, and where
+    nothing can be written there."""
     path = Path(folder) / LOCK
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(path, "a+"))
+        file = stack.enter_context(_opened(path))
         while not _locked(file, path):  # its holder has removed it meanwhile
-            file = stack.enter_context(open(path, "a+"))
+            file = stack.enter_context(_opened(path))
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         with contextlib.suppress(OSError):  # a full disk is told by whoever needs it
             file.truncate(0)
@@ -36,6 +37,15 @@ def held(folder: str | Path) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):  # the folder cannot be written any more; the lock ends with the process
                 path.unlink()
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return open(path, "a+")
+    except OSError as error:
+        raise BadInput(
+            f"nothing can be written into {path.parent}: {error.strerror}", hint="give a folder of your own with -o DIR"
+        ) from error
 
 
 def _locked(file: TextIO, path: Path) -> bool:
