@@ -75,6 +75,19 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{markdown(heads, zip(*columns, strict=True))}\n\n{'. '.join(ends)}."
 
 
+def small(rows: Sequence[Mapping[str, Any]]) -> str:
+    """benchmarks/small.py: no table of 30 rows, but what they come to."""
+    known = [r for r in rows if r["error_at_run_speed"] is not None]
+    ran, raw = [r["error_at_run_speed"] for r in known], [r["error"] for r in rows]
+    low, high = (end(r["single_step_s"] for r in rows) for end in (min, max))
+    chosen = [r["of_one_process"] for r in rows if r["plan"] == "chosen"]
+    return (
+        f"{len(chosen)} small models, one process takes {seconds(low)} to {seconds(high)} a step; on one device, on two, and as planned: "
+        f"{sum(abs(e) <= 0.15 for e in ran)} of {len(ran)} predictions are within 15 % at the run's speed (median {_middle_and_worst(ran)}; as predicted "
+        f"{_middle_and_worst(raw)}). What `partita plan` chooses takes {min(chosen):.2f} to {max(chosen):.2f} of the step of one process."
+    )
+
+
 def _middle_and_worst(errors: Sequence[float]) -> str:
     sizes = [abs(e) for e in errors]
     return f"{percent(statistics.median(sizes))}, worst {percent(max(sizes))}"
@@ -340,6 +353,7 @@ def _recorded(found: Mapping[str, Any]) -> str:
 
 TABLES: Mapping[str, Callable[[Any], str]] = {
     "prediction": prediction,
+    "small": small,
     "pipeline": pipeline,
     "mapping": mapping,
     "mapping_run": mapping_run,
