@@ -210,7 +210,7 @@ def test_a_program_kept_from_next_to_nothing_serves_cuts_that_send_much():
 
 @pytest.mark.parametrize(
     ("schedule", "message_s", "measured", "used"),
-    [(None, 0.6, True, 1), (None, 0.6, False, 2), (None, 0.0, True, 2), ("auto", 0.95, True, 1), ("auto", 0.95, False, 2), ("auto", 0.4, True, 2)],
+    [(None, 0.6, True, 1), (None, 0.6, False, 2), (None, 0.0, True, 2), ("auto", 0.95, True, 1), ("auto", 0.95, False, 2), ("auto", 0.8, True, 1), ("auto", 0.4, True, 2)],
 )  # fmt: skip
 def test_measured_jobs_take_further_devices_only_where_they_save_what_predictions_miss(
     schedule, message_s, measured, used

@@ -113,3 +113,4 @@ def test_a_hint_at_a_checkpoint_only_where_there_is_one_of_this_run(tmp_path: Pa
 )
 def test_what_a_signal_says(code: int, kills: int | None, words: str) -> None:
     assert words in failure._why(code, kills)
+    assert bool(words) == bool(failure._why(code, kills))

@@ -75,8 +75,9 @@ def plan_pipeline(
     if by and method == "auto":
         winner = by
     one_s, one = found.get("single", (math.inf, None))
-    doubt_s = DOUBT * _beside_tasks_s(problem, plan, value) if pays else 0.0
-    if one and len(plan.devices) > 1 and one_s * (1 - pays) <= value + doubt_s and _may_fall_back(task):
+    may_fall_back = one is not None and len(plan.devices) > 1 and _may_fall_back(task)
+    doubt_s = DOUBT * _beside_tasks_s(problem, plan, value) if may_fall_back and pays else 0.0
+    if one and may_fall_back and one_s * (1 - pays) <= value + doubt_s:
         winner, written, by = "single", False, ""
         plan, problem, value = _as_it_is(task, one)
     bound, how = any_plan(task) if written else lower_bound(task)

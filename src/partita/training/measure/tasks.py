@@ -33,6 +33,7 @@ Result = TypeVar("Result")
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
+#: Of a row of steps.
 SETTLES, SETTLES_S = 8, 10e-3  #: steps in a row, or seconds, after which each takes as long as the one before
 #: Of TaskTimes.
 BETWEEN = 4  #: parts of a pass over all tasks, and calls of `between`
@@ -64,9 +65,7 @@ class TaskTimes:
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     parting: FloatArray  #: [passes] that the two parts of a split backward take beyond one that is not
     update: FloatArray  #: [passes] the optimizer's step, behind a backward, in a row of steps as in a run
-    first: (
-        FloatArray  #: [passes] a forward right behind the optimizer's step, as the first one of a step is, in that row
-    )
+    first: FloatArray  #: [passes] the forward right behind it, in that row, as the first one of a step is
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 

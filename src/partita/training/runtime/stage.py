@@ -86,9 +86,8 @@ def stage_code(captured: Captured, tasks: Iterable[str], wanted: Sequence[str]) 
 _FORGET = frozenset(
     ("conv1d", "conv2d", "conv3d", "batch_norm", "linear", "addmm", "mm", "bmm", "matmul", "add", "sub")
 )
-_FOLD = frozenset(
-    ("linear", "matmul")
-)  #: of more than two dimensions, what they give is a view of a product of matrices
+#: Of more than two dimensions, what they give is a view of a product of matrices, which traced values do not tell.
+_FOLD = frozenset(("linear", "matmul"))
 
 
 def _write_over(node: fx.Node) -> None:
@@ -100,13 +99,13 @@ def _write_over(node: fx.Node) -> None:
         and made.op == "call_function"
         and operator_name(made) in _FORGET
         and len(made.users) == 1
-        and not _is_view(made)
+        and not _is_folded(made)
     ):
         node.target = torch.ops.aten.relu_.default
 
 
-def _is_view(made: fx.Node) -> bool:
-    """Or may be one."""
+def _is_folded(made: fx.Node) -> bool:
+    """Whether it is, or may be, a view of a product."""
     value = made.meta.get("val")
     return operator_name(made) in _FOLD and not (isinstance(value, Tensor) and value.dim() <= 2)
 
