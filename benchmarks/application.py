@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from convergence import Convergence, Spread, crossing, fit_convergence
 from harness import Machine, cpu_seconds, parser, run_script, said
-from intervals import RESTLESS_ALONE, Claim, Interval
+from intervals import MOST_DRIFT_ALONE, Claim, Interval
 
 from partita.cli.talk import Talk
 from partita.errors import Interrupted
@@ -256,7 +256,7 @@ def claimed(finals: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Claim, Inter
     for r in finals:
         low, high = r["predicted"]["low_s"], r["predicted"]["high_s"]
         what = f"batch {r['batch']} on {r['workers']} takes {seconds(low)} to {seconds(high)}"
-        claim = Claim(what, low, high, most_drift=RESTLESS_ALONE)
+        claim = Claim(what, low, high, most_drift=MOST_DRIFT_ALONE)
         found[f"batch{r['batch']}-workers{r['workers']}-seed{r['seed']}"] = (claim, Interval.exact(r["run_s"]))
     return found
 

@@ -22,7 +22,7 @@ from typing import Any
 import side_by_side
 from crew import Crew
 from harness import Json, Machine, order
-from intervals import RESTLESS_ALONE, Claim, Interval, over_median, ratio_within_rounds, within_rounds
+from intervals import MOST_DRIFT_ALONE, Claim, Interval, over_median, ratio_within_rounds, within_rounds
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -38,7 +38,7 @@ WARMUP = side_by_side.WARMUP  #: rounds of a block that are not counted
 #: Where an Inception's steps of 83 ms were counted after one other, 12 of 32 took 110 ms or more; 6 of 600 in a row did (2026-11-24).
 TURN_S, MOST_IN_A_TURN = 0.4, 8
 
-FORESEEN = Claim("the prediction is within 10 % of a step", low=0.9, high=1.1, most_drift=RESTLESS_ALONE)
+FORESEEN = Claim("the prediction is within 10 % of a step", low=0.9, high=1.1, most_drift=MOST_DRIFT_ALONE)
 FORESEEN_AT_RUN_SPEED = Claim(
     "the prediction at the speed of the run is within 10 % of a step", low=0.9, high=1.1, most_drift=math.inf
 )

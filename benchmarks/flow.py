@@ -50,7 +50,7 @@ import psutil
 from distributed import Client, LocalCluster
 from harness import Json, Machine, Samples, cpu_seconds, in_turn, order, parser, run_script, said, sandwiched
 from intervals import (
-    RESTLESS_ALONE,
+    MOST_DRIFT_ALONE,
     WITHIN_ROUNDS,
     Claim,
     Interval,
@@ -87,7 +87,7 @@ REAL_MEMORY = Claim(
 )
 ALL_CASES = Claim("all cases", low=1.0, high=1.0, most_drift=math.inf)
 FLAT = Claim("the scheduler's memory grows by at most 100 bytes a task", high=100.0, most_drift=math.inf)
-A_MS = Claim("at most 1 ms a task", high=1e-3, most_drift=RESTLESS_ALONE)
+A_MS = Claim("at most 1 ms a task", high=1e-3, most_drift=MOST_DRIFT_ALONE)
 #: A run is held against what was foreseen in it: how the machine drifts from run to run cancels out.
 FORESEEN = Claim(
     "after a tenth of the work the median run's total is foreseen within 15 %", high=0.15, most_drift=WITHIN_ROUNDS

@@ -20,9 +20,9 @@ Said = Literal["met", "missed", "the machine was too restless to tell"]
 LEVEL = 0.95
 RESAMPLES = 4000
 FEWEST = 6  #: rounds: the range of fewer holds a median less often than LEVEL (1 - 2 / 2^n)
-RESTLESS = 0.25  #: a claim about a ratio of times taken in turn is not judged where the machine drifted by more
+MOST_DRIFT = 0.25  #: a claim about a ratio of times taken in turn is not judged where the machine drifted by more
 WITHIN_ROUNDS = math.inf  #: likewise of figures that `within_rounds` makes
-RESTLESS_ALONE = 0.15  #: likewise of a time against one from before the run: nothing cancels out
+MOST_DRIFT_ALONE = 0.15  #: likewise of a time against one from before the run: nothing cancels out
 
 MET: Said = "met"
 MISSED: Said = "missed"
@@ -109,7 +109,8 @@ class Claim:
     what: str  #: in words
     low: float = -math.inf
     high: float = math.inf
-    most_drift: float = RESTLESS  #: of the machine, a share; inf: no time is in the figure, or drift cancels out
+    most_drift: float = MOST_DRIFT  #: of the machine, a share; inf: no time is in the figure, or drift cancels out
+    grows: bool = True  #: in proportion to time, unlike an error or a difference
 
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -137,11 +138,12 @@ def verdict(claim: Claim, found: Interval, drift: float) -> dict[str, Any]:
 def _said(claim: Claim, found: Interval, drift: float) -> tuple[Said, str]:
     if not found.known:
         return UNTOLD, f"fewer than {FEWEST} rounds give no interval"
-    if drift > claim.most_drift:
+    if drift > claim.most_drift and claim.grows:
         wide = Interval(found.value, min(found.low, found.low / (1 + drift)), max(found.high, found.high * (1 + drift)))
         said, because = _said(claim, wide, 0.0)
         if said != UNTOLD:
             return said, f"{because}, even were it wrong by the {drift:.0%} that the machine drifted"
+    if drift > claim.most_drift:
         return UNTOLD, f"the machine drifted by {drift:.0%}; {claim.most_drift:.0%} is the most this claim bears"
     if claim.holds(found.low) and claim.holds(found.high):
         return MET, "the whole interval lies inside the claim"

@@ -11,7 +11,7 @@ the plans use, in each setting; how a model divides over its tasks once.
     mixed     30 jobs of 5 models    /  auto, exact and all baselines
 
 Plans run one after another, several rounds. Sessions are built and models sent with neither quota nor slow link, then both are
-set and the clock starts. A run that is predicted to take longer than 10 s is not made. Wants root and two cores; CPU time and
+set and the clock starts. A run that is predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and
 load stand beside every figure.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -34,7 +35,7 @@ from typing import IO, Any
 
 import onnx
 from harness import Json, Machine, Samples, in_turn, parser, run_script, said
-from intervals import RESTLESS, Claim, Interval, bootstrap
+from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap
 
 from partita import __version__
 from partita.cli.talk import Talk
@@ -54,6 +55,7 @@ from partita.offload.run.client import Client
 from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.record import MACHINES, busy_s, inferring_cpu_s
+from partita.page.text import NOTHING
 from partita.testbed import processors
 from partita.testbed.hosts import Testbed
 
@@ -63,13 +65,15 @@ ALEXNET = "bvlc_alexnet"
 MIXED = ("squeezenet", "resnet50", "inception_v1", "shufflenet", "densenet121")
 PARTS = ("alexnet", "mixed")
 SHARES, MBITS = (10, 25, 100), (5, 20, 100)
-LONGEST_S = 10.0  #: a run predicted to take longer is not made
+LONGEST_S = 20.0  #: a run predicted to take longer is not made
 SETTLE_S = 0.3  #: between setting rate and quota and starting the clock
 FAST = "2gbit"
 
-#: What the mixed jobs are judged by; a round of the bootstrap is a plan in a setting, or a setting.
-FORESEEN = Claim("the median error of the predictions at run speed is at most 5 %", high=0.05, most_drift=RESTLESS)
-FASTER = Claim("auto is within 3 % of the better of single-cut and min-cut, or faster", low=-0.03, most_drift=RESTLESS)
+#: What either kind of jobs is judged by; "at worst" is over all settings, plans and baselines, of medians over the rounds.
+FORESEEN = Claim("the median error of predictions at run speed is at most 5 %", high=0.05, most_drift=math.inf)
+NEAR = Claim("at worst a prediction at run speed is 12 % off", high=0.12, most_drift=math.inf)
+NOT_WORSE = Claim("at worst auto takes 1.03 of the time of a baseline", high=1.03, most_drift=WITHIN_ROUNDS)
+GOT = Claim("at worst the measured gain is 5 points off the promised one", high=0.05, most_drift=WITHIN_ROUNDS)
 
 
 def models_of(names: Sequence[str]) -> dict[str, OnnxModel]:
@@ -137,7 +141,7 @@ def told(found: BothSides) -> Json:
     """The problem, and what it was made of."""
     whole = {
         m.name: {
-            name: {"wall_s": e.seconds, "cpu_s": e.seconds * side.turns.speed.share, "low_s": e.low, "high_s": e.high}
+            name: {"wall_s": e.seconds, "cpu_s": e.seconds * side.share, "low_s": e.low, "high_s": e.high}
             for name, side in (("device", found.device), ("server", found.server))
             for e in [side.whole(k)]
         }
@@ -205,7 +209,7 @@ class Stage:
         self.bed.rate("h0", rate)
         group = self.bed.hosts[0].group
         assert group is not None
-        processors.controller().limit(Path(group).name, share)
+        processors.controller().limit(Path(group).name, share, pinned=True)
 
     def _say(self, value: Json) -> None:
         print(json.dumps(value), file=_pipe(self.process.stdin), flush=True)
@@ -358,32 +362,46 @@ def figures(rows: Sequence[Json]) -> Json:
     The gain is that over the better of the best cut of a lone job and the minimum cut of each: measured in turn, and again with
     every run brought to the speed that the plans took the machines for; beside it the one that the exact plan promises.
     """
-    ran = [m for r in rows for m in r["methods"].values() if "error" in m]
-    once = list({(m["measured_s"], m["predicted_s"]): m for m in ran}.values())  # methods of one plan share its runs
     gains = [{"device_percent": r["device_percent"], "mbit_per_s": r["mbit_per_s"], **gain(r["methods"])} for r in rows]
-    found: Json = {"gains": gains, "runs": sum(len(m["runs"]) for m in once)}
+    found: Json = {"gains": gains, "runs": sum(len(m["runs"]) for r in rows for m in plans_that_ran(r["methods"]))}
     for how in ("measured", "at_one_speed"):
-        found[f"gain_off_worst_{how}"] = max(abs(g[how] - g["predicted"]) for g in gains)
-        others = [ratio(r["methods"]["auto"], r["methods"][b], how) for r in rows for b in BASELINES]
-        found[f"worst_against_any_baseline_{how}"] = max(others) - 1
+        found[f"gain_off_worst_{how}"] = max(
+            (abs(g[how] - g["predicted"]) for g in gains if g[how] is not None), default=0.0
+        )
+        worst = max((against(r["methods"], BASELINES, how) or 0.0 for r in rows), default=0.0)
+        found[f"worst_against_any_baseline_{how}"] = worst - 1
     for what in ("error", "error_at_run_speed"):
-        sizes = [abs(m[what]) for m in once]
+        sizes = [abs(e) for e in errors(rows, what)]
         found |= {f"{what}_median": statistics.median(sizes), f"{what}_worst": max(sizes)}
     return found
 
 
+def plans_that_ran(methods: Json) -> list[Json]:
+    """A row a plan: methods of one plan share its runs."""
+    ran = [m for m in methods.values() if "runs" in m]
+    return list({(m["measured_s"], m["predicted_s"]): m for m in ran}.values())
+
+
+def errors(rows: Sequence[Json], what: str) -> list[float]:
+    return [m[what] for r in rows for m in plans_that_ran(r["methods"])]
+
+
 def gain(methods: Json) -> Json:
-    """Of auto, measured; of the exact plan, predicted."""
-    others = [methods["single-cut"], methods["min-cut"]]
-    predicted = 1 - methods["exact"]["predicted_s"] / min(m["predicted_s"] for m in others)
-    seen = {how: 1 - max(ratio(methods["auto"], m, how) for m in others) for how in ("measured", "at_one_speed")}
-    return {**seen, "predicted": predicted}
+    """Of auto, measured, None where neither of the others ran; of the exact plan, predicted."""
+    others = ("single-cut", "min-cut")
+    predicted = 1 - methods["exact"]["predicted_s"] / min(methods[o]["predicted_s"] for o in others)
+    most = {how: against(methods, others, how) for how in ("measured", "at_one_speed")}
+    return {**{how: None if m is None else 1 - m for how, m in most.items()}, "predicted": predicted}
+
+
+def against(methods: Json, others: Sequence[str], how: str) -> float | None:
+    """Auto's makespan by that of the best of the others that ran; None where none did."""
+    ran = [methods[o] for o in others if "runs" in methods[o]]
+    return max((ratio(methods["auto"], o, how) for o in ran), default=None) if "runs" in methods["auto"] else None
 
 
 def ratio(ours: Json, theirs: Json, how: str) -> float:
-    """Of the makespans: the median over the rounds, in each of which both ran. One that was not run counts by its prediction."""
-    if "runs" not in ours or "runs" not in theirs:
-        return float(ours["predicted_s"] / theirs["predicted_s"])
+    """Of the makespans: the median over the rounds."""
     pairs = zip(ours["runs"], theirs["runs"], strict=True)
     if how == "measured":
         return statistics.median(a["makespan_s"] / b["makespan_s"] for a, b in pairs)
@@ -417,14 +435,17 @@ def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
 
 
 def claimed(found: Json) -> dict[str, tuple[Claim, Interval]]:
-    """What is claimed of the mixed jobs."""
-    settings = found.get("mixed", {}).get("settings", [])
-    errors = [
-        abs(m["error_at_run_speed"]) for s in settings for m in s["methods"].values() if "error_at_run_speed" in m
-    ]
-    gains = [g["measured"] for g in found["mixed"]["figures"]["gains"]] if settings else []
-    claims = {"gain": (FASTER, bootstrap(lambda g: g, gains))} if gains else {}
-    return claims | ({"error_at_run_speed": (FORESEEN, bootstrap(lambda e: e, errors))} if errors else {})
+    """What is claimed of each kind of jobs."""
+    claims: dict[str, tuple[Claim, Interval]] = {}
+    for part in (p for p in PARTS if p in found):
+        f, sizes = found[part]["figures"], [abs(e) for e in errors(found[part]["settings"], "error_at_run_speed")]
+        claims |= {
+            f"{part}: error": (FORESEEN, bootstrap(lambda e: e, sizes)),
+            f"{part}: worst error": (NEAR, Interval.exact(max(sizes))),
+            f"{part}: against baselines": (NOT_WORSE, Interval.exact(1 + f["worst_against_any_baseline_measured"])),
+            f"{part}: gain": (GOT, Interval.exact(f["gain_off_worst_measured"])),
+        }
+    return claims
 
 
 def benchmark(machine: Machine, quick: bool, out: Path | None, rounds: int, only: str, budget_s: float) -> Json:
@@ -483,9 +504,10 @@ def text(found: Json) -> str:
         if f is None:
             continue
         for g in f["gains"]:
+            seen = [NOTHING if g[how] is None else f"{g[how]:+.1%}" for how in ("measured", "at_one_speed")]
             lines.append(
-                f"{part} at {g['device_percent']:3} % and {g['mbit_per_s']:3} Mbit/s: {g['measured']:+.1%} below the better "
-                f"of single-cut and min-cut, {g['at_one_speed']:+.1%} at one speed; the exact plan promises {g['predicted']:+.1%}"
+                f"{part} at {g['device_percent']:3} % and {g['mbit_per_s']:3} Mbit/s: {seen[0]} below the better of single-cut and "
+                f"min-cut, {seen[1]} at one speed; the exact plan promises {g['predicted']:+.1%}"
             )
         lines += [
             f"{part}: prediction off by {f['error_at_run_speed_median']:.1%} in the median, {f['error_at_run_speed_worst']:.1%} "

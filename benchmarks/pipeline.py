@@ -4,7 +4,8 @@
 
 DIR holds train.parquet as examples/cifar_resnet.py wants it. ResNet of 1,084,586 parameters, batch 64. Each engine runs
 the same plan on the same workers, one thread each, pinned; a step is timed over rows of them, on the worker that takes longest.
-The limit is what copies of the whole job side by side reach, one a core, in the same run.
+One process takes the batch in as many micro-batches, and once more all at once, as users train. The limit is what copies of the
+whole job side by side reach, one a core, in the same run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import side_by_side
-from engines import WARMUP, Compared, compare_in_turn
+from engines import WARMUP, Compared, plans_in_turn
 from harness import Json, Machine, parser, run_script, said
 from intervals import WITHIN_ROUNDS, Claim, Interval
 
@@ -30,6 +31,7 @@ from partita.training.measure.job import measure_job
 JOB = Path(__file__).parents[1] / "examples" / "cifar_resnet.py"
 ENGINES = ("single", "pipeline", "torch")
 BATCH = 64
+AT_ONCE = "at once"
 
 #: What this project says of its pipeline (README.md), and what each run is judged by.
 AS_FAST_AS_TORCH = Claim("torch's engine needs at least 0.97 of a step of ours", low=0.97, most_drift=WITHIN_ROUNDS)
@@ -41,18 +43,19 @@ def benchmark(options: Any, out: Path, machine: Machine, talk: Talk) -> Json:
     settings = {"data": str(Path(options.data).resolve()), "images_used": "2048"}
     devices, micro_batches = options.devices, options.micro_batches
     profile = measure_job(
-        f"{JOB}:job", settings, devices=devices, sizes=(BATCH // micro_batches,), progress=talk.progress
+        f"{JOB}:job", settings, devices=devices, sizes=(BATCH // micro_batches, BATCH), progress=talk.progress
     )
     file = plan_pipeline(
         profile, micro_batches=micro_batches, stages=devices, allow_replicas=False, allow_recompute=False
     )
-    found = compare_in_turn(
-        machine, file, f"{JOB}:job", ENGINES, settings=settings,
+    at_once = plan_pipeline(profile, micro_batches=1, stages=1, allow_replicas=False)
+    runs = plans_in_turn(
+        machine, {"": file, AT_ONCE: at_once}, f"{JOB}:job", {"": ENGINES, AT_ONCE: ("single",)}, settings=settings,
         rounds=options.rounds, blocks=options.blocks, talk=talk, with_copies=True, out=out,
     )  # fmt: skip
-    record = machine.finished()
+    found, record = runs[""], machine.finished()
     return figures(file, found) | {
-        "verdicts": machine.verdicts(claimed(file, found)), "samples": found.raw(), "machine_record": record,
+        "single_at_once_step_s": runs[AT_ONCE].median_s("single"), "verdicts": machine.verdicts(claimed(file, found)), "samples": found.raw(), "machine_record": record,
         "load": record["load"][0], "facts": record["facts"],
     }  # fmt: skip
 
@@ -120,6 +123,7 @@ def claimed(file: PlanFile, found: Compared) -> dict[str, tuple[Claim, Interval]
 def text(result: Json) -> str:
     single = result["single_step_s"]
     rows = [[e, result[f"{e}_step_s"], single / result[f"{e}_step_s"], result["cpu_s"][e]] for e in ENGINES]
+    rows.append([f"single, {AT_ONCE}", result["single_at_once_step_s"], single / result["single_at_once_step_s"], None])
     if "side_by_side_step_s" in result:
         rows.append(["side by side, each", result["side_by_side_step_s"], result["limit"], None])
     end = (

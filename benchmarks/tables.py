@@ -72,7 +72,7 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
         )
     if drifts := [r["machine_record"]["drift"]["drift"] for r in rows if "machine_record" in r]:
         ends.append(f"The machine drifted by {percent(min(drifts))} to {percent(max(drifts))}")
-    return f"{markdown(heads, zip(*columns, strict=True))}\n\n{'. '.join(ends)}."
+    return f"{markdown(heads, zip(*columns, strict=True))}\n\n{'. '.join(ends)}.{_held([*rows, *beside])}"
 
 
 def small(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -85,7 +85,19 @@ def small(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{len(chosen)} small models, one process takes {seconds(low)} to {seconds(high)} a step; on one device, on two, and as planned: "
         f"{sum(abs(e) <= 0.15 for e in ran)} of {len(ran)} predictions are within 15 % at the run's speed (median {_middle_and_worst(ran)}; as predicted "
         f"{_middle_and_worst(raw)}). What `partita plan` chooses takes {min(chosen):.2f} to {max(chosen):.2f} of the step of one process."
+        f"{_held(rows)} Claims: {_claims(_by_row(rows))}. {_recorded(rows[0])}"
     )
+
+
+def _by_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The verdicts of all rows, by their models and plans."""
+    return {f"{r['model']}, {r['plan']}, {k}": v for r in rows for k, v in r["verdicts"].items()}
+
+
+def _held(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How often the intervals held."""
+    held = [h for r in rows for h in r.get("interval_held", ())]
+    return f" The 90 % intervals at the run's speed held in {sum(held)} of {len(held)} runs." if held else ""
 
 
 def _middle_and_worst(errors: Sequence[float]) -> str:
@@ -138,6 +150,9 @@ def pipeline(found: Mapping[str, Any]) -> str:
         step_s = found[f"{key}_step_s"]
         of_it = [_span(intervals.get(f"single/{key}"), times)] if intervals else []
         body.append([name, seconds(step_s), times(single / step_s), *of_it, seconds(found["cpu_s"][key])])
+    if "single_at_once_step_s" in found:
+        step_s, none = found["single_at_once_step_s"], [NOTHING] if intervals else []
+        body.insert(1, ["one process, the batch at once", seconds(step_s), times(single / step_s), *none, NOTHING])
     if "side_by_side_step_s" in found:
         limit = [_span(found.get("limit_interval"), times)] if intervals else []
         copies = f"the limit: {len(found['side_by_side_each_s'])} copies of the job side by side"
@@ -166,8 +181,25 @@ def _verdicts(found: Mapping[str, Any]) -> str:
     """Every claim and whether it was met, and how restless the machine was; empty for results without them."""
     if "verdicts" not in found:
         return ""
-    said = "; ".join(f"{v['claim']}: {_short(v)}" for v in found["verdicts"].values())
-    return f" Claims: {said}. The machine drifted by {percent(found['machine_record']['drift']['drift'])}."
+    return f" Claims: {_claims(found['verdicts'])}. The machine drifted by {percent(found['machine_record']['drift']['drift'])}."
+
+
+def _claims(verdicts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Claim by claim. Where several results are judged by one, the names of those that did not meet it.
+
+    >>> v = {"a": {"claim": "fast", "verdict": "met"}, "b": {"claim": "fast", "verdict": "missed"}, "c": {"claim": "right", "verdict": "met"}}
+    >>> _claims(v)
+    'fast: 1 of 2 met, missed: b; right: met'
+    """
+    by_claim: dict[str, dict[str, str]] = {}
+    for name, v in verdicts.items():
+        by_claim.setdefault(v["claim"], {})[name] = _short(v)
+    said = []
+    for claim, of in by_claim.items():
+        met = sum(v == "met" for v in of.values())
+        others = "".join(f", {v}: {name}" for name, v in of.items() if v != "met")
+        said.append(f"{claim}: " + (f"{met} of {len(of)} met{others}" if len(of) > 1 else next(iter(of.values()))))
+    return "; ".join(said)
 
 
 def mapping(found: Mapping[str, Any]) -> str:

@@ -114,6 +114,14 @@ def test_a_verdict_says_why_in_a_line() -> None:
     assert "drifted by 40%" in intervals.sentences({"speed": found})
 
 
+def test_an_error_is_not_told_where_the_machine_drifted() -> None:
+    """Nor a difference: drift makes it larger by no factor."""
+    for value in (0.01, -0.01):
+        claim = Claim("a gain", low=-0.03, high=0.03, grows=False)
+        found = Interval(value, value, value)
+        assert [intervals.verdict(claim, found, d)["verdict"] for d in (0.1, 0.5)] == ["met", intervals.UNTOLD]
+
+
 def test_within_rounds_the_machine_may_drift_as_it_likes() -> None:
     """A ratio of medians does not see that every round says 2."""
     machine = np.linspace(1.0, 3.0, 12)

@@ -50,3 +50,8 @@ def test_predictions_at_the_run_s_speed() -> None:
     assert "| vit, best plan | 400 ms | 500 ms | -20 % | -2.0 % |" in found
     assert "| vit, best plan | 400 ms | 500 ms | -20 % | - |" in found
     assert "At the speed that the machine had in the run: 2.0 %, worst 2.0 %. " in found
+
+
+def test_a_claim_is_said_once_with_the_names_of_those_that_did_not_meet_it() -> None:
+    said = {"a": verdict("met"), "b": verdict("missed"), "c": {"claim": "it is right", "verdict": "met"}}
+    assert tables._claims(said) == "it is fast: 1 of 2 met, missed: b; it is right: met"

@@ -57,6 +57,17 @@ def test_warm_up_leaves_its_readings_to_the_first_step_that_counts() -> None:
     assert np.isnan(told.piece_s[0, 1]).all()
 
 
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_single_readings_have_their_own_spread_however_many_stand_in_a_row(pieces: int) -> None:
+    """A row of four is no reading with half the scatter."""
+    probe = Probe(tuple(ProbePiece((str(i),), 1e-3) for i in range(pieces)), 4)
+    told = np.random.default_rng(0).normal(1.0, 0.2, (2, 400 // pieces, pieces)) * 1e-3
+    told[1] = 1e-3  # the other device does not scatter
+    found = Readings(("cpu0", "cpu1"), told, np.ones(told.shape[:2]))
+    assert found.spread(probe) == pytest.approx(0.2, rel=0.1)
+    assert found.error(probe) == pytest.approx(0.2 / math.sqrt(400), rel=0.1)
+
+
 def test_one_outlier_does_not_move_the_mean_of_the_middle() -> None:
     assert middle_mean(np.array([1.0] * 19 + [100.0])) == pytest.approx(1.0)
     assert middle_mean(np.array([1.0, 3.0])) == pytest.approx(2.0)

@@ -187,6 +187,13 @@ def test_a_group_of_version_2_gets_one_line(tmp_path: Path) -> None:
     assert (folder / "cpu.max").read_text() == "2500 10000"
 
 
+def test_a_whole_core_of_its_own_is_no_quota(tmp_path: Path) -> None:
+    """Which would take a twentieth of it; without a core of its own a group may use two at once, and is held to one."""
+    known = Controller(tmp_path, 2)
+    for percent, pinned, said in ((100.0, True, "max"), (100.0, False, "10000"), (25.0, True, "2500")):
+        assert (known.limit("it", percent, pinned=pinned) / "cpu.max").read_text() == f"{said} 10000"
+
+
 def test_without_root_or_iproute2_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "/nowhere")

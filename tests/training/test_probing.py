@@ -92,6 +92,17 @@ def test_pieces_are_drawn_as_the_time_is() -> None:
     assert whole.seconds == pytest.approx(1e-6 * n)
 
 
+def test_a_task_with_too_many_parameters_is_in_no_piece() -> None:
+    """Nor as a small one's neighbour, though it takes less time than the others."""
+    layers = [nn.Linear(16, 16), nn.Linear(16, 2400), nn.Linear(2400, 2400), nn.Linear(2400, 16), nn.Linear(16, 16)]
+    found = captured(nn.Sequential(*layers), 4, 16)
+    held = {t.id: t.parameter_bytes for t in found.graph.tasks}
+    heavy = max(held, key=lambda t: held[t])
+    assert held[heavy] > 256e6 / PARTS
+    seconds = [1e-6 if t == heavy else 2e-6 for t in found.task_nodes]
+    assert all(heavy not in p.tasks for p in drawn(found, seconds))
+
+
 def test_pieces_take_turns() -> None:
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
     pieces = [ProbePiece((t,), 1e-3) for t in found.task_nodes]
@@ -138,7 +149,7 @@ def test_a_short_piece_runs_until_it_is_warm_before_it_is_timed_and_a_long_one_d
     found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), loss, part)
     ran: list[int] = []
     monkeypatch.setattr(probing, "_work", lambda *_: lambda: ran.append(0))
-    monkeypatch.setattr(Prober, "_now", lambda _: len(ran) * seconds)
+    monkeypatch.setattr(probing, "work_clock", lambda _: lambda: len(ran) * seconds)
     prober = Prober([ProbePiece(tuple(found.task_nodes), seconds)], found, part, CPU)
     assert prober.reading_s == pytest.approx(calls * seconds)
     ran.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.talk import Talk
@@ -32,7 +31,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Measure, plan, predict, train, compare, report. Raises MissingDependency without scikit-learn."""
 
     from partita.cli import demo_job
-    from partita.files import write_whole
+    from partita.files import made_folder, write_whole
     from partita.page.text import seconds
     from partita.pipeline.plan.planner import plan_pipeline
     from partita.pipeline.report.page import page
@@ -40,8 +39,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     from partita.training.measure.job import measure_job
 
     loop.check_rounds(options.rounds)
-    folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(options.out)
     source = f"{demo_job.__file__}:job"
     devices = options.devices or max(2, usable_cores())
 

@@ -247,8 +247,10 @@ def _devices(document: dict[str, Any]) -> str:
     from partita.page.text import percent
 
     speeds, alone = document["speeds"], document["alone"]
-    same = len(set(speeds.values())) == 1
-    names = ", ".join(d if same else f"{d} (speed {s:.2f})" for d, s in speeds.items())
+    same, unread = len(set(speeds.values())) == 1, document["facts"].get("speed_unread", [])
+    names = ", ".join(
+        f"{d} (speed not measured)" if d in unread else d if same else f"{d} (speed {s:.2f})" for d, s in speeds.items()
+    )
     return names + (f"; one alone is {percent(alone - 1)} faster" if alone > 1 else "")
 
 

@@ -7,7 +7,6 @@ import contextlib
 import math
 import os
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from partita.cli.live import Dashboard, Scalars
 from partita.cli.settings import add_settings, check_budget, check_timeout, is_rank, settings_of
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError, PlanError
+from partita.files import made_folder
 from partita.simulate.predicted import predicted
 from partita.training.runtime.join import rank_of_environment
 
@@ -209,14 +209,8 @@ def check_folder(out: str) -> None:
     """Raise BadInput unless files can be written into the folder, which is made where it is missing, and nobody else does."""
     from partita.training.runtime.folder import held
 
-    try:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out), held(out):
-            pass
-    except OSError as error:
-        raise BadInput(
-            f"nothing can be written into {out}: {error.strerror}", hint="give a folder of your own with -o DIR"
-        ) from error
+    with held(made_folder(out)):
+        pass
 
 
 def _watch(talk: Talk, total: int, more: Callable[[], str] = str) -> Callable[[Row], None]:
@@ -290,8 +284,7 @@ def _plan(options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> 
     talk.step(f"measuring {options.job}")
     sizes = _whole_batch(options.job, settings) if options.search else ()
     profile = measure_job(options.job, settings, devices=options.devices, sizes=sizes, progress=talk.progress)
-    Path(options.out).mkdir(parents=True, exist_ok=True)
-    profile.write(Path(options.out) / "profile.json")
+    profile.write(made_folder(options.out) / "profile.json")
     talk.step("planning")
     if options.search:
         from partita.mapping.run.search import first_mapping

@@ -116,14 +116,18 @@ class Readings:
                 found[d] = probe.speed(told, share)
         return found
 
-    @property
-    def count(self) -> int:
-        """Readings of pieces on the first device."""
-        return int(np.isfinite(self.piece_s[0]).sum()) if len(self.devices) else 0
+    def single(self, probe: Probe) -> list[FloatArray]:
+        """[devices] of [readings]: what every reading took as a multiple of what its piece took in measuring."""
+        told = (rows / np.array([p.seconds for p in probe.pieces]) for rows in self.piece_s)
+        return [rows[np.isfinite(rows)] for rows in told]
 
     def spread(self, probe: Probe) -> float:
         """Standard deviation of single readings about their mean, as a share: the largest of any device's."""
-        return max((scatter(told[np.isfinite(told)]) for told in map(probe.slowness, self.piece_s)), default=0.0)
+        return max(map(scatter, self.single(probe)), default=0.0)
+
+    def error(self, probe: Probe) -> float:
+        """Standard error of a device's mean reading, as a share: the largest of any device's; of one reading, unknown: 0."""
+        return max((scatter(told) / math.sqrt(max(1, len(told))) for told in self.single(probe)), default=0.0)
 
     def only(self, devices: Sequence[str]) -> Readings:
         """Those of some devices."""

@@ -97,9 +97,9 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
     devices = tuple(
         DeviceSpeed(d, p, float(r)) for d, p, r in zip(readings.devices, planned, _medians(speeds), strict=True)
     )
-    middle, spread = float(np.median(steps)), readings.spread(problem.probe)
-    wide = float(np.hypot(MODEL, NINE_IN_TEN * spread / np.sqrt(max(1, readings.count))))
-    return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, max(spread, problem.probe.spread))
+    middle, wide = float(np.median(steps)), math.hypot(MODEL, NINE_IN_TEN * readings.error(problem.probe))
+    spread = max(readings.spread(problem.probe), problem.probe.spread)
+    return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, spread)
 
 
 def steps_at_run_speed(

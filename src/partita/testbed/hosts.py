@@ -319,7 +319,7 @@ def _build(state: State) -> None:
         _wire(state, host)
         _shape(state, host, "add")
         if host.group is not None and host.cpu_percent is not None:
-            processors.controller().limit(Path(host.group).name, host.cpu_percent)
+            processors.controller().limit(Path(host.group).name, host.cpu_percent, pinned=host.core is not None)
 
 
 def _wire(state: State, host: Host) -> None:

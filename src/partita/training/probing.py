@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -16,6 +15,7 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.probe import ProbePiece
 from partita.training.capture.captured import Captured, TensorMeta
 from partita.training.job import Batch, Precision, drawing
+from partita.training.runtime.device import work_clock
 from partita.training.runtime.stage import Stage, StageCode, batch_leaves, stage_code
 
 Tasks = tuple[str, ...]
@@ -44,7 +44,7 @@ class Prober:
     ) -> None:
         """`part` is a micro-batch of the size that `captured` has; what the pieces take need be known about, but the same wherever
         readings are compared. Raises what torch raises where a piece cannot run so."""
-        self._device = device
+        self._now = work_clock(device)
         leaves = batch_leaves(part, device)
         known = {
             tasks: _work(tasks, captured, leaves, device, precision) for tasks in dict.fromkeys(p.tasks for p in pieces)
@@ -61,8 +61,7 @@ class Prober:
         return sum(_reading_s(p.seconds) for p in self._pieces) / len(self._pieces)
 
     def read(self, times: int = 1) -> FloatArray:
-        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others: CPU time of this thread; on a
-        GPU the time until it is done."""
+        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`."""
         found = np.full(len(self._runs), np.nan)
         for _ in range(min(times, len(self._runs))):
             i = next(self._order)
@@ -78,12 +77,6 @@ class Prober:
             took = self._now() - began
             calls, spent_s = calls + 1, spent_s + took
         return took
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            return time.perf_counter()
-        return time.thread_time()
 
 
 def _warm(calls: int, spent_s: float) -> bool:
@@ -118,11 +111,13 @@ def drawn(captured: Captured, task_s: Sequence[float]) -> tuple[ProbePiece, ...]
     tasks, held = [*captured.task_nodes], {t.id: t.parameter_bytes for t in captured.graph.tasks}
     seconds = np.array(task_s)
     light = np.array([held[t] <= _MOST_BYTES / PARTS for t in tasks])
-    if (seconds * light).sum() > 0:
-        seconds = np.where(light, seconds, 0.0)
-    ends = np.cumsum(seconds)
+    light |= (seconds * light).sum() <= 0
+    ends = np.cumsum(np.where(light, seconds, 0.0))
     middles = (np.arange(PARTS) + 0.5) / PARTS * ends[-1]
-    found = [_with_neighbours(int(i), seconds) for i in np.searchsorted(ends, middles).clip(max=len(tasks) - 1)]
+    found = [
+        _with_neighbours(int(i), np.where(light, seconds, math.inf))
+        for i in np.searchsorted(ends, middles).clip(max=len(tasks) - 1)
+    ]
     counts = Counter(found)
     common = math.gcd(*counts.values())
     once = {(a, b): ProbePiece(tuple(tasks[a:b]), float(sum(task_s[a:b]))) for a, b in counts}
@@ -130,7 +125,8 @@ def drawn(captured: Captured, task_s: Sequence[float]) -> tuple[ProbePiece, ...]
 
 
 def _with_neighbours(at: int, seconds: FloatArray) -> tuple[int, int]:
-    """[a, b) around a task, long enough to be timed, without drawing in a task that is larger than that by itself."""
+    """[a, b) around a task, long enough to be timed, without drawing in a task that is larger than that by itself (inf: no piece may
+    hold it)."""
     a, b, n = at, at + 1, len(seconds)
     while seconds[a:b].sum() < _LEAST_S and b - a < n:
         left = seconds[a - 1] if a > 0 else math.inf

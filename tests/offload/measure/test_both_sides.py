@@ -9,8 +9,11 @@ import pytest
 from offload.run.small_nets import net, plan_of, served
 
 from partita.cli import main
-from partita.nouns.offload import OffloadProblem
+from partita.errors import CaptureError
+from partita.nouns.offload import OffloadProblem, Speed
+from partita.offload.measure.in_turn import Item, Turns
 from partita.offload.plan.lower import part_times
+from partita.offload.run.both_sides import SideTimes, _with_halves
 
 
 def test_the_verb_measures_what_messages_take_of_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,6 +30,7 @@ def test_the_verb_measures_what_messages_take_of_both_sides(tmp_path: Path, caps
     cost = document["measured"]["message_cpu_s"]
     share = document["measured"]["models"][0]["device_cpu_share"]
     assert problem.link.send_s == pytest.approx(cost["device"][0] / min(1.0, share))
+    assert 0 < cost["idle_s"] < 0.1
     assert problem.link.receive_s > 0
     assert (
         part_times(problem, plan_of(problem, [0]))[0][0, 0] >= problem.link.send_s
@@ -43,3 +47,29 @@ def test_costs_read_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         words = ["offload", "measure", str(tmp_path / "small.onnx"), "--server", where, "--budget-s", "0.3"]
         assert main([*words, "--cache", str(tmp_path / "kept")]) == 0
     assert "sending" in capsys.readouterr().out
+
+
+def test_a_half_that_is_refused_leaves_the_others_their_times() -> None:
+    model = net(side=64)
+    tasks = model.tasks_topological
+    good, bad = frozenset(tasks[:1]), frozenset(tasks[:2])
+    side = SideTimes((model,), {model.hash: dict.fromkeys(tasks, 1.0)}, Turns(((2.0,),), Speed(1e-3)))
+    said: list[str] = []
+
+    def measure(items: list[Item]) -> Turns:
+        if any(cut == bad for _, cut in items):
+            raise CaptureError("no such half")
+        return Turns(tuple((float(len(cut)),) for _, cut in items), Speed(1e-3))
+
+    found = _with_halves(side, [(model, bad), (model, good)], "device", measure, said.append)
+    assert found.halves == {(model.hash, good): pytest.approx(1 / len(tasks))}
+    assert [line.strip() for line in said] == ["no such half"]
+    assert _with_halves(side, [(model, bad)], "device", measure, said.append) is side
+
+
+def test_an_open_connection_takes_of_a_side_what_it_takes_of_its_share() -> None:
+    """3 ms a second are a 33rd of a tenth of a core; never more than half is given up."""
+    model = net(side=64)
+    turns = Turns(((2.0,),), Speed(1e-3, share=0.1))
+    assert SideTimes((model,), {}, turns, taken=3e-3).whole(0).seconds == pytest.approx(2.0 / 0.097)
+    assert SideTimes((model,), {}, turns, taken=0.5).whole(0).seconds == pytest.approx(2.0 / 0.05)

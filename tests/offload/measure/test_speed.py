@@ -50,7 +50,7 @@ def test_what_was_not_seen_is_as_before() -> None:
 
 def test_the_more_probes_the_smaller_their_error_and_what_it_explains_is_no_change() -> None:
     draw = np.random.default_rng(0)
-    off = []
+    off, found = [], []
     for _ in range(200):
         few, many, slow = (
             Sightings(probes=[(p, 1.0) for p in draw.normal(s, 0.15 * s, n)]).speed(Speed(1.0))
@@ -60,9 +60,11 @@ def test_the_more_probes_the_smaller_their_error_and_what_it_explains_is_no_chan
         assert many
         assert slow
         assert many.error < few.error
-        assert slow.slower_than(many) == pytest.approx(1.5, rel=0.25)
+        found.append(slow.slower_than(many))
         off.append(abs(math.log(few.slower_than(many))) / abs(math.log(few.probe_s / many.probe_s)))
     assert np.mean(off) < 0.4  # where nothing has changed, most of what the probes say is not believed
+    assert np.median(found) == pytest.approx(1.5, rel=0.1)
+    assert np.mean(np.abs(np.array(found) / 1.5 - 1) < 0.25) > 0.9
 
 
 def test_only_probes_behind_long_inferences_count_where_there_are_some() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from partita.nouns.cluster import Device
 from partita.nouns.probe import ProbePiece, Readings
-from partita.training.measure.speeds import job_probe, relative_speed, with_speeds
+from partita.training.measure.speeds import job_probe, relative_speed, unread, with_speeds
 
 PIECES = (ProbePiece(("a",), 4e-3), ProbePiece(("b", "c"), 2e-3))
 
@@ -69,6 +69,17 @@ def test_devices_on_one_core_have_one_speed() -> None:
     speeds = {d.name: d.speed for d in found}
     assert speeds["cpu1"] == speeds["cpu3"] == pytest.approx(0.5, rel=0.1)
     assert speeds["cpu0"] == speeds["cpu2"] == 1.0
+
+
+def test_devices_that_nobody_read_are_named() -> None:
+    devices = [
+        Device("cpu0", cores=(0,)),
+        Device("cpu1", cores=(1,)),
+        Device("cpu2", cores=(0,)),
+        Device("gpu", "cuda"),
+    ]
+    assert unread(devices, {"cpu1": series(2)}) == ("gpu",)
+    assert unread(devices, {"cpu1": series(2)[:0]}) == ("cpu1", "gpu")
 
 
 def test_the_device_that_was_measured_has_its_own_speed_however_its_readings_scatter() -> None:

@@ -239,7 +239,7 @@ def test_no_folder_to_write_into(tmp_path: Path, plans: Path) -> None:
     (tmp_path / "file").write_text("")
     run = start(tmp_path, ["run", "x.py:job", "--plan", plans / "good.json", "-o", tmp_path / "file" / "run"])
     assert run.wait() == 2
-    assert "nothing can be written into" in run.error()
+    assert f"{tmp_path / 'file' / 'run'} cannot be made: Not a directory" in run.error()
 
 
 class Ended:

@@ -145,7 +145,7 @@ def _measured(options: argparse.Namespace, jobs: Sequence[JobSpec], here: _Here,
         {m.hash: side.whole(k) for k, m in enumerate(side.models)} for side in (found.device, found.server)
     )
     there = {h: e.seconds for h, e in server.items()}
-    document = _document(found.problem, jobs, device, found.device.turns.speed.share, there, found.link)
+    document = _document(found.problem, jobs, device, found.device.share, there, found.link)
     document["measured"]["message_cpu_s"] = asdict(found.messages)
     return document
 

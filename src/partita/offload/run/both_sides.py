@@ -2,7 +2,7 @@
 
 One after the other, so that nothing disturbs it, and inside whatever quota the device's process has. What is counted is CPU
 time: of every model by itself, task by task (kept, for it is the same for long), then of all models in turn, now, then of
-messages. A side that has its core for a share of the time only (a quota, neighbours) takes so many times as long; the share is
+messages. A side that has its core for a share of the time only (a quota, neighbours, an open connection) takes so many times as long; the share is
 seen while the models take their turns, and the machines' speeds stand beside the problem.
 
 Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
@@ -39,13 +39,21 @@ class SideTimes:
     models: tuple[OnnxModel, ...]
     tasks: Mapping[str, Mapping[str, float]]  #: hash -> task -> seconds, of the model by itself
     turns: Turns  #: of the whole models
+    taken: float = 0.0  #: of a core: CPU seconds a second that go to an open connection
     halves: Mapping[tuple[str, frozenset[str]], float] = field(
         default_factory=dict
     )  #: (hash, tasks) -> share of the whole
 
     def whole(self, model: int) -> Estimate:
         """On the clock, in company."""
-        return self.turns.seconds(model)
+        e = self.turns.seconds(model)
+        slower = self.turns.speed.share / self.share
+        return replace(e, seconds=e.seconds * slower, low=e.low * slower, high=e.high * slower)
+
+    @property
+    def share(self) -> float:
+        """Of a core, left for inferences and messages: at the least half of what the process has."""
+        return self.turns.speed.share - min(self.taken, 0.5 * self.turns.speed.share)
 
     def seconds(self) -> dict[str, dict[str, float]]:
         """Hash -> task -> seconds: in sum what the model takes in company, in parts what its halves do."""
@@ -102,10 +110,10 @@ def measure_both_sides(
         there = client.turns([(m, frozenset()) for m in each], budget_s)
         say("measuring the link, and what messages take of both sides")
         plain = measure_link(lambda: client.link(0.4))
-    device, server = SideTimes(each, alone_here, own), SideTimes(each, alone_there, there)
     cost = message_cost(connect, plain.link.up_bytes_per_s)
+    device, server = SideTimes(each, alone_here, own, cost.idle_s), SideTimes(each, alone_there, there)
     send, receive = (
-        (c[0] / t.speed.share, c[1] / t.speed.share) for c, t in ((cost.device, own), (cost.server, there))
+        (c[0] / side.share, c[1] / side.share) for c, side in ((cost.device, device), (cost.server, server))
     )
     return BothSides(tuple(jobs), threads, device, server, plain.with_messages(send, receive), cost)
 
@@ -121,7 +129,7 @@ def planned(
 ) -> tuple[BothSides, _T]:
     """What was measured with the halves that plans use, and the last plans: planned and measured in turn, LOOPS times at most.
 
-    A half that cannot be measured keeps the price that it has. Raises Unreachable.
+    A half that is refused keeps the price that it has. Raises Unreachable.
     """
     made = plan(found.problem)
     for _ in range(LOOPS):
@@ -147,14 +155,11 @@ def with_plans(
     here, there = _unmeasured(found.device, cuts, "device"), _unmeasured(found.server, cuts, "server")
     if not here and not there:
         return found
-    try:
-        with connect() as client:
-            device = _with_halves(found.device, here, "device", lambda i: measure_in_turn(i, "device", budget_s))
-            server = _with_halves(found.server, there, "server", lambda i: client.turns(i, budget_s))
-    except (CaptureError, Refused) as error:
-        say(f"   {error}")
-        return found
-    return replace(found, device=device, server=server)
+    with connect() as client:
+        device = _with_halves(found.device, here, "device", lambda i: measure_in_turn(i, "device", budget_s), say)
+        server = _with_halves(found.server, there, "server", lambda i: client.turns(i, budget_s), say)
+    same = device is found.device and server is found.server
+    return found if same else replace(found, device=device, server=server)
 
 
 def _all(model: OnnxModel) -> frozenset[str]:
@@ -168,16 +173,36 @@ def _unmeasured(side: SideTimes, cuts: set[tuple[OnnxModel, frozenset[str]]], na
     return sorted(new, key=lambda item: (item[0].hash, sorted(item[1])))
 
 
-def _with_halves(side: SideTimes, items: list[Item], name: Side, measure: Callable[[list[Item]], Turns]) -> SideTimes:
-    """The side with what those halves take, as shares of their models, which run in the same turns."""
+def _with_halves(
+    side: SideTimes,
+    items: list[Item],
+    name: Side,
+    measure: Callable[[list[Item]], Turns],
+    say: Callable[[str], None],
+) -> SideTimes:
+    """The side with what those halves take; itself where none can be measured. Where one is refused, each is tried alone."""
     if not items:
         return side
+    try:
+        return replace(side, halves={**side.halves, **_shares(side, items, name, measure)})
+    except (CaptureError, Refused) as error:
+        if len(items) == 1:
+            say(f"   {error}")
+            return side
+    for item in items:
+        side = _with_halves(side, [item], name, measure, say)
+    return side
+
+
+def _shares(
+    side: SideTimes, items: list[Item], name: Side, measure: Callable[[list[Item]], Turns]
+) -> dict[tuple[str, frozenset[str]], float]:
+    """(hash, tasks) -> what those halves take as shares of their models, which run in the same turns."""
     own = {m.hash for m, _ in items}
     wholes: list[Item] = [(m, _all(m) if name == "device" else frozenset()) for m in side.models if m.hash in own]
     place = {m.hash: k for k, (m, _) in enumerate(wholes)}
     turns = measure([*wholes, *items])
-    shares = {
+    return {
         (m.hash, cut if name == "device" else _all(m) - cut): turns.ratio(len(wholes) + k, place[m.hash])
         for k, (m, cut) in enumerate(items)
     }
-    return replace(side, halves={**side.halves, **shares})

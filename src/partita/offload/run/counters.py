@@ -32,7 +32,7 @@ class Counters:
         """Everything counted, `now` (gauges), and p50 / p99 of the recent service times."""
         with self._lock:
             counts, recent = dict(self._counts), sorted(self._recent)
-        lines = [f"partita_offload_{name} {value:g}" for name, value in sorted({**counts, **now}.items())]
+        lines = [f"partita_offload_{name} {value:.15g}" for name, value in sorted({**counts, **now}.items())]
         lines += [
             f'partita_offload_service_seconds{{quantile="{q}"}} {quantile(recent, q):g}' for q in (0.5, 0.99) if recent
         ]

@@ -105,8 +105,10 @@ class _Device:
         self.problem, self.plan, self.models, self.inputs, self.settings = problem, plan, models, inputs, settings
         self.todo = deque(plan.order)
         self.place = {j: k for k, j in enumerate(plan.order)}
-        self.cuts = list(plan.cuts)
-        self.whole = [frozenset(job.index) for job in problem.jobs]
+        same: dict[frozenset[str], frozenset[str]] = {}  # equal cuts are one object: comparing them is quick then
+        self.whole = [same.setdefault(w, w) for w in (frozenset(job.index) for job in problem.jobs)]
+        self.cuts = [same.setdefault(c, c) for c in plan.cuts]
+        self.known_s: dict[tuple[int, frozenset[str]], tuple[float, float]] = {}  #: see _tasks_s
         self.wanted = [tuple(o.name for o in m.outputs) for m in models]
         self.sessions: dict[tuple[str, frozenset[str]], tuple[Session | None, tuple[str, ...]]] = {}
         self.crossing: dict[int, dict[str, Array]] = {}  #: made by the device, kept until the job is answered
@@ -134,6 +136,7 @@ class _Device:
         """Sessions here, the connection up and the server ready, or known to be out of reach."""
         for j, cut in enumerate(self.cuts):
             self._warm(j, cut)
+            self._tasks_s(j, cut)
         halves = {
             (m.hash, c): (m, c) for m, c, all_ in zip(self.models, self.cuts, self.whole, strict=True) if c != all_
         }
@@ -223,8 +226,9 @@ class _Device:
 
     def _next(self) -> int | None:
         """The job to do now, taken from those to do; None while none has come, or the policy waits for the uplink."""
-        come = [j for j in self.todo if self.problem.jobs[j].release_s <= self._now()]
-        if not come or (self.settings.decide is None and come[0] != self.todo[0]):
+        seen = self.todo if self.settings.decide else list(self.todo)[:1]
+        come = [j for j in seen if self.problem.jobs[j].release_s <= self._now()]
+        if not come:
             return None
         j = come[0]
         if self.settings.decide is not None and self.connection is not None and self.connection.welcome is not None:
@@ -291,7 +295,7 @@ class _Device:
 
     def _do_half(self, j: int, cut: frozenset[str]) -> None:
         session, names = self._half(j, cut)
-        made = self._infer(j, session, self._tasks_s(j)[0]) if session is not None else {}
+        made = self._infer(j, session, self._tasks_s(j, cut)[0]) if session is not None else {}
         there = {**self.inputs[j], **made}
         self.crossing[j] = {name: there[name] for name in names}
         self.made[j] = {name: made[name] for name in self.wanted[j] if name in made}
@@ -301,7 +305,7 @@ class _Device:
         if session is None:
             raise PlanError(f"job {self.problem.jobs[j].name!r} has nothing to compute")
         self.times[j] = JobTimes(attempts=self.times[j].attempts)
-        made = self._infer(j, session, sum(t.device_s for t in self.problem.jobs[j].tasks))
+        made = self._infer(j, session, self._tasks_s(j, self.whole[j])[0])
         self._answered(j, {name: made[name] for name in self.wanted[j]}, self._now())
 
     def _infer(self, j: int, session: Session, planned_s: float) -> dict[str, Array]:
@@ -314,10 +318,13 @@ class _Device:
         self.here.probes += self.meter.look(self.behind_s)
         return made
 
-    def _tasks_s(self, j: int) -> tuple[float, float]:
-        """What the first plan has for the tasks of a job on either side, without messages."""
-        tasks, cut = self.problem.jobs[j].tasks, self.cuts[j]
-        return sum(t.device_s for t in tasks if t.id in cut), sum(t.server_s for t in tasks if t.id not in cut)
+    def _tasks_s(self, j: int, cut: frozenset[str]) -> tuple[float, float]:
+        """What the first plan has for the tasks of a job on either side of a cut, without messages. O(tasks), once."""
+        if (j, cut) not in self.known_s:
+            tasks = self.problem.jobs[j].tasks
+            here, there = (t.device_s for t in tasks if t.id in cut), (t.server_s for t in tasks if t.id not in cut)
+            self.known_s[j, cut] = sum(here), sum(there)
+        return self.known_s[j, cut]
 
     def _send(self, connection: Connection, j: int, cut: frozenset[str]) -> None:
         attempt = self.times[j].attempts + 1
@@ -424,7 +431,9 @@ class _Device:
         self.times[j].server = self._since(float(head["start"]), float(head["end"]))
         self.times[j].server_cpu_s = float(head["cpu_s"])
         self.there.add(float(head["wall_s"]), float(head["received_s"]))
-        self.corrections.server.add(self.models[j].hash, float(head["end"]) - float(head["start"]), self._tasks_s(j)[1])
+        self.corrections.server.add(
+            self.models[j].hash, float(head["end"]) - float(head["start"]), self._tasks_s(j, self.cuts[j])[1]
+        )
         self.there.probes += [(head["probe_s"], head["cpu_s"])] if head["probe_s"] > 0 else []
         self.times[j].downlink = self._since(start, end)
         self._answered(j, {name: outputs[name] for name in self.wanted[j]}, event.at_s - self.start_s)
@@ -452,9 +461,11 @@ class _Device:
         if first is not None:
             began = max(_left(first), self.uplink_free_s)
             self.rate.still_waiting(first.bytes, time.perf_counter() - began)
-        rest = [j for j in self.todo if j not in self.crossing]
         replan, share = self.settings.replan, self.settings.replan_share
-        if replan is None or len(rest) < 2 or not (self.rate.drifted(share) or self.corrections.drifted(share)):
+        if replan is None or not (self.rate.drifted(share) or self.corrections.drifted(share)):
+            return
+        rest = [j for j in self.todo if j not in self.crossing]
+        if len(rest) < 2:
             return
         if 10 * self.settings.replan_s > self._left_s(rest):
             return
@@ -471,8 +482,8 @@ class _Device:
 
     def _left_s(self, rest: Sequence[int]) -> float:
         """At least so long do jobs take that are not begun."""
-        here = sum(self._tasks_s(j)[0] for j in rest) * self.corrections.device.slower
-        there = sum(self._tasks_s(j)[1] for j in rest) * self.corrections.server.slower
+        here = sum(self._tasks_s(j, self.cuts[j])[0] for j in rest) * self.corrections.device.slower
+        there = sum(self._tasks_s(j, self.cuts[j])[1] for j in rest) * self.corrections.server.slower
         return max(here, there / self.problem.server_threads)
 
     def _why_anew(self) -> str:

@@ -1,4 +1,4 @@
-"""What a message costs the processors: sending on the device, receiving and answering on the server.
+"""What messages cost the processors: sending on the device, receiving and answering on the server, and an open connection.
 
 Messages, small ones and large ones, go through the real runner and the real server while both sides compute convolutions, as in a
 run: then each message wakes its threads anew and finds the caches full of something else. A message's cost is what a process needs
@@ -7,10 +7,19 @@ inferences, too: the packets' interrupts count as theirs, and at 12 MB/s network
 device (2 cores of a Xeon, 25 November 2026), as do the convolutions here. What a small message takes of them is less than what the
 machine's speed changes, and left out. It counts where a device is slow: under a quota of a tenth of a core, a millisecond of Python
 and system calls a message is ten.
+
+On a slow link few bytes pass while this is measured, and what they take of the inferences drowns in what those take by themselves:
+where messages of 88 kB said -27 to 34 ns a byte of the device, those of 356 kB said 7.2 to 8.1 (a tenth of a core of an EPYC, 5
+Mbit/s, 26 November 2026). So the mean over the rounds is drawn to what bytes usually cost, as far as its standard error asks for.
+
+An open connection takes of the device when nothing passes, too: gRPC's threads look up 30 times a second, in 3 ms; of a tenth of a core
+that is a thirtieth.
 """
 
 from __future__ import annotations
 
+import queue
+import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
@@ -25,7 +34,8 @@ from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.speed import Lap, Speedometer
 from partita.offload.onnx_session import Session
-from partita.offload.run.client import Client
+from partita.offload.run.client import Client, Unreachable
+from partita.offload.run.connection import Connection
 from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.record import inferring_cpu_s
 
@@ -33,14 +43,19 @@ JOBS, ROUNDS = 10, 4
 SMALL, LARGE = 1_000, 150_000  #: floats of a job
 ON_LINK_S = 0.15  #: of a large one
 CHANNELS, SIDE, MOST_LAYERS = 64, 56, 100  #: of what is computed between messages
+#: CPU seconds of a byte, device and server: what was seen on two kinds of machines at 5 to 100 Mbit/s, and by how much they differed
+USUAL_S, UNLIKE_S = (8e-9, 30e-9), (4e-9, 15e-9)
+IDLE_S = 1.5  #: for which an open connection is watched
+READY_S = 10.0
 
 
 @dataclass(frozen=True)
 class MessageCost:
-    """CPU seconds of a job that crosses: (a message, a byte of it)."""
+    """CPU seconds of a job that crosses: (a message, a byte of it); and of a second, whatever crosses."""
 
     device: tuple[float, float]
     server: tuple[float, float]
+    idle_s: float = 0.0  #: what an open connection takes of the device
 
 
 def message_cost(
@@ -56,19 +71,56 @@ def message_cost(
     on_link_s = 4 * many / up_bytes_per_s
     here, there = (_computing(int(np.clip(on_link_s / s, 1, MOST_LAYERS))) for s in (layer.wall_s, layer.cpu_s))
     sent = [None, *(_behind_a_message(there, floats) for floats in (SMALL, many))]
-    seen = np.array([[_cpu_s(connect, here, message, jobs) for message in sent] for _ in range(rounds)])
+    idle_s = _idle_s(connect)
+    seen = np.array([[_cpu_s(connect, here, message, jobs, idle_s) for message in sent] for _ in range(rounds)])
     beside, inferring = np.moveaxis(seen, 2, 0)  # [rounds, sizes, sides]
     small = np.median(beside[:, 1] - beside[:, 0], axis=0) / jobs
-    more = np.median(beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1], axis=0) / jobs
-    per_byte = np.maximum(0.0, more / (4 * (many - SMALL)))
-    fixed = np.maximum(0.0, small - per_byte * 4 * SMALL)
-    device, server = zip(fixed.tolist(), per_byte.tolist(), strict=True)
-    return MessageCost(device, server)
+    more = (beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1]) / jobs / (4 * (many - SMALL))
+    per_byte = [believed(*side) for side in zip(more.T, USUAL_S, UNLIKE_S, strict=True)]
+    device, server = ((max(0.0, s - 4 * SMALL * b), b) for s, b in zip(small.tolist(), per_byte, strict=True))
+    return MessageCost(device, server, idle_s)
 
 
-def _cpu_s(connect: Callable[[], Client], here: OnnxModel, message: OnnxModel | None, jobs: int) -> FloatArray:
+def believed(seen: FloatArray, usual: float, unlike: float) -> float:
+    """The mean of what was seen, drawn to what is usual; `unlike` is the standard deviation of machines. Not negative.
+
+    With normal errors the mean of what is then believed; one number says nothing of its error and counts like its distance.
+
+    >>> few, many = np.array([-20.0, 36.0]), np.array([19.0, 21.0, 20.0])
+    >>> round(believed(few, 10.0, 4.0), 1), round(believed(many, 10.0, 4.0), 1)
+    (10.0, 19.8)
+    """
+    error = np.std(seen, ddof=1) / np.sqrt(len(seen)) if len(seen) > 1 else abs(seen[0] - usual)
+    trust = unlike**2 / (unlike**2 + error**2)
+    return max(0.0, float(usual + trust * (np.mean(seen) - usual)))
+
+
+def _idle_s(connect: Callable[[], Client]) -> float:
+    """CPU seconds that an open connection takes of this process in a second. Raises Unreachable."""
+    connection = Connection(connect, [], [])
+    try:
+        event = connection.events.get(timeout=READY_S)
+        if event.kind != "up":
+            raise Unreachable(event.why)
+        began_s, used_s = time.perf_counter(), time.process_time()
+        time.sleep(IDLE_S)
+        return (time.process_time() - used_s) / (time.perf_counter() - began_s)
+    except queue.Empty:
+        raise Unreachable(f"the server was silent for {READY_S:.0f} s") from None
+    finally:
+        connection.close()
+
+
+def _cpu_s(
+    connect: Callable[[], Client],
+    here: OnnxModel,
+    message: OnnxModel | None,
+    jobs: int,
+    idle_s: float,
+) -> FloatArray:
     """[beside inferences, in them][device, server] CPU seconds of `jobs` inferences here, each followed by a message that begins
-    an inference there; None: by none."""
+    an inference there, without what the open connection takes; None: by no message, and no connection
+    is opened."""
     models = [here, message] if message else [here]
     rows, cuts = [], []
     for m in models:
@@ -85,7 +137,8 @@ def _cpu_s(connect: Callable[[], Client], here: OnnxModel, message: OnnxModel | 
         done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
         used = np.array([done.cpu_s, client.cpu_s() - before[0]])
     inferring = np.array(list(inferring_cpu_s(done.times).values()))
-    return np.array([used - inferring, inferring])
+    kept_up = np.array([idle_s * done.makespan_s if message else 0.0, 0.0])
+    return np.array([used - inferring - kept_up, inferring])
 
 
 def _layer() -> Lap:

@@ -32,7 +32,7 @@ from partita.simulate.predicted import predicted
 
 SIMPLER = 0.005  #: share of the step by which another schedule must beat the simple one
 PAYS = 0.05  #: share of a measured job's step that further devices must save: predictions miss as much, either way
-#: Of what calls and messages take, as much may come on top: in ten models with steps of 1 to 6 ms on two devices they took up to
+#: Of what calls, messages and the beginning of a step take, as much may come on top: in ten models with steps of 1 to 6 ms on two devices they took up to
 #: 0.3 ms more than was measured (2-core EPYC, 2026-11-25, benchmarks/small.py).
 DOUBT = 0.5
 
@@ -58,7 +58,7 @@ def plan_pipeline(
     limited by `budget_s` worth of instructions simulated, not by a clock, and draws its lots from `seed`. Raises BadInput for
     wishes that name nothing there is, Infeasible where no plan fits: it names the stage that does not and what would do.
     `schedule`: None is 1F1B, "auto" the fastest of all, see `orders`. `pays`: share of a measured job's step that further
-    devices must save where "auto" may take one, beside the doubt about calls and messages; 0: they need not save anything.
+    devices must save where "auto" may take one, beside DOUBT; 0: they need not save anything.
     """
     began = time.perf_counter()
     wish = Wish(micro_batches, in_flight, schedule, stages, allow_replicas, allow_recompute, budget_s, seed)
@@ -121,7 +121,7 @@ def _scheduled(task: PipelineTask, best: Candidate) -> tuple[Answer, str, dict[s
 
 
 def _beside_tasks_s(problem: PipelineProblem, plan: PipelinePlan, value_s: float) -> float:
-    """What of a step calls and messages take of the devices, however little they carry: it would be so much shorter without."""
+    """What of a step calls, messages and its beginning take of the devices, whatever they carry: it would be so much shorter without."""
     cluster = problem.cluster
     devices = tuple(replace(d, instruction_s=0.0, step_s=0.0) for d in cluster.devices)
     default, *links = (replace(k, message_s=0.0, send_s=0.0, sum_s=0.0) for k in (cluster.default_link, *cluster.links))

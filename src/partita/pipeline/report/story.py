@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import BadInput
-from partita.files import damaged, dump_json, read_json, write_whole
+from partita.files import damaged, dump_json, made_folder, read_json, write_whole
 from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.metrics import Metric, read_metrics
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -116,8 +116,7 @@ class Story:
         """Write every part that is there into a folder, which is made where it is missing.
 
         A metrics.jsonl that is there stays: it is the training run's own record."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = made_folder(folder)
         for name, part in (("plan", self.plan), ("predicted", self.predicted), ("measured", self.measured)):
             if part is not None:
                 part.write(folder / f"{name}.json")

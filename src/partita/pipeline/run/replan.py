@@ -48,10 +48,12 @@ def planned_without(file: PlanFile, gone: Collection[str]) -> PlanFile:
     another schedule where the wished one needs more of them. Raises Infeasible where none is left, or where the model does not
     fit into those that are.
     """
-    from partita.pipeline.plan.planner import plan_pipeline
+    from partita.pipeline.plan.planner import pays_beside, plan_pipeline
 
     problem = file.problem
     assert isinstance(problem, PipelineProblem)
+    assert isinstance(file.plan, PipelinePlan)
+    pays = pays_beside(file.plan)
     left = [d.name for d in problem.cluster.devices if d.name not in gone]
     if not left:
         raise Infeasible("no device is left", constraint="devices", relaxation="replace workers that die")
@@ -59,8 +61,8 @@ def planned_without(file: PlanFile, gone: Collection[str]) -> PlanFile:
     if wish.stages is not None:
         wish = replace(wish, stages=min(wish.stages, len(left)))
     try:
-        return plan_pipeline(problem.profile, cluster, **asdict(wish))
+        return plan_pipeline(problem.profile, cluster, pays=pays, **asdict(wish))
     except Infeasible:
         if wish.schedule is None:
             raise
-        return plan_pipeline(problem.profile, cluster, **asdict(replace(wish, schedule="auto")))
+        return plan_pipeline(problem.profile, cluster, pays=pays, **asdict(replace(wish, schedule="auto")))

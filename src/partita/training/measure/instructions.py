@@ -15,7 +15,6 @@ layer hands on as much as the job does from one instruction to the next.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,10 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from partita.nouns.cluster import Cluster, Device
+from partita.nouns.graph import FloatArray
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, batch_size
 from partita.training.runtime.deployment import Deployment, Groups
+from partita.training.runtime.device import work_clock
 from partita.training.runtime.interpreter import Interpreter
 from partita.training.runtime.stage import batch_leaves
 from partita.training.runtime.transport import Transport
@@ -73,22 +74,33 @@ def _rounds(device: torch.device, width: int, repeats: int) -> CallCosts:
     model = nn.Sequential(*(_Scale(width) for _ in range(_LAYERS)))
     captured = capture(model, _loss, _batch(1, width))  # on the CPU, as any model
     model.to(device)
-    runs = {(k, m): _Run(model, captured, k, _batch(m, width), device) for k in (1, _LAYERS) for m in (1, _MANY)}
-    for run in runs.values():  # the first steps find their way
-        run.seconds()
-    rounds: list[dict[tuple[int, int], float]] = []
+    one, many, staged = (
+        _Run(model, captured, k, _batch(m, width), device) for k, m in ((1, 1), (1, _MANY), (_LAYERS, _MANY))
+    )
+    times = (one.seconds, many.seconds, staged.seconds, one.code_seconds)
+    for taken in times:  # the first steps find their way
+        taken()
+    rounds: list[list[float]] = []
     began = time.perf_counter()
     while len(rounds) < _FEWEST or (len(rounds) < repeats and time.perf_counter() - began < _ENOUGH_S):
-        rounds.append({key: run.seconds() for key, run in runs.items()})
-    took = {key: statistics.median(r[key] for r in rounds) for key in runs}
-    more = statistics.median(r[_LAYERS, _MANY] - r[1, _MANY] for r in rounds)  # within a round the machine is the same
-    per_micro_batch = (took[1, _MANY] - took[1, 1]) / (_MANY - 1)
-    code = statistics.median(runs[1, 1].code_seconds() for _ in range(len(rounds)))
-    return CallCosts(
-        max(more / (2 * _MANY * (_LAYERS - 1)), 0.0),
-        max((per_micro_batch - code) / 2, 0.0),
-        max(took[1, 1] - per_micro_batch, 0.0),
-    )
+        rounds.append([taken() for taken in times])
+    return costs_of(np.array(rounds))
+
+
+def costs_of(rounds: FloatArray) -> CallCosts:
+    """`rounds` [rounds, 4] seconds of a step as one stage with one micro-batch and with _MANY, of one as _LAYERS stages with _MANY,
+    and of the one stage's code by itself: medians of differences within a round, in which the machine is the same.
+
+    >>> step, work, call, code = 90, 40, 10, 50  # microseconds; 5 of a call are around the stage's code
+    >>> round = [step + 60, step + 4 * 60, step + 4 * (work + 8 * call), code]
+    >>> costs_of(np.array([round, round]) * 1.0)
+    CallCosts(instruction_s=10.0, around_s=5.0, step_s=90.0)
+    """
+    one, many, staged, code = rounds.T
+    per_micro_batch = (many - one) / (_MANY - 1)
+    instruction = (staged - many) / (2 * _MANY * (_LAYERS - 1))
+    found = (instruction, (per_micro_batch - code) / 2, one - per_micro_batch)
+    return CallCosts(*(max(float(np.median(f)), 0.0) for f in found))
 
 
 class _Scale(nn.Module):
@@ -121,30 +133,18 @@ class _Run:
 
     def seconds(self) -> float:
         """CPU seconds of a step; on a GPU seconds until it is done."""
-        now = clock(self._device)
+        now = work_clock(self._device)
         began = now()
         self._interpreter.step(self._batch, 1, 0, 0)
         return now() - began
 
     def code_seconds(self) -> float:
         """Of the first stage's forward and backward alone; the batch is one micro-batch."""
-        now, stage, leaves = clock(self._device), self._bound.stages[0], batch_leaves(self._batch, self._device)
+        now, stage, leaves = work_clock(self._device), self._bound.stages[0], batch_leaves(self._batch, self._device)
         began = now()
         stage.forward(0, leaves, {}, 0)
         stage.backward(0, [], 1.0)
         return now() - began
-
-
-def clock(device: torch.device) -> Callable[[], float]:
-    """CPU time of this thread; on a GPU the time at which what was asked of it is done."""
-    if device.type != "cuda":
-        return time.thread_time
-
-    def now() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return now
 
 
 def _loss(output: Tensor, target: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from partita.training.measure.company import company, pinned
 from partita.training.measure.instructions import CallCosts, call_costs
 from partita.training.measure.links import link_between
 from partita.training.measure.machine import local_devices
-from partita.training.measure.speeds import job_probe, typical_ratio, with_speeds
+from partita.training.measure.speeds import job_probe, typical_ratio, unread, with_speeds
 from partita.training.measure.tasks import (
     SECONDS,
     TaskTimes,
@@ -96,7 +98,7 @@ def measure_job(
     speeds = with_speeds(local, measuring.probe, np.array(measuring.readings), read)
     cluster = _linked(speeds, link() if is_automatic(splits) else None, measuring.handed_on_bytes)
     progress("measuring tasks", 1, 1)
-    return measuring.profile(cluster, spent)
+    return measuring.profile(cluster, spent, {"speed_unread": list(unread(local, read))})
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,9 @@ class Measuring:
         begin_s = float(np.median(self._begin_s))
         return CallCosts(cost.instruction_s / share, cost.around_s / share, begin_s / share)
 
-    def profile(self, cluster: Cluster, spent: Spent) -> Profile:
-        """What was measured, for the devices of a cluster."""
-        facts = {**machine_facts(), "settings": dict(self._asked.settings), **spent.facts()}
+    def profile(self, cluster: Cluster, spent: Spent, about: Mapping[str, Any] = MappingProxyType({})) -> Profile:
+        """What was measured, for the devices of a cluster; `about`: facts that only the caller knows."""
+        facts = {**machine_facts(), "settings": dict(self._asked.settings), **spent.facts(), **about}
         return Profile(
             self._asked.source, self.batch_size, tuple(reversed(self.samples)), cluster,
             self.optimizer_bytes_per_parameter_byte, facts, self._job.clip_norm is not None, self.splits,
@@ -273,13 +275,14 @@ def _cost_of(last: Sample, size: int) -> float:
 
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str, begin_s: float) -> Sample:
     times = replace(times, **{name: getattr(times, name) / times.core_share for name in SECONDS})
-    update_s = float(np.median(times.update))
+    update_s = max(0.0, float(np.median(times.update - times.adding)))
     step_s = begin_s / times.core_share + -(-total // size) * float(np.median(times.one_in_flight)) + update_s
     return Sample(size, graph, _costs(graph, times, kind, update_s), step_s)
 
 
 def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> CostTable:
-    """Every task's estimate; the optimizer's step is shared out by the bytes of the parameters."""
+    """Every task's estimate. The optimizer's step is shared out by the bytes of the parameters, less what the first backward of a step
+    saves because it adds to no gradients, which goes by these bytes, too."""
     forward, backward = estimates(times)
     waits = weight_shares(times)
     price = parting_s(times)

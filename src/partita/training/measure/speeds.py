@@ -28,9 +28,7 @@ def job_probe(pieces: Sequence[ProbePiece], micro_batch_size: int, own: FloatArr
     # scatter has a long tail, of which a mean without the extremes takes less or more: as many at once as in a run
     usual = np.mean([middle_mean(some) for some in np.array_split(told, max(1, len(told) // NEAR))])
     known = tuple(ProbePiece(p.tasks, float(s * usual)) for p, s in zip(pieces, typical, strict=True))
-    probe = Probe(known, micro_batch_size, core_share)
-    rows = probe.slowness(own[:, 1:])
-    return replace(probe, spread=scatter(rows[np.isfinite(rows)]))
+    return Probe(known, micro_batch_size, core_share, spread=scatter(told))
 
 
 def speed_of(probe: Probe, rows: FloatArray) -> float:
@@ -88,6 +86,13 @@ def _by_steps(one: Mapping[int, float], other: Mapping[int, float]) -> float:
     if len(ratios) > 1:
         return typical_ratio(ratios)
     return float(ratios[0]) if abs(np.log(ratios[0])) > ALIKE else 1.0
+
+
+def unread(devices: Sequence[Device], others: Mapping[str, FloatArray]) -> tuple[str, ...]:
+    """Those, beside the first, of whose speed nothing was read: GPUs, and cores whose companion did not get ready. They are taken for
+    as fast as the first."""
+    read = {devices[0].cores, *(d.cores for d in devices if len(others.get(d.name, ())))}
+    return tuple(d.name for d in devices[1:] if d.kind != "cpu" or d.cores not in read)
 
 
 def with_speeds(

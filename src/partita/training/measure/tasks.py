@@ -26,6 +26,7 @@ from partita.nouns.probe import middle_mean
 from partita.training.capture.model import Captured, bound_values
 from partita.training.capture.operators import for_device
 from partita.training.job import Batch, Precision
+from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
 
@@ -45,6 +46,7 @@ SECONDS = (
     "one_in_flight",
     "weights",
     "parting",
+    "adding",
     "update",
     "first",
 )
@@ -64,6 +66,9 @@ class TaskTimes:
     company: FloatArray  #: [passes] with another one in flight and the other devices at work, over what it takes with neither
     weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
     parting: FloatArray  #: [passes] that the two parts of a split backward take beyond one that is not
+    adding: (
+        FloatArray  #: [passes] that a backward takes longer for adding to gradients, as all but the first of a step do
+    )
     update: FloatArray  #: [passes] the optimizer's step, behind a backward, in a row of steps as in a run
     first: FloatArray  #: [passes] the forward right behind it, in that row, as the first one of a step is
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
@@ -93,42 +98,28 @@ def time_tasks(
     runner.one_pass()  # warm up: allocations, first-call caches, the optimizer's state
     runner.whole_pass()
     runner.weight_pass()
-    passes: list[tuple[FloatArray, FloatArray]] = []
-    weights: list[tuple[FloatArray, float]] = []
-    wholes: list[tuple[float, float, float, float]] = []
-    lone: list[float] = []
-    company: list[float] = []
+    rows: list[dict[str, Any]] = []
     began, worked = time.perf_counter(), runner.now()
-    while len(passes) < least or (len(passes) < most and time.perf_counter() - began < budget_s):
-        passes.append(runner.one_pass())
+    while len(rows) < least or (len(rows) < most and time.perf_counter() - began < budget_s):
+        row: dict[str, Any] = {**runner.one_pass()}
         between()
-        weights.append(runner.weight_pass())
+        row |= runner.weight_pass()
         between()
-        wholes.append(runner.whole_pass())
+        row |= runner.whole_pass()
         between()
-        lone.append(runner.lone_pass())
+        forward, backward = runner.lone_pass()
         between()
         with asleep():
-            company.append(sum(wholes[-1][:2]) / runner.lone_pass())
+            company = (row["whole_forward"] + row["whole_backward"]) / sum(runner.lone_pass())
+        adding = backward - row.pop("fresh_backward")
+        rows.append({**row, "one_in_flight": forward + backward, "adding": adding, "company": company})
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
-    forward, backward, update, first = np.array(wholes).T
-    by_task = [np.array(times) for times in zip(*passes, strict=True)]
-    parts, parting = zip(*weights, strict=True)
     return TaskTimes(
-        by_task[0],
-        by_task[1],
-        runner.calls,
-        runner.marks,
-        forward,
-        backward,
-        np.array(lone),
-        np.array(company),
-        np.array(parts),
-        np.array(parting),
-        update,
-        first,
-        runner.optimizer_bytes_per_parameter_byte,
-        min(core_share, 1.0),
+        **{name: np.array([row[name] for row in rows]) for name in rows[0]},
+        calls=runner.calls,
+        marks=runner.marks,
+        optimizer_bytes_per_parameter_byte=runner.optimizer_bytes_per_parameter_byte,
+        core_share=min(core_share, 1.0),
     )
 
 
@@ -155,7 +146,8 @@ def quick_task_s(
     """[forward tasks] seconds of each with its backward, of a first look."""
     runner = _Runner(captured, model, make_optimizer, batch, device, precision)
     runner.one_pass()
-    return [float(s) for s in np.median([sum(runner.one_pass()) for _ in range(3)], axis=0)]
+    passes = [runner.one_pass() for _ in range(3)]
+    return [float(s) for s in np.median([p["forward"] + p["backward"] for p in passes], axis=0)]
 
 
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
@@ -225,7 +217,7 @@ class _Runner:
             n: nn.Parameter(p.detach().to(device).clone(), p.requires_grad) for n, p in model.named_parameters()
         }
         tensors |= {n: b.detach().clone().to(device) for n, b in model.named_buffers()}
-        self._device = device
+        self.now = work_clock(device)
         self._parameters = [(n, t) for n, t in tensors.items() if isinstance(t, nn.Parameter)]
         self._optimizer = make_optimizer(self._parameters)
         for group in self._optimizer.param_groups:
@@ -253,7 +245,7 @@ class _Runner:
         bound = {n: v for n, v in self._bound.items() if isinstance(v, nn.Parameter)}
         return {id(v): found[n] for n, v in bound.items() if n in found}
 
-    def one_pass(self) -> tuple[FloatArray, FloatArray]:
+    def one_pass(self) -> dict[str, FloatArray]:
         """[tasks] seconds of every task's forward and backward."""
         forward, stamps = np.zeros_like(self.calls), list[tuple[int, float]]()
         self.calls[:] = 0
@@ -265,15 +257,15 @@ class _Runner:
                 value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
             return value
 
-        return forward, self._backward(self._forward(noted), stamps)
+        return {"forward": forward, "backward": self._backward(self._forward(noted), stamps)}
 
-    def weight_pass(self) -> tuple[FloatArray, float]:
-        """([tasks] seconds of the second part of a backward split behind the first value that has a gradient, seconds that both
-        parts take beyond the same backward in one)."""
+    def weight_pass(self) -> dict[str, FloatArray | float]:
+        """[tasks] seconds of the second part of a backward split behind the first value that has a gradient, and what both parts take
+        beyond the same backward in one."""
         seconds = np.zeros_like(self.calls)
         loss, first = self._cut_forward()
         if loss is first[0] or loss.grad_fn is None:
-            return seconds, 0.0
+            return {"weights": seconds, "parting": 0.0}
         in_one, _ = self._timed(loss.backward)
         loss, first = self._cut_forward()
         took, rest = self._timed(input_part, [loss], [torch.ones_like(loss)], first)
@@ -283,7 +275,7 @@ class _Runner:
             tasks = [self._reader[id(w)] for w in entry[2] if id(w) in self._reader]
             if tasks:
                 seconds[tasks[0]] += spent
-        return seconds, took - in_one
+        return {"weights": seconds, "parting": took - in_one}
 
     def _cut_forward(self) -> tuple[Tensor, list[Tensor]]:
         """(the loss, the first value with a gradient, as if another stage had sent it)."""
@@ -328,34 +320,36 @@ class _Runner:
             self.marks[task] += 1
         return seconds
 
-    def whole_pass(self) -> tuple[float, float, float, float]:
-        """Seconds of the whole model's forward and backward with another micro-batch in flight, of the optimizer's step, and of the
-        forward behind it."""
+    def whole_pass(self) -> dict[str, float]:
+        """Seconds of the whole model's forward and backward with another micro-batch in flight, and of what a step of one begins and
+        ends with."""
         whole, leaves = self._whole, self._leaves
         whole.forward(0, leaves, {}, 0)
         forward, _ = self._timed(whole.forward, 1, leaves, {}, 0)
         backward, _ = self._timed(whole.backward, 0, [], 1.0)
         whole.backward(1, [], 1.0)
-        update, first = self._settled()
-        return forward, backward, update, first
+        return {"whole_forward": forward, "whole_backward": backward, **self._settled()}
 
-    def _settled(self) -> tuple[float, float]:
-        """Seconds of the optimizer's step, and of the forward behind it, of the last one in a row of steps: other passes have filled
-        the caches before, and the first update of a model with steps of 1 ms takes twice what it takes in a run."""
+    def _settled(self) -> dict[str, float]:
+        """Seconds of the optimizer's step, of the forward behind it, and of a backward without gradients to add to, of the last one in a
+        row of steps: other passes have filled
+        the caches before, and the first update of a model with steps of 1 ms takes twice what it takes in a run. A step of SETTLES_S is
+        as long as all that, and not repeated."""
         began = self.now()
         for _ in range(SETTLES):
             update, _ = self._timed(self._optimizer.step)
+            self._optimizer.zero_grad(set_to_none=True)
             first, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
-            self._whole.backward(0, [], 1.0)
+            fresh, _ = self._timed(self._whole.backward, 0, [], 1.0)
             if self.now() - began > SETTLES_S:
                 break
-        return update, first
+        return {"update": update, "first": first, "fresh_backward": fresh}
 
-    def lone_pass(self) -> float:
+    def lone_pass(self) -> tuple[float, float]:
         """Seconds of the whole model's forward and backward with no other micro-batch in flight."""
         forward, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
         backward, _ = self._timed(self._whole.backward, 0, [], 1.0)
-        return forward + backward
+        return forward, backward
 
     @property
     def optimizer_bytes_per_parameter_byte(self) -> float:
@@ -369,14 +363,6 @@ class _Runner:
         began = self.now()
         result = function(*arguments, **named)
         return self.now() - began, result
-
-    def now(self) -> float:
-        """Seconds of the clock by which work is timed: the CPU time of this thread, so that what others take of its core
-        does not count as work; where several threads compute, and on a GPU, the time itself."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        alone = self._device.type == "cpu" and torch.get_num_threads() == 1
-        return time.thread_time() if alone else time.perf_counter()
 
 
 def _moved(value: Any, device: torch.device) -> Any:

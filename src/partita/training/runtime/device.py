@@ -5,7 +5,8 @@ The CUDA paths are untried: no GPU was at hand when they were written. `benchmar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,19 @@ import torch.distributed as dist
 
 from partita.errors import ClusterError
 from partita.nouns.cluster import Cluster, Device
+
+
+def work_clock(device: torch.device) -> Callable[[], float]:
+    """The clock by which work is timed: the CPU time of this thread, so that what others take of its core does not count as work;
+    where several threads compute, and on a GPU (when what was asked of it is done), the time itself."""
+    if device.type != "cuda":
+        return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
 
 
 def torch_device(cluster: Cluster, name: str) -> torch.device:

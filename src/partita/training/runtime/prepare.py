@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import PlanError
+from partita.files import made_folder
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.page.machine import machine_facts
@@ -21,8 +22,7 @@ def prepared(out: str | Path, file: PlanFile) -> Path:
             "this plan places tasks; it does not say how to train a job",
             hint="plan from a profile that `partita measure` wrote",
         )
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(out)
     file.write(folder / "plan.json")
     predicted(file.problem, file.plan).write(folder / "predicted.json")
     return folder

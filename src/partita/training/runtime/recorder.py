@@ -26,7 +26,7 @@ class Recorder:
         """Note a step: what it had of its core, and a reading where time has been saved up for it. The ranks' steps are
         equally long, so they read together, as they compute together."""
         self._saved_s += _PART * step_s
-        times = min(_MOST, int(self._saved_s / self._each_s))
+        times = min(_MOST, self._pieces, int(self._saved_s / self._each_s))
         self._rows.append((core_share, *self._prober.read(times)))
         self._saved_s -= times * self._each_s
 
