@@ -10,7 +10,7 @@ the plans use, in each setting; how a model divides over its tasks once.
     alexnet   6 jobs of one model    \  device at 10, 25, 100 % of its core, link of 5, 20, 100 Mbit/s:
     mixed     30 jobs of 5 models    /  auto, exact and all baselines
 
-Plans run one after another, several rounds. Sessions are built and models sent with neither quota nor slow link, then both are
+Plans run one after another, three rounds; up to nine where all of them together take seconds. Sessions are built and models sent with neither quota nor slow link, then both are
 set and the clock starts. A run that is predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and
 load stand beside every figure.
 """
@@ -66,6 +66,7 @@ MIXED = ("squeezenet", "resnet50", "inception_v1", "shufflenet", "densenet121")
 PARTS = ("alexnet", "mixed")
 SHARES, MBITS = (10, 25, 100), (5, 20, 100)
 LONGEST_S = 20.0  #: a run predicted to take longer is not made
+ENOUGH_S, MOST_ROUNDS = 30.0, 9  #: of plans that take a second or less: three runs of 0.3 s tell them apart by a tenth
 SETTLE_S = 0.3  #: between setting rate and quota and starting the clock
 FAST = "2gbit"
 
@@ -280,13 +281,16 @@ def predicted_of(file: OffloadFile) -> Json:
 def runs_in_turn(
     on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int, rounds: int
 ) -> Json:
-    """Method -> row. Plans that are not too long run in turn, `rounds` times; methods of one plan share its runs."""
+    """Method -> row. Plans that are not too long run in turn, `rounds` times, or more where they are short; methods of one plan share
+    its runs."""
 
     def runner(file: OffloadFile) -> Callable[[], Json]:
         asked = {"do": "run", "problem": file.problem.to_json(), "plan": file.plan.to_json(), "models": list(work)}
         return lambda: on.run(asked, share, mbit)
 
     plans = {json.dumps(f.plan.to_json()): f for f in files.values() if f.verdict.value_s <= LONGEST_S}
+    round_s = sum(f.verdict.value_s for f in plans.values())
+    rounds = max(rounds, min(MOST_ROUNDS, math.ceil(ENOUGH_S / max(round_s, 1e-3))))
     runs = in_turn({plan: runner(f) for plan, f in plans.items()}, rounds)
     none = Samples()
     return {
@@ -482,7 +486,7 @@ def main() -> int:
     options.add_argument(
         "--settings", default="", help="only these, e.g. mixed:10:5,alexnet:25:20; others stay in --out"
     )
-    options.add_argument("--rounds", type=int, default=3, help="runs of every plan, in turn; default 3")
+    options.add_argument("--rounds", type=int, default=3, help="runs of every plan, in turn, at least; default 3")
     options.add_argument("--budget-s", type=float, default=7.0, help="to measure a model on a side; default 7")
     options.add_argument("--device", help=argparse.SUPPRESS)
     options.add_argument("--models", default="", help=argparse.SUPPRESS)
