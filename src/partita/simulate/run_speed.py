@@ -22,6 +22,7 @@ from partita.simulate.simulator import Simulator
 _STEPS = 200  #: simulated at most; of a longer run so many, evenly spread
 CHANGED = 0.1  #: a device's speed changed by less than this share is not worth a word
 MODEL = 0.08  #: of the predicted step, what the model misses nine times in ten; set so that the intervals hold (docs/decisions/speed-by-probes.md)
+SHORT, SHORT_S = 0.13, 0.01  #: what it misses beside that of steps of so many seconds or less; of longer ones, less in proportion
 NINE_IN_TEN = 1.645  #: standard deviations to either side
 
 
@@ -97,7 +98,8 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
     devices = tuple(
         DeviceSpeed(d, p, float(r)) for d, p, r in zip(readings.devices, planned, _medians(speeds), strict=True)
     )
-    middle, wide = float(np.median(steps)), math.hypot(MODEL, NINE_IN_TEN * readings.error(problem.probe))
+    middle = float(np.median(steps))
+    wide = math.hypot(MODEL, SHORT * min(1.0, SHORT_S / middle), NINE_IN_TEN * readings.error(problem.probe))
     spread = max(readings.spread(problem.probe), problem.probe.spread)
     return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, spread)
 
