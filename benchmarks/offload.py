@@ -10,8 +10,8 @@ the plans use, in each setting; how a model divides over its tasks once.
     alexnet   6 jobs of one model    \  device at 10, 25, 100 % of its core, link of 5, 20, 100 Mbit/s:
     mixed     30 jobs of 5 models    /  auto, exact and all baselines
 
-Plans run one after another, three rounds; up to nine where all of them together take seconds. Sessions are built and models sent with neither quota nor slow link, then both are
-set and the clock starts. A run that is predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and
+Plans run one after another, three rounds; up to nine where all of them together take seconds. Sessions are built and models sent with
+neither quota nor slow link, then both are set and the clock starts. A run that is predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and
 load stand beside every figure.
 """
 

@@ -100,7 +100,7 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
         DeviceSpeed(d, p, float(r)) for d, p, r in zip(readings.devices, planned, _medians(speeds), strict=True)
     )
     middle = float(np.median(steps))
-    wide = math.hypot(MODEL, SHORT * min(1.0, SHORT_S / middle), NINE_IN_TEN * readings.error(problem.probe))
+    wide = math.hypot(MODEL, SHORT * SHORT_S / max(SHORT_S, middle), NINE_IN_TEN * readings.error(problem.probe))
     spread = max(readings.spread(problem.probe), problem.probe.spread)
     return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, spread)
 

@@ -246,7 +246,8 @@ def test_unequal_hosts_and_the_cables_between_them_are_measured(bed: Testbed, pr
     assert not any(d.cores for d in cluster.devices)
     slow, fast = cluster.devices
     assert fast.speed == 1.0
-    assert 0.12 < slow.speed < 0.8  # somebody else may want either core, too, and a step is half a millisecond
+    # a plain loop says 0.37; twelve measurements said 0.20 to 0.39, with four times the budget, too
+    assert 0.12 < slow.speed < 0.8
     for a, b in ((slow, fast), (fast, slow)):
         link = cluster.link(a.name, b.name)
         assert (link.medium, link.fair) == (f"cable of {a.host}", True)

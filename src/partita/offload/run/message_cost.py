@@ -2,16 +2,16 @@
 
 Messages, small ones and large ones, go through the real runner and the real server while both sides compute convolutions, as in a
 run: then each message wakes its threads anew and finds the caches full of something else. A message's cost is what a process needs
-beside its inferences, more than without messages; medians over rounds of none, small and large in turn. A byte takes of the
-inferences, too: the packets' interrupts count as theirs. While the uplink was full, networks of 5 to 80 ms took 1.11 times as long on
-the device at 20 Mbit/s, 1.07 at 100 (2 cores of an EPYC, 26 November 2026), 1.10 to 1.15 at 100 on a Xeon, as do the convolutions
-here: it goes by how long bytes pass and not by how many they are, and of a quota it takes as large a part. What a small message takes of them is less than what the
-machine's speed changes, and left out. It counts where a device is slow: under a quota of a tenth of a core, a millisecond of Python
-and system calls a message is ten.
+beside its inferences, more than without messages; medians over rounds of none, small and large in turn. It counts where a device is
+slow: under a quota of a tenth of a core, a millisecond of Python and system calls a message is ten. What a small message takes of the
+inferences is less than what the machine's speed changes, and left out.
 
-While this is measured few bytes pass on a slow link, and what they take of the inferences drowns in what those take by themselves: a
-price was seen between -27 and 34 ns where messages four times as large said 7.2 to 8.1. So the mean over the rounds is drawn to what
-is usual, as far as its standard error asks for.
+A byte takes of the inferences, too, for the packets' interrupts count as theirs. While the uplink was full, networks of 5 to 80 ms
+took 1.11 times as long on the device at 20 Mbit/s, 1.07 at 100 (2 cores of an EPYC, 26 November 2026), 1.10 to 1.15 at 100 on a Xeon,
+as do the convolutions here: it goes by how long bytes pass and not by how many they are, and of a quota it takes as large a part.
+While this is measured few bytes pass on a slow link, and what they take drowns in what the inferences take by themselves: a price was
+seen between -27 and 34 ns where messages four times as large said 7.2 to 8.1. So the mean over the rounds is drawn to what is usual,
+as far as its standard error asks for.
 
 An open connection takes of the device when nothing passes, too: gRPC's threads look up 30 times a second, in 3 ms; of a tenth of a core
 that is a thirtieth.
@@ -45,7 +45,7 @@ SMALL, LARGE = 1_000, 150_000  #: floats of a job
 ON_LINK_S = 0.15  #: of a large one
 CHANNELS, SIDE, MOST_LAYERS = 64, 56, 100  #: of what is computed between messages
 #: of the CPU time that a side has, what bytes on the link take: what was seen on two kinds of machines, and by how much they differed
-USUAL, UNLIKE = (0.09, 0.05), (0.03, 0.025)
+TAKEN, SCATTER = (0.09, 0.05), (0.03, 0.025)
 IDLE_S = 1.5  #: for which an open connection is watched
 READY_S = 10.0
 
@@ -79,7 +79,7 @@ def message_cost(
     more = (beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1]) / jobs / (4 * (many - SMALL))
     # CPU seconds that a side has while a byte passes
     byte_s = np.array([layer.received_s / layer.wall_s, 1.0]) / up_bytes_per_s
-    taken = [believed(*side) for side in zip((more / byte_s).T, USUAL, UNLIKE, strict=True)]
+    taken = [believed(*side) for side in zip((more / byte_s).T, TAKEN, SCATTER, strict=True)]
     per_byte = (byte_s * taken).tolist()
     device, server = ((max(0.0, s - 4 * SMALL * b), b) for s, b in zip(small.tolist(), per_byte, strict=True))
     return MessageCost(device, server, idle_s)
