@@ -5,7 +5,8 @@ r"""Offloading as it really runs, against the plans of others and against its ow
 Device and server are hosts of the test bed: the device a share of core 0, the server core 1, the link shaped both ways.
 Models are those of the onnx wheel with random weights. What a plan has to know is measured as `partita offload measure` does,
 inside the quota and over the shaped link: models in turn, the link and what messages take of both sides, then the halves that
-the plans use, in each setting; how a model divides over its tasks once.
+the plans use, in each setting; how a model divides over its tasks once. Before every round the models take their turns again and all
+plans are made anew, as `partita offload run` does before its run: from one setting's first round to its last, machines drift by a tenth.
 
     alexnet   6 jobs of one model    \  device at 10, 25, 100 % of its core, link of 5, 20, 100 Mbit/s:
     mixed     30 jobs of 5 models    /  auto, exact and all baselines
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import onnx
-from harness import Json, Machine, Samples, in_turn, parser, run_script, said
+from harness import Json, Machine, order, parser, run_script, said
 from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap
 
 from partita import __version__
@@ -50,7 +51,7 @@ from partita.offload.measure.inference import InferenceTimes
 from partita.offload.plan.baselines import BASELINES
 from partita.offload.plan.lower import part_times
 from partita.offload.plan.planner import plan_offload
-from partita.offload.run.both_sides import LOOPS, BothSides, measure_both_sides, with_plans
+from partita.offload.run.both_sides import LOOPS, BothSides, as_now, measure_both_sides, with_plans
 from partita.offload.run.client import Client
 from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.execute import RunSettings, execute
@@ -105,16 +106,20 @@ def device(server: str, names: Sequence[str]) -> None:
             prepare(models, connect, Path(asked["kept"]), asked["budget_s"])
             tell({})
             continue
-        if asked["do"] == "measure":
-            found = measured(asked, models, connect)
-        elif found is not None:
-            before, plans = found, [OffloadPlan.from_json(p) for p in asked["plans"]]
-            found = with_plans(found, plans, connect, asked["budget_s"])
-            if found is before:
-                tell({"known": True})
-                continue
-        if found is not None:
-            tell(told(found))
+        before = found
+        found = looked(asked, found, models, connect)
+        tell({"known": True} if found is before else told(found))
+
+
+def looked(
+    asked: Json, found: BothSides | None, models: Mapping[str, OnnxModel], connect: Callable[[], Client]
+) -> BothSides:
+    """What was measured so far, and what is asked for: all of it, the models in turn once more, or the halves of plans."""
+    if asked["do"] == "measure" or found is None:
+        return measured(asked, models, connect)
+    if asked["do"] == "again":
+        return as_now(found, connect, asked["budget_s"])
+    return with_plans(found, [OffloadPlan.from_json(p) for p in asked["plans"]], connect, asked["budget_s"])
 
 
 def tell(value: Json) -> None:
@@ -278,36 +283,52 @@ def predicted_of(file: OffloadFile) -> Json:
     }
 
 
-def runs_in_turn(
-    on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int, rounds: int
-) -> Json:
-    """Method -> row. Plans that are not too long run in turn, `rounds` times, or more where they are short; methods of one plan share
-    its runs."""
+def planned(on: Stage, methods: Sequence[str], budget_s: float, **asked: Any) -> tuple[Json, dict[str, OffloadFile]]:
+    """Measured as asked, and all methods' plans, with the halves that they use measured too."""
 
-    def runner(file: OffloadFile) -> Callable[[], Json]:
-        asked = {"do": "run", "problem": file.problem.to_json(), "plan": file.plan.to_json(), "models": list(work)}
-        return lambda: on.run(asked, share, mbit)
+    def plans(found: Json) -> dict[str, OffloadFile]:
+        return {m: plan_offload(OffloadProblem.from_json(found["problem"]), m) for m in methods}
 
-    plans = {json.dumps(f.plan.to_json()): f for f in files.values() if f.verdict.value_s <= LONGEST_S}
-    round_s = sum(f.verdict.value_s for f in plans.values())
-    rounds = max(rounds, min(MOST_ROUNDS, math.ceil(ENOUGH_S / max(round_s, 1e-3))))
-    runs = in_turn({plan: runner(f) for plan, f in plans.items()}, rounds)
-    none = Samples()
-    return {
-        m: with_runs(predicted_of(f), runs.get(json.dumps(f.plan.to_json()), none).results) for m, f in files.items()
-    }
+    found = on.ask(budget_s=budget_s, **asked)
+    files = plans(found)
+    for _ in range(LOOPS):
+        better = on.ask(do="halves", plans=[f.plan.to_json() for f in files.values()], budget_s=budget_s)
+        if "known" in better:
+            break
+        found, files = better, plans(better)
+    return found, files
 
 
-def with_runs(row: Json, runs: Sequence[Json]) -> Json:
-    """The row with what was measured: medians over the runs."""
+def run_once(
+    on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int
+) -> dict[str, Json]:
+    """Method -> its run. Methods of one plan share it."""
+    ran: dict[str, Json] = {}
+    for f in files.values():
+        if _key(f) not in ran:
+            asked = {"do": "run", "problem": f.problem.to_json(), "plan": f.plan.to_json(), "models": list(work)}
+            ran[_key(f)] = on.run(asked, share, mbit)
+    return {m: ran[_key(f)] for m, f in files.items()}
+
+
+def _key(file: OffloadFile) -> str:
+    """Of the plan: methods that make the same one share its runs."""
+    return json.dumps(file.plan.to_json())
+
+
+def row_of(rounds: Sequence[OffloadFile], runs: Sequence[Json]) -> Json:
+    """One method's row: of its plan in every round, and of its runs where it ran; medians over the rounds."""
+    first, predicted_s = predicted_of(rounds[0]), [f.verdict.value_s for f in rounds]
+    row = {**first, "predicted_s": statistics.median(predicted_s), "predicted_each_s": predicted_s}
     if not runs:
         return row
-    measured_s = statistics.median(r["makespan_s"] for r in runs)
-    error = row["predicted_s"] / measured_s - 1
-    at_speed_s = [r["at_run_speed_s"] for r in runs]
-    off = [e / r["makespan_s"] - 1 for e, r in zip(at_speed_s, runs, strict=True)]
-    seen = {"at_run_speed_s": statistics.median(at_speed_s), "error_at_run_speed": statistics.median(off)}
-    return {**row, "runs": list(runs), "measured_s": measured_s, "error": error, **seen}
+    runs = [{"predicted_s": s, **r} for s, r in zip(predicted_s, runs, strict=True)]
+    off = {
+        name: statistics.median(r[what] / r["makespan_s"] - 1 for r in runs)
+        for name, what in (("error", "predicted_s"), ("error_at_run_speed", "at_run_speed_s"))
+    }
+    medians = {"measured_s": "makespan_s", "at_run_speed_s": "at_run_speed_s"}
+    return {**row, "runs": runs, **{n: statistics.median(r[what] for r in runs) for n, what in medians.items()}, **off}
 
 
 def setting(
@@ -320,19 +341,22 @@ def setting(
     budget_s: float,
     rounds: int = 1,
 ) -> Json:
-    """One setting: measured, all methods planned and run."""
+    """One setting: measured, then in every round all methods planned for the machines as they are, and run."""
     on.limit(share, f"{mbit}mbit")
-    found = on.ask(do="measure", models=list(names), budget_s=budget_s, kept=str(kept))
-    files = {m: plan_offload(OffloadProblem.from_json(found["problem"]), m) for m in methods}
-    for _ in range(LOOPS):
-        plans = [f.plan.to_json() for f in files.values()]
-        better = on.ask(do="halves", plans=plans, budget_s=budget_s)
-        if "known" in better:
-            break
-        found = better
-        files = {m: plan_offload(OffloadProblem.from_json(found["problem"]), m) for m in methods}
-    on.limit(100, FAST)
-    rows = runs_in_turn(on, names, files, share, mbit, rounds)
+    found, files = planned(on, methods, budget_s, do="measure", models=list(names), kept=str(kept))
+    short = [m for m, f in files.items() if f.verdict.value_s <= LONGEST_S]
+    round_s = sum({_key(files[m]): files[m].verdict.value_s for m in short}.values())
+    rounds = max(rounds, min(MOST_ROUNDS, math.ceil(ENOUGH_S / max(round_s, 1e-3))))
+    made: list[dict[str, OffloadFile]] = []
+    ran: list[dict[str, Json]] = []
+    for turn in range(rounds):
+        on.limit(share, f"{mbit}mbit")
+        now, files = planned(on, methods, budget_s / 3, do="again")
+        on.limit(100, FAST)
+        made.append(files)
+        ran.append(run_once(on, names, {m: files[m] for m in order(short, turn)}, share, mbit))
+        found["problem"]["speeds"] = now["problem"]["speeds"]
+    rows = {m: row_of([f[m] for f in made], [r[m] for r in ran] if m in short else []) for m in methods}
     for method, row in rows.items():
         say(share, mbit, method, row)
     link = found["problem"]["link"]
@@ -393,7 +417,8 @@ def errors(rows: Sequence[Json], what: str) -> list[float]:
 def gain(methods: Json) -> Json:
     """Of auto, measured, None where neither of the others ran; of the exact plan, predicted."""
     others = ("single-cut", "min-cut")
-    predicted = 1 - methods["exact"]["predicted_s"] / min(methods[o]["predicted_s"] for o in others)
+    rounds = zip(*(methods[m]["predicted_each_s"] for m in ("exact", *others)), strict=True)
+    predicted = statistics.median(1 - ours / min(theirs) for ours, *theirs in rounds)
     most = {how: against(methods, others, how) for how in ("measured", "at_one_speed")}
     return {**{how: None if m is None else 1 - m for how, m in most.items()}, "predicted": predicted}
 
@@ -410,7 +435,7 @@ def ratio(ours: Json, theirs: Json, how: str) -> float:
     if how == "measured":
         return statistics.median(a["makespan_s"] / b["makespan_s"] for a, b in pairs)
     one, two = (
-        statistics.median(r["makespan_s"] * m["predicted_s"] / r["at_run_speed_s"] for r in m["runs"])
+        statistics.median(r["makespan_s"] * r["predicted_s"] / r["at_run_speed_s"] for r in m["runs"])
         for m in (ours, theirs)
     )
     return one / two

@@ -410,7 +410,8 @@ def test_the_next_bed_removes_a_stale_one_that_no_companion_saw(monkeypatch: pyt
     dead = subprocess.Popen(["sleep", "30"])
     owner = beds.Process.of(dead.pid)
     assert owner is not None
-    monkeypatch.setattr(beds.Process, "of", staticmethod(lambda pid: owner))
+    real = beds.Process.of  # others' beds, in tests beside this one, are not stale
+    monkeypatch.setattr(beds.Process, "of", staticmethod(lambda pid: owner if pid == os.getpid() else real(pid)))
     monkeypatch.setattr(rooms, "_watcher", lambda state, owner: None)
     Testbed.up(1, cpu=[50], name="test-stale")
     monkeypatch.undo()

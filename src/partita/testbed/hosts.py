@@ -4,6 +4,7 @@
         server = bed.popen("h1", ["python", "server.py", bed.address("h1")])
         bed.exec("h0", ["python", "client.py", bed.address("h1")])
         bed.rate("h0", "5mbit")
+        bed.cpu("h0", 10)
 
         h0 namespace        namespace of the switch        h1 namespace
         eth0 [tbf] ---- veth ---- [tbf] h0 = br0 = h1 [tbf] ---- veth ---- [tbf] eth0
@@ -28,7 +29,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -146,12 +147,35 @@ class Testbed:
 
     def rate(self, host: str, rate: str) -> None:
         """Change what the host sends and receives at, while it is used. Raises BadInput for a bad rate."""
-        changed = dataclasses.replace(self._state.host(host), rate_bit_per_s=parse_rate(rate))
+        bits = parse_rate(rate)
+        with self._changing(host) as now:
+            _shape(self._state, changed := dataclasses.replace(now, rate_bit_per_s=bits), "change")
+            self._keep(changed)
+
+    def cpu(self, host: str, percent: float | str) -> None:
+        """Change the host's share of a core, while it is used; "max" lifts the limit. Raises BadInput for a bad share, and for a host
+        that was made without a limit: its processes are in no cpu group."""
+        share = parse_percent(str(percent))
+        with self._changing(host) as now:
+            if now.group is None:
+                raise BadInput(
+                    f"{host} of test bed {self.name!r} was made without a limit: what runs there cannot be slowed now",
+                    hint="make the bed with --cpu 100, or another share, for this host",
+                )
+            _limit(changed := dataclasses.replace(now, cpu_percent=share))
+            self._keep(changed)
+
+    @contextlib.contextmanager
+    def _changing(self, host: str) -> Iterator[Host]:
+        """The host as it is now, while nobody else changes the bed."""
         with beds.locked():
-            state = beds.find(self.name) or self._state
-            _shape(state, changed, "change")
-            self._state = dataclasses.replace(state, hosts=tuple(changed if h.name == host else h for h in state.hosts))
-            self._state.write()
+            self._state = beds.find(self.name) or self._state
+            yield self._state.host(host)
+
+    def _keep(self, changed: Host) -> None:
+        hosts = tuple(changed if h.name == changed.name else h for h in self._state.hosts)
+        self._state = dataclasses.replace(self._state, hosts=hosts)
+        self._state.write()
 
     def down(self) -> None:
         """End the hosts' processes and take everything away that the bed made; nothing where it is gone already."""
@@ -318,8 +342,13 @@ def _build(state: State) -> None:
     for host in state.hosts:
         _wire(state, host)
         _shape(state, host, "add")
-        if host.group is not None and host.cpu_percent is not None:
-            processors.controller().limit(Path(host.group).name, host.cpu_percent, pinned=host.core is not None)
+        _limit(host)
+
+
+def _limit(host: Host) -> None:
+    """Make the host's cpu group, or change it."""
+    if host.group is not None:
+        processors.controller().limit(Path(host.group).name, host.cpu_percent, pinned=host.core is not None)
 
 
 def _wire(state: State, host: Host) -> None:

@@ -23,15 +23,15 @@ class Controller:
     root: Path
     version: int
 
-    def limit(self, group: str, percent: float, *, pinned: bool = False) -> Path:
-        """Make the group, or change it: its processes together get `percent` of one core. The group's folder.
+    def limit(self, group: str, percent: float | None, *, pinned: bool = False) -> Path:
+        """Make the group, or change it: its processes together get `percent` of one core (None: no limit). The group's folder.
 
         A whole core of a group that is `pinned` to one is no quota: that would take 5 to 8 % of it (an EPYC, 26 November 2026), for
         the kernel gives out what is left of a period late. Raises BadInput where the kernel refuses.
         """
         folder = self.root / group
-        quota_us, period_us = quota(percent)
-        unlimited = pinned and percent >= 100
+        quota_us, period_us = quota(100.0 if percent is None else percent)
+        unlimited = percent is None or (pinned and percent >= 100)
         try:
             folder.mkdir(exist_ok=True)
             if self.version == 2:
@@ -43,7 +43,7 @@ class Controller:
                 (folder / "cpu.cfs_quota_us").write_text("-1" if unlimited else str(quota_us))
         except OSError as error:
             raise BadInput(
-                f"{percent:g} percent of a core cannot be set in {folder}: {error.strerror}",
+                f"{'max' if percent is None else f'{percent:g} percent of a core'} cannot be set in {folder}: {error.strerror}",
                 hint="leave --cpu out, or allow this machine's root to make cpu groups",
             ) from error
         return folder

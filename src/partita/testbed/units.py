@@ -58,6 +58,15 @@ def parse_percent(text: str) -> float | None:
     return value
 
 
+def percent_text(percent: float | None) -> str:
+    """A share of a core in words.
+
+    >>> percent_text(25.0), percent_text(None)
+    ('25 %', 'max')
+    """
+    return "max" if percent is None else f"{percent:g} %"
+
+
 def rate_text(rate_bit_per_s: int) -> str:
     """As parse_rate reads it, in the largest unit that leaves a short number.
 

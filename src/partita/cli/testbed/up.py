@@ -8,7 +8,7 @@ from typing import Any
 from partita.cli.talk import Talk
 from partita.page.text import table
 from partita.testbed.hosts import Testbed
-from partita.testbed.units import rate_text
+from partita.testbed.units import percent_text, rate_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +45,13 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
 
 def text(document: dict[str, Any]) -> str:
     rows = [
-        [h["name"], h["address"], h["rate"], _percent(h["cpu_percent"]), "any" if h["core"] is None else str(h["core"])]
+        [
+            h["name"],
+            h["address"],
+            h["rate"],
+            percent_text(h["cpu_percent"]),
+            "any" if h["core"] is None else str(h["core"]),
+        ]
         for h in document["hosts"]
     ]
     return table([(title, "text") for title in ("host", "address", "rate", "cpu", "core")], rows)
-
-
-def _percent(value: float | None) -> str:
-    return "max" if value is None else f"{value:g} %"

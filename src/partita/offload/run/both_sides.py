@@ -6,7 +6,8 @@ messages. A side that has its core for a share of the time only (a quota, neighb
 seen while the models take their turns, and the machines' speeds stand beside the problem.
 
 Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
-and planning and measuring take turns until the plans' cuts have all been measured.
+and planning and measuring take turns until the plans' cuts have all been measured. In the minutes that this takes a machine drifts
+by a tenth, so last of all the models take their turns again, and the plan is made for what they take now.
 """
 
 from __future__ import annotations
@@ -74,8 +75,17 @@ class BothSides:
     threads: int
     device: SideTimes
     server: SideTimes
-    link: LinkTimes  #: with what messages take of both sides
+    plain: LinkTimes  #: without what messages take of the sides
     messages: MessageCost
+
+    @property
+    def link(self) -> LinkTimes:
+        """With what messages take of both sides, on the clock."""
+        send, receive = (
+            (each / side.share, byte / side.share)
+            for (each, byte), side in ((self.messages.device, self.device), (self.messages.server, self.server))
+        )
+        return self.plain.with_messages(send, receive)
 
     @property
     def problem(self) -> OffloadProblem:
@@ -106,16 +116,12 @@ def measure_both_sides(
             say(f"measuring {m.name} on {client.target}")
             alone_there[h] = client.measure(m, budget_s).seconds
         say("measuring the models in turn, here and there")
-        own = measure_in_turn([(m, _all(m)) for m in each], "device", budget_s)
-        there = client.turns([(m, frozenset()) for m in each], budget_s)
+        own, there = _in_turn(each, client, budget_s)
         say("measuring the link, and what messages take of both sides")
         plain = measure_link(lambda: client.link(0.4))
     cost = message_cost(connect, plain.link.up_bytes_per_s)
     device, server = SideTimes(each, alone_here, own, cost.idle_s), SideTimes(each, alone_there, there)
-    send, receive = (
-        (c[0] / side.share, c[1] / side.share) for c, side in ((cost.device, device), (cost.server, server))
-    )
-    return BothSides(tuple(jobs), threads, device, server, plain.with_messages(send, receive), cost)
+    return BothSides(tuple(jobs), threads, device, server, plain, cost)
 
 
 def planned(
@@ -127,9 +133,10 @@ def planned(
     *,
     say: Callable[[str], None] = lambda what: None,
 ) -> tuple[BothSides, _T]:
-    """What was measured with the halves that plans use, and the last plans: planned and measured in turn, LOOPS times at most.
+    """What was measured with the halves that plans use, as the machines are now, and the last plans: planned and measured in turn,
+    LOOPS times at most.
 
-    A half that is refused keeps the price that it has. Raises Unreachable.
+    A half that is refused keeps the price that it has. Raises Unreachable, Refused, CaptureError.
     """
     made = plan(found.problem)
     for _ in range(LOOPS):
@@ -139,7 +146,16 @@ def planned(
             break
         found = better
         made = plan(found.problem)
-    return found, made
+    say("measuring the models in turn once more, for machines drift")
+    found = as_now(found, connect, budget_s)
+    return found, plan(found.problem)
+
+
+def as_now(found: BothSides, connect: Callable[[], Client], budget_s: float) -> BothSides:
+    """What was measured, with what whole models take now, in some `budget_s` a side. Raises Unreachable, Refused, CaptureError."""
+    with connect() as client:
+        own, there = _in_turn(found.device.models, client, budget_s)
+    return replace(found, device=replace(found.device, turns=own), server=replace(found.server, turns=there))
 
 
 def with_plans(
@@ -160,6 +176,12 @@ def with_plans(
         server = _with_halves(found.server, there, "server", lambda i: client.turns(i, budget_s), say)
     same = device is found.device and server is found.server
     return found if same else replace(found, device=device, server=server)
+
+
+def _in_turn(models: Sequence[OnnxModel], client: Client, budget_s: float) -> tuple[Turns, Turns]:
+    """Whole models, here and on the server."""
+    own = measure_in_turn([(m, _all(m)) for m in models], "device", budget_s)
+    return own, client.turns([(m, frozenset()) for m in models], budget_s)
 
 
 def _all(model: OnnxModel) -> frozenset[str]:

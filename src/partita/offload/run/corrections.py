@@ -1,29 +1,66 @@
-"""How much longer jobs take than the plan has it: by model, from the first jobs of a run, for those that are still to do."""
+"""How much longer jobs take than the plan has it: by model, from the jobs done so far, for those that are still to do.
+
+A side whose latest jobs take much longer than its earlier ones, or much less, has changed (a quota, a neighbour that came or left): what
+was seen before counts no more, or a run of a thousand jobs would never notice.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.nouns.offload import OffloadProblem, OffloadTask
 
 FEWEST = 3  #: inferences of a side before it is judged: under a quota one of them may wait for a period or not
+LATEST, CHANGED = (
+    6,
+    1.4,
+)  #: so many in a row, one of them excepted, off by so many times what was expected: the side has changed
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What it took, and what the plan has for it."""
+
+    model: str  #: its hash
+    took_s: float
+    planned_s: float
 
 
 @dataclass(slots=True)
 class Tally:
-    """Inferences of one side: what they took and what the plan has for them."""
+    """Inferences of one side since it last changed."""
 
     took_s: dict[str, float] = field(default_factory=dict)  #: by the model's hash
     planned_s: dict[str, float] = field(default_factory=dict)
     inferences: int = 0
+    latest: deque[tuple[Inference, float]] = field(
+        default_factory=lambda: deque(maxlen=LATEST)
+    )  #: and what was expected
 
     def add(self, model: str, took_s: float, planned_s: float) -> None:
         """Nothing is learnt where nothing was planned."""
-        if planned_s > 0:
-            self.took_s[model] = self.took_s.get(model, 0.0) + took_s
-            self.planned_s[model] = self.planned_s.get(model, 0.0) + planned_s
-            self.inferences += 1
+        if planned_s > 0 and took_s > 0:
+            self.latest.append((Inference(model, took_s, planned_s), planned_s * self.of(model)))
+            if self._changed():
+                self.took_s, self.planned_s, self.inferences = {}, {}, 0
+                for inference, _ in list(self.latest)[1:]:  # the first may be from before
+                    self._count(inference)
+            else:
+                self._count(self.latest[-1][0])
+
+    def _count(self, inference: Inference) -> None:
+        self.took_s[inference.model] = self.took_s.get(inference.model, 0.0) + inference.took_s
+        self.planned_s[inference.model] = self.planned_s.get(inference.model, 0.0) + inference.planned_s
+        self.inferences += 1
+
+    def _changed(self) -> bool:
+        """Whether the latest took so many times as long as expected that it is no chance, each of them or all but one."""
+        if self.inferences < FEWEST + LATEST:
+            return False
+        times = sorted(i.took_s / expected_s for i, expected_s in self.latest)
+        return times[1] > CHANGED or times[-2] < 1 / CHANGED
 
     @property
     def slower(self) -> float:

@@ -1,0 +1,79 @@
+"""A device whose quota changes in the middle of a run, as a user sees it: a device and a server of the test bed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from offload.run.small_nets import net
+
+from partita.testbed.hosts import Testbed, unavailable
+
+REASON = unavailable()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+JOBS, EVERY_S = 300, 0.025
+
+
+@contextmanager
+def serving(bed: Testbed, folder: Path) -> Iterator[str]:
+    """A server on h1."""
+    port = folder / "port"
+    words = [sys.executable, "-m", "partita", "offload", "serve", "--host", bed.address("h1"), "--port", "0"]
+    words += ["--insecure", "--threads", "1", "--port-file", str(port)]
+    server = bed.popen("h1", words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not port.exists():
+            assert server.poll() is None
+            time.sleep(0.05)
+        yield f"{bed.address('h1')}:{port.read_text().strip()}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: Path) -> None:
+    """The device does the jobs by itself until it has a tenth of its core; none is lost, and the server does the rest."""
+    model = net(channels=48, side=96)
+    (tmp_path / "net.onnx").write_bytes(model.data)
+    rows = (f'[[job]]\nname = "{k}"\nmodel = "net.onnx"\nrelease_s = {k * EVERY_S:.3f}\n' for k in range(JOBS))
+    (tmp_path / "JOBS.toml").write_text("\n".join(rows))
+    out = tmp_path / "out"
+    with Testbed.up(2, ["100mbit"], [100, 100], cores=2) as bed, serving(bed, tmp_path) as where:
+        words = [sys.executable, "-m", "partita", "offload", "run", str(tmp_path / "JOBS.toml"), "--server", where]
+        words += ["--insecure", "--measure-s", "0.3", "--budget-s", "0.1", "--check", "--json", "-o", str(out)]
+        device = bed.popen(
+            "h0",
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        said: list[str] = []
+        for line in device.stderr:
+            said.append(line)
+            if "before the clock starts" in line:
+                break
+        cut = threading.Timer(3.0, lambda: bed.cpu("h0", 10))
+        cut.start()
+        text, rest = device.communicate(timeout=120)
+        cut.join()
+    assert device.returncode == 0, [*said, rest]
+    document = json.loads(text)
+    assert document["largest_difference"] < 1e-5
+    assert len(document["jobs"]) == JOBS
+    assert document["lost"] == 0
+    assert document["replans"] >= 1, rest
+    assert "times as long as measured here" in rest
+    places = [j["where"] for j in document["jobs"]]
+    assert places[:50].count("device") > places[-50:].count("device")
+    (model_row,) = document["corrections"]
+    assert model_row["device"] > 3
