@@ -11,7 +11,7 @@ plans are made anew, as `partita offload run` does before its run: from one sett
     alexnet   6 jobs of one model    \  device at 10, 25, 100 % of its core, link of 5, 20, 100 Mbit/s:
     mixed     30 jobs of 5 models    /  auto, exact and all baselines
 
-Plans run one after another, three rounds; up to nine where all of them together take seconds. Sessions are built and models sent with
+Plans run one after another, three rounds; those that take seconds, up to nine. Sessions are built and models sent with
 neither quota nor slow link, then both are set and the clock starts. A run that is predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and
 load stand beside every figure.
 """
@@ -67,7 +67,9 @@ MIXED = ("squeezenet", "resnet50", "inception_v1", "shufflenet", "densenet121")
 PARTS = ("alexnet", "mixed")
 SHARES, MBITS = (10, 25, 100), (5, 20, 100)
 LONGEST_S = 20.0  #: a run predicted to take longer is not made
-ENOUGH_S, MOST_ROUNDS = 30.0, 9  #: of plans that take a second or less: three runs of 0.3 s tell them apart by a tenth
+#: more rounds for plans that take so long or less, of so many seconds together: seconds differ by a tenth, so three runs tell no
+#: plans apart that do
+QUICK_S, ENOUGH_S, MOST_ROUNDS = 4.0, 60.0, 9
 SETTLE_S = 0.3  #: between setting rate and quota and starting the clock
 FAST = "2gbit"
 
@@ -317,12 +319,13 @@ def _key(file: OffloadFile) -> str:
 
 
 def row_of(rounds: Sequence[OffloadFile], runs: Sequence[Json]) -> Json:
-    """One method's row: of its plan in every round, and of its runs where it ran; medians over the rounds."""
-    first, predicted_s = predicted_of(rounds[0]), [f.verdict.value_s for f in rounds]
-    row = {**first, "predicted_s": statistics.median(predicted_s), "predicted_each_s": predicted_s}
+    """One method's row: of its plan in every round, and of its runs in the first of them; medians."""
+    predicted_s = [f.verdict.value_s for f in rounds]
+    of_runs = predicted_s[: len(runs)] or predicted_s
+    row = {**predicted_of(rounds[0]), "predicted_s": statistics.median(of_runs), "predicted_each_s": predicted_s}
     if not runs:
         return row
-    runs = [{"predicted_s": s, **r} for s, r in zip(predicted_s, runs, strict=True)]
+    runs = [{"predicted_s": s, **r} for s, r in zip(of_runs, runs, strict=True)]
     off = {
         name: statistics.median(r[what] / r["makespan_s"] - 1 for r in runs)
         for name, what in (("error", "predicted_s"), ("error_at_run_speed", "at_run_speed_s"))
@@ -344,19 +347,20 @@ def setting(
     """One setting: measured, then in every round all methods planned for the machines as they are, and run."""
     on.limit(share, f"{mbit}mbit")
     found, files = planned(on, methods, budget_s, do="measure", models=list(names), kept=str(kept))
-    short = [m for m, f in files.items() if f.verdict.value_s <= LONGEST_S]
-    round_s = sum({_key(files[m]): files[m].verdict.value_s for m in short}.values())
-    rounds = max(rounds, min(MOST_ROUNDS, math.ceil(ENOUGH_S / max(round_s, 1e-3))))
+    short, quick = ([m for m, f in files.items() if f.verdict.value_s <= most] for most in (LONGEST_S, QUICK_S))
+    round_s = sum({_key(files[m]): files[m].verdict.value_s for m in quick}.values())
+    more = min(MOST_ROUNDS, math.ceil(ENOUGH_S / round_s)) if quick else 0
     made: list[dict[str, OffloadFile]] = []
     ran: list[dict[str, Json]] = []
-    for turn in range(rounds):
+    for turn in range(max(rounds, more)):
         on.limit(share, f"{mbit}mbit")
         now, files = planned(on, methods, budget_s / 3, do="again")
         on.limit(100, FAST)
         made.append(files)
-        ran.append(run_once(on, names, {m: files[m] for m in order(short, turn)}, share, mbit))
+        run = order(short if turn < rounds else quick, turn)
+        ran.append(run_once(on, names, {m: files[m] for m in run}, share, mbit))
         found["problem"]["speeds"] = now["problem"]["speeds"]
-    rows = {m: row_of([f[m] for f in made], [r[m] for r in ran] if m in short else []) for m in methods}
+    rows = {m: row_of([f[m] for f in made], [r[m] for r in ran if m in r]) for m in methods}
     for method, row in rows.items():
         say(share, mbit, method, row)
     link = found["problem"]["link"]
@@ -430,8 +434,8 @@ def against(methods: Json, others: Sequence[str], how: str) -> float | None:
 
 
 def ratio(ours: Json, theirs: Json, how: str) -> float:
-    """Of the makespans: the median over the rounds."""
-    pairs = zip(ours["runs"], theirs["runs"], strict=True)
+    """Of the makespans: the median over the rounds in which both ran."""
+    pairs = zip(ours["runs"], theirs["runs"], strict=False)
     if how == "measured":
         return statistics.median(a["makespan_s"] / b["makespan_s"] for a, b in pairs)
     one, two = (
