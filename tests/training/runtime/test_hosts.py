@@ -86,6 +86,7 @@ def test_ranks_on_two_hosts_train_like_one_process_over_the_network_between_them
     )  # each way: values there, as many gradients back; meeting is a third of that
 
 
+@pytest.mark.slow
 def test_a_host_that_gets_less_of_its_core_in_the_middle_of_a_run_is_named(tmp_path: Path) -> None:
     job, steps = source_of("vit"), 60
     profile, plan, out = tmp_path / "profile.json", tmp_path / "plan.json", tmp_path / "run"
