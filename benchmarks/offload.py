@@ -57,7 +57,6 @@ from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.record import MACHINES, busy_s, inferring_cpu_s
 from partita.page.text import NOTHING
-from partita.testbed import processors
 from partita.testbed.hosts import Testbed
 
 PACKAGES = ("onnxruntime", "onnx")
@@ -215,9 +214,7 @@ class Stage:
 
     def limit(self, share: float, rate: str) -> None:
         self.bed.rate("h0", rate)
-        group = self.bed.hosts[0].group
-        assert group is not None
-        processors.controller().limit(Path(group).name, share, pinned=True)
+        self.bed.cpu("h0", share)
 
     def _say(self, value: Json) -> None:
         print(json.dumps(value), file=_pipe(self.process.stdin), flush=True)
@@ -305,17 +302,12 @@ def run_once(
     on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int
 ) -> dict[str, Json]:
     """Method -> its run. Methods of one plan share it."""
-    ran: dict[str, Json] = {}
+    ran: dict[OffloadPlan, Json] = {}
     for f in files.values():
-        if _key(f) not in ran:
+        if f.plan not in ran:
             asked = {"do": "run", "problem": f.problem.to_json(), "plan": f.plan.to_json(), "models": list(work)}
-            ran[_key(f)] = on.run(asked, share, mbit)
-    return {m: ran[_key(f)] for m, f in files.items()}
-
-
-def _key(file: OffloadFile) -> str:
-    """Of the plan: methods that make the same one share its runs."""
-    return json.dumps(file.plan.to_json())
+            ran[f.plan] = on.run(asked, share, mbit)
+    return {m: ran[f.plan] for m, f in files.items()}
 
 
 def row_of(rounds: Sequence[OffloadFile], runs: Sequence[Json]) -> Json:
@@ -348,18 +340,17 @@ def setting(
     on.limit(share, f"{mbit}mbit")
     found, files = planned(on, methods, budget_s, do="measure", models=list(names), kept=str(kept))
     short, quick = ([m for m, f in files.items() if f.verdict.value_s <= most] for most in (LONGEST_S, QUICK_S))
-    round_s = sum({_key(files[m]): files[m].verdict.value_s for m in quick}.values())
+    round_s = sum({files[m].plan: files[m].verdict.value_s for m in quick}.values())
     more = min(MOST_ROUNDS, math.ceil(ENOUGH_S / round_s)) if quick else 0
     made: list[dict[str, OffloadFile]] = []
     ran: list[dict[str, Json]] = []
     for turn in range(max(rounds, more)):
         on.limit(share, f"{mbit}mbit")
-        now, files = planned(on, methods, budget_s / 3, do="again")
+        found, files = planned(on, methods, budget_s / 3, do="again")
         on.limit(100, FAST)
         made.append(files)
         run = order(short if turn < rounds else quick, turn)
         ran.append(run_once(on, names, {m: files[m] for m in run}, share, mbit))
-        found["problem"]["speeds"] = now["problem"]["speeds"]
     rows = {m: row_of([f[m] for f in made], [r[m] for r in ran if m in r]) for m in methods}
     for method, row in rows.items():
         say(share, mbit, method, row)

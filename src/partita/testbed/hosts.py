@@ -149,7 +149,8 @@ class Testbed:
         """Change what the host sends and receives at, while it is used. Raises BadInput for a bad rate."""
         bits = parse_rate(rate)
         with self._changing(host) as now:
-            _shape(self._state, changed := dataclasses.replace(now, rate_bit_per_s=bits), "change")
+            changed = dataclasses.replace(now, rate_bit_per_s=bits)
+            _shape(self._state, changed, "change")
             self._keep(changed)
 
     def cpu(self, host: str, percent: float | str) -> None:
@@ -162,7 +163,8 @@ class Testbed:
                     f"{host} of test bed {self.name!r} was made without a limit: what runs there cannot be slowed now",
                     hint="make the bed with --cpu 100, or another share, for this host",
                 )
-            _limit(changed := dataclasses.replace(now, cpu_percent=share))
+            changed = dataclasses.replace(now, cpu_percent=share)
+            _limit(changed)
             self._keep(changed)
 
     @contextlib.contextmanager

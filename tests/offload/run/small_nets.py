@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -78,9 +78,11 @@ def plan_of(problem: OffloadProblem, kept: Sequence[int], order: Sequence[int] |
 
 
 @contextmanager
-def served(folder: Path, *flags: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`partita offload serve` in a process of its own; ("127.0.0.1:port", process)."""
-    process = start(folder, *flags, port=port)
+def served(
+    folder: Path, *flags: str, port: int = 0, popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`partita offload serve` in a process of its own, started by `popen`; ("127.0.0.1:port", process)."""
+    process = start(folder, *flags, port=port, popen=popen)
     try:
         yield address(folder, process), process
     finally:
@@ -89,7 +91,9 @@ def served(folder: Path, *flags: str, port: int = 0) -> Iterator[tuple[str, subp
         process.communicate(timeout=10)
 
 
-def start(folder: Path, *flags: str, port: int = 0) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *flags: str, port: int = 0, popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
+) -> subprocess.Popen[str]:
     (folder / "port").unlink(missing_ok=True)
     words = [
         sys.executable,
@@ -103,7 +107,7 @@ def start(folder: Path, *flags: str, port: int = 0) -> subprocess.Popen[str]:
         str(folder / "port"),
     ]
     words += ["--threads", "1", "--json", *flags]
-    return subprocess.Popen(
+    return popen(
         words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 

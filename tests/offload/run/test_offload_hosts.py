@@ -7,36 +7,17 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-from offload.run.small_nets import net
+from offload.run.small_nets import net, served
 
 from partita.testbed.hosts import Testbed, unavailable
 
 REASON = unavailable()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 JOBS, EVERY_S = 300, 0.025
-
-
-@contextmanager
-def serving(bed: Testbed, folder: Path) -> Iterator[str]:
-    """A server on h1."""
-    port = folder / "port"
-    words = [sys.executable, "-m", "partita", "offload", "serve", "--host", bed.address("h1"), "--port", "0"]
-    words += ["--insecure", "--threads", "1", "--port-file", str(port)]
-    server = bed.popen("h1", words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not port.exists():
-            assert server.poll() is None
-            time.sleep(0.05)
-        yield f"{bed.address('h1')}:{port.read_text().strip()}"
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: Path) -> None:
@@ -46,7 +27,11 @@ def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: 
     rows = (f'[[job]]\nname = "{k}"\nmodel = "net.onnx"\nrelease_s = {k * EVERY_S:.3f}\n' for k in range(JOBS))
     (tmp_path / "JOBS.toml").write_text("\n".join(rows))
     out = tmp_path / "out"
-    with Testbed.up(2, ["100mbit"], [100, 100], cores=2) as bed, serving(bed, tmp_path) as where:
+    with (
+        Testbed.up(2, ["100mbit"], [100, 100], cores=2) as bed,
+        served(tmp_path, "--host", bed.address("h1"), "--insecure", popen=partial(bed.popen, "h1")) as (local, _),
+    ):
+        where = local.replace("127.0.0.1", bed.address("h1"))
         words = [sys.executable, "-m", "partita", "offload", "run", str(tmp_path / "JOBS.toml"), "--server", where]
         words += ["--insecure", "--measure-s", "0.3", "--budget-s", "0.1", "--check", "--json", "-o", str(out)]
         device = bed.popen(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from training.runtime.helpers import source_of
-from training.runtime.runs import JOBS, Run, alone, losses, start
+from training.runtime.runs import JOBS, Run, alone, losses, ranks_on, start
 from training.runtime.test_torchrun import free_port
 
 from partita.cli import main
@@ -216,15 +215,7 @@ def bed() -> Iterator[Testbed]:
 
 def on_hosts(bed: Testbed, words: Sequence[str], hosts: Sequence[str] = ("h0", "h1")) -> list[tuple[int, str, str]]:
     """(code, stdout, stderr) of `partita WORDS` on each host, a rank on each in this order."""
-    place = {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": bed.address(hosts[0]), "MASTER_PORT": "29581"}
-    ranks = [
-        bed.popen(
-            host, [sys.executable, "-m", "partita", *words, "--json"],
-            env={**os.environ, **place, "GLOO_SOCKET_IFNAME": "eth0", "RANK": str(r)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for r, host in enumerate(hosts)
-    ]  # fmt: skip
+    ranks = ranks_on(bed, words, hosts)
     said = [r.communicate(timeout=60) for r in ranks]
     return [(r.returncode, *s) for r, s in zip(ranks, said, strict=True)]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from partita.testbed.hosts import Testbed
 from partita.training.job import TrainingJob, batch_size, call, micro_batches
 from partita.training.runtime.batches import epoch_batches
 
@@ -92,6 +93,19 @@ def start(folder: Path, words: Sequence[str | Path], env: Mapping[str, str] | No
             env={**os.environ, **(env or {})},
         )
     return Run(process, folder, out)
+
+
+def ranks_on(bed: Testbed, words: Sequence[str], hosts: Sequence[str] = ("h0", "h1")) -> list[subprocess.Popen[str]]:
+    """`partita WORDS --json` on hosts of a test bed, a rank on each in this order; both outputs are pipes."""
+    place = {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": bed.address(hosts[0]), "MASTER_PORT": "29577"}
+    return [
+        bed.popen(
+            host, [sys.executable, "-m", "partita", *words, "--json"],
+            env={**os.environ, **place, "GLOO_SOCKET_IFNAME": "eth0", "RANK": str(r)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for r, host in enumerate(hosts)
+    ]  # fmt: skip
 
 
 def train(folder: Path, job: str, plan: Path, *options: str, env: Mapping[str, str] | None = None) -> Run:

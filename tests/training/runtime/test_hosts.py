@@ -4,17 +4,15 @@ in the middle; where one disappears, the others say so and end."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from training.runtime.helpers import plan_file, source_of
-from training.runtime.runs import alone, losses, metrics
+from training.runtime.runs import alone, losses, metrics, ranks_on
 
 from partita.cli import main
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -42,23 +40,6 @@ def step_bytes(file: PlanFile) -> float:
     return float(program.size_bytes[program.op == Op.SEND].sum())
 
 
-def ranks_on(bed: Testbed, command: Sequence[str]) -> list[subprocess.Popen[str]]:
-    """Rank r on host r."""
-    place = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": bed.address("h0"),
-        "MASTER_PORT": "29577",
-        "GLOO_SOCKET_IFNAME": "eth0",
-    }
-    return [
-        bed.popen(
-            f"h{r}", [sys.executable, "-m", "partita", *command], env={**os.environ, **place, "RANK": str(r)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for r in range(2)
-    ]  # fmt: skip
-
-
 def until(true: Callable[[], bool], ranks: Sequence[subprocess.Popen[str]], patience_s: float = 90.0) -> None:
     end = time.monotonic() + patience_s
     while not true():
@@ -68,7 +49,7 @@ def until(true: Callable[[], bool], ranks: Sequence[subprocess.Popen[str]], pati
 
 
 def words(plan: Path, job: str, out: Path, *options: str) -> list[str]:
-    return ["run", job, "--plan", str(plan), "-o", str(out), "--json", *options]
+    return ["run", job, "--plan", str(plan), "-o", str(out), *options]
 
 
 def test_ranks_on_two_hosts_train_like_one_process_over_the_network_between_them(tmp_path: Path) -> None:

@@ -13,19 +13,18 @@ from dataclasses import dataclass, field, replace
 from partita.nouns.offload import OffloadProblem, OffloadTask
 
 FEWEST = 3  #: inferences of a side before it is judged: under a quota one of them may wait for a period or not
-LATEST, CHANGED = (
-    6,
-    1.4,
-)  #: so many in a row, one of them excepted, off by so many times what was expected: the side has changed
+#: so many in a row, one of them excepted, off by so many times what was expected: the side has changed
+LATEST, CHANGED = 6, 1.4
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What it took, and what the plan has for it."""
+    """What it took, what the plan has for it, and what the ones before let expect."""
 
     model: str  #: its hash
     took_s: float
     planned_s: float
+    expected_s: float
 
 
 @dataclass(slots=True)
@@ -35,20 +34,18 @@ class Tally:
     took_s: dict[str, float] = field(default_factory=dict)  #: by the model's hash
     planned_s: dict[str, float] = field(default_factory=dict)
     inferences: int = 0
-    latest: deque[tuple[Inference, float]] = field(
-        default_factory=lambda: deque(maxlen=LATEST)
-    )  #: and what was expected
+    latest: deque[Inference] = field(default_factory=lambda: deque(maxlen=LATEST))
 
     def add(self, model: str, took_s: float, planned_s: float) -> None:
         """Nothing is learnt where nothing was planned."""
         if planned_s > 0 and took_s > 0:
-            self.latest.append((Inference(model, took_s, planned_s), planned_s * self.of(model)))
+            self.latest.append(Inference(model, took_s, planned_s, planned_s * self.of(model)))
             if self._changed():
                 self.took_s, self.planned_s, self.inferences = {}, {}, 0
-                for inference, _ in list(self.latest)[1:]:  # the first may be from before
+                for inference in list(self.latest)[1:]:  # the first may be from before
                     self._count(inference)
             else:
-                self._count(self.latest[-1][0])
+                self._count(self.latest[-1])
 
     def _count(self, inference: Inference) -> None:
         self.took_s[inference.model] = self.took_s.get(inference.model, 0.0) + inference.took_s
@@ -59,7 +56,7 @@ class Tally:
         """Whether the latest took so many times as long as expected that it is no chance, each of them or all but one."""
         if self.inferences < FEWEST + LATEST:
             return False
-        times = sorted(i.took_s / expected_s for i, expected_s in self.latest)
+        times = sorted(i.took_s / i.expected_s for i in self.latest)
         return times[1] > CHANGED or times[-2] < 1 / CHANGED
 
     @property
