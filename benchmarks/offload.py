@@ -386,7 +386,10 @@ def figures(rows: Sequence[Json]) -> Json:
     every run brought to the speed that the plans took the machines for; beside it the one that the exact plan promises.
     """
     gains = [{"device_percent": r["device_percent"], "mbit_per_s": r["mbit_per_s"], **gain(r["methods"])} for r in rows]
-    found: Json = {"gains": gains, "runs": sum(len(m["runs"]) for r in rows for m in plans_that_ran(r["methods"]))}
+    found: Json = {
+        "gains": gains,
+        "runs": sum(len({k for m in plans_that_ran(r["methods"]) for k in which_runs(m)}) for r in rows),
+    }
     for how in ("measured", "at_one_speed"):
         found[f"gain_off_worst_{how}"] = max(
             (abs(g[how] - g["predicted"]) for g in gains if g[how] is not None), default=0.0
@@ -400,9 +403,13 @@ def figures(rows: Sequence[Json]) -> Json:
 
 
 def plans_that_ran(methods: Json) -> list[Json]:
-    """A row a plan: methods of one plan share its runs."""
-    ran = [m for m in methods.values() if "runs" in m]
-    return list({(m["measured_s"], m["predicted_s"]): m for m in ran}.values())
+    """A row for all methods that had the same plans: they share their runs."""
+    return list({which_runs(m): m for m in methods.values() if "runs" in m}.values())
+
+
+def which_runs(method: Json) -> tuple[float, ...]:
+    """What tells its runs from all others: no two take equally long to the nanosecond."""
+    return tuple(r["makespan_s"] for r in method["runs"])
 
 
 def errors(rows: Sequence[Json], what: str) -> list[float]:
@@ -425,15 +432,13 @@ def against(methods: Json, others: Sequence[str], how: str) -> float | None:
 
 
 def ratio(ours: Json, theirs: Json, how: str) -> float:
-    """Of the makespans: the median over the rounds in which both ran."""
-    pairs = zip(ours["runs"], theirs["runs"], strict=False)
-    if how == "measured":
-        return statistics.median(a["makespan_s"] / b["makespan_s"] for a, b in pairs)
-    one, two = (
-        statistics.median(r["makespan_s"] * r["predicted_s"] / r["at_run_speed_s"] for r in m["runs"])
-        for m in (ours, theirs)
-    )
-    return one / two
+    """Of the makespans, as measured or brought to the speed that was planned for: the median over the rounds in which both ran."""
+
+    def took_s(run: Json) -> float:
+        at_one_speed = run["predicted_s"] / run["at_run_speed_s"] if how == "at_one_speed" else 1.0
+        return float(run["makespan_s"] * at_one_speed)
+
+    return statistics.median(took_s(a) / took_s(b) for a, b in zip(ours["runs"], theirs["runs"], strict=False))
 
 
 def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
@@ -447,14 +452,20 @@ def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
 
 
 def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
-    """Where only some settings are run: the others, from the file to be written."""
+    """Where only some settings are run: the others, from the file to be written, but none that an older benchmark wrote."""
     rows: dict[str, list[Json]] = {part: [] for part in PARTS}
     if out is None or not only or not out.exists():
         return rows
     again, old = cases_of(False, only), json.loads(out.read_text())
     for part in PARTS:
         found = old.get(part, {}).get("settings", [])
-        rows[part] = [r for r in found if (part, r["device_percent"], r["mbit_per_s"]) not in again]
+        others = [r for r in found if (part, r["device_percent"], r["mbit_per_s"]) not in again]
+        rows[part] = [r for r in others if all("predicted_each_s" in m for m in r["methods"].values())]
+        if len(rows[part]) < len(others):
+            print(
+                f"{out}: {len(others) - len(rows[part])} settings of {part} are of an older form: left out",
+                file=sys.stderr,
+            )
     return rows
 
 

@@ -298,15 +298,19 @@ def offload(found: Mapping[str, Any]) -> str:
             seconds(rows[n]["measured_s"]) if rows[n].get("runs") else f"({seconds(rows[n]['predicted_s'])})"
             for n in names
         ]
-        errors = [percent(rows["auto"].get(e, 0.0), signed=True) for e in ("error", "error_at_run_speed")]
+        errors = [
+            percent(rows["auto"][e], signed=True) if e in rows["auto"] else NOTHING
+            for e in ("error", "error_at_run_speed")
+        ]
         body.append([f"{s['device_percent']} %, {s['mbit_per_s']} Mbit/s", *cells, *errors])
-    figures, rounds = found["mixed"]["figures"], len(settings[0]["methods"]["auto"]["runs"])
+    figures = found["mixed"]["figures"]
+    rounds = [len(m["runs"]) for s in settings for m in s["methods"].values() if m.get("runs")]
     end = (
         f"30 jobs of 5 models; the device has that share of a core; measured makespans, in brackets predicted ones of plans that were not run. "
         f"Last columns: predicted over measured of auto, as planned and at the speed that the machines had in the run. Of all plans the "
         f"median error at run speed is {percent(figures['error_at_run_speed_median'])}, the worst {percent(figures['error_at_run_speed_worst'])}; "
         f"as planned {percent(figures['error_median'])} and {percent(figures['error_worst'])}. "
-        f"Medians of {rounds} runs in turn on a machine that others used too, {found['time'][:10]}.{_verdicts(found)}"
+        f"Medians of {min(rounds)} to {max(rounds)} runs in turn, {found['time'][:10]}.{_verdicts(found)}"
     )
     return f"{markdown(['setting', *names, 'error', 'at run speed'], body)}\n\n{end}"
 

@@ -49,6 +49,12 @@ def test_a_device_that_computed_nothing_in_a_step_is_taken_as_in_its_others() ->
     assert told.speeds(PROBE) == pytest.approx(np.array([[1.0, 1.0, 1.0]]))
 
 
+def test_what_a_core_is_shared_by_varies_as_well() -> None:
+    """A process beside it that comes and goes takes time of the core, and no CPU time of the pieces."""
+    told = readings([[SAME] * 4], [[1.0, 0.2, 1.0, math.nan]])
+    assert told.spread(PROBE) == pytest.approx(np.std([1.0, 0.2, 1.0]) / np.mean([1.0, 0.2, 1.0]))
+
+
 def test_warm_up_leaves_its_readings_to_the_first_step_that_counts() -> None:
     nothing = [math.nan] * 2
     told = readings([[SAME, [3e-3, 6e-3], nothing, nothing]], [[0.1, 0.2, 0.3, 0.4]]).since(2)

@@ -207,7 +207,7 @@ def test_without_root_or_iproute2_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert "needs root" in unavailable()
 
 
-def test_a_dead_process_is_not_the_one_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_process_is_not_the_one_that_was() -> None:
     child = subprocess.Popen(["sleep", "30"])
     process = beds.Process.of(child.pid)
     assert process is not None
@@ -374,6 +374,8 @@ def test_down_ends_what_runs_on_the_hosts() -> None:
         sleeper.stdout.readline()
     assert sleeper.wait(timeout=1) == -signal.SIGKILL
     sleeper.stdout.close()
+    with pytest.raises(BadInput, match="'test-busy' is down"):
+        bed.cpu("h0", 20)
     assert left_behind("test-busy") == []
 
 
@@ -437,6 +439,9 @@ def test_the_command_line_from_up_to_down(capfd: pytest.CaptureFixture[str]) -> 
         assert main(["testbed", "up", *name]) == 2
         assert main(["testbed", "rate", *name, "h2", "5mbit"]) == 0
         assert "h2 sends and receives at 5mbit" in capfd.readouterr().out
+        assert main(["testbed", "cpu", *name, "h0", "max"]) == 0
+        assert main(["testbed", "cpu", *name, "h2", "50"]) == 2
+        assert "h2 of test bed 'test-cli' was made without a limit" in capfd.readouterr().err
         assert main(["testbed", "exec", "--json", *name, "h1", "--", "sh", "-c", "echo $0; exit 4", "--", "x"]) == 0
         document = json.loads(capfd.readouterr().out)
         assert (document["stdout"], document["exit_status"]) == ("--\n", 4)

@@ -127,8 +127,9 @@ def _quiet(what: str, done: int, total: int) -> None: ...
 def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
     """What is printed of a profile."""
     from partita.nouns.splits import splits_json
+    from partita.page.run_speed import doubts
 
-    graph, link = profile.samples[0].graph, profile.cluster.links_in_use()[0]
+    graph, link, probe = profile.samples[0].graph, profile.cluster.links_in_use()[0], profile.samples[0].probe
     return {
         "profile": options.out,
         "graph": graph.name,
@@ -155,7 +156,8 @@ def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
             "step_s": profile.cluster.devices[0].step_s,
         },
         "speeds": {d.name: d.speed for d in profile.cluster.devices},
-        "alone": probe.alone if (probe := profile.samples[0].probe) else 1.0,
+        "alone": probe.alone if probe else 1.0,
+        "machine": doubts(probe.spread) if probe else [],
         "facts": dict(profile.facts),
     }
 
@@ -239,7 +241,7 @@ def _profile_text(document: dict[str, Any]) -> str:
     )
     rows = [(int(n), document["batch_size"] // int(n), s) for n, s in document["single_step_s"].items()]
     steps = table([("micro-batch size", "count"), ("micro-batches", "count"), ("one process, a step", "s")], rows)
-    return f"{head}\n\n{steps}\n\n{document['profile']}"
+    return "\n\n".join([head, steps, *document["machine"], document["profile"]])
 
 
 def _devices(document: dict[str, Any]) -> str:

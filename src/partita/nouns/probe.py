@@ -29,7 +29,7 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.records import lean, record
 
 NEAR = 12  #: readings that are taken together for a device's speed
-RESTLESS = 0.5  #: readings of one device that vary by more than this share are not to be trusted
+RESTLESS = 0.5  #: numbers from a device whose probe varies by more than this share are not to be trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,11 @@ class Readings:
         return [rows[np.isfinite(rows)] for rows in told]
 
     def spread(self, probe: Probe) -> float:
-        """Standard deviation of single readings about their mean, as a share: the largest of any device's."""
-        return max(map(scatter, self.single(probe)), default=0.0)
+        """Standard deviation, as a share of the mean, of how fast a device was: of single readings and of its share of its core, step by
+        step; the largest of any device's."""
+        shares = (row[np.isfinite(row)] for row in self.core_share)
+        both = zip(self.single(probe), shares, strict=True)
+        return max((math.hypot(scatter(told), scatter(share)) for told, share in both), default=0.0)
 
     def error(self, probe: Probe) -> float:
         """Standard error of a device's mean reading, as a share: the largest of any device's; of one reading, unknown: 0."""

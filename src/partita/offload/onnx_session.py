@@ -105,6 +105,11 @@ class TimeLimit:
         self.options.log_severity_level = SILENT
         self._building: Any = None
 
+    def begin(self) -> None:
+        """The time counts from now on, whatever was waited for before."""
+        self.over, self.options.terminate = False, False
+        self.ends_s = time.monotonic() + self.seconds
+
     def building(self, options: Any) -> None:
         """A session with these options is about to be built."""
         self._building = options

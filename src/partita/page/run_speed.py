@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partita.nouns.probe import RESTLESS
 from partita.page.agreement import relative_error
 from partita.page.text import percent, seconds
 from partita.simulate.run_speed import DeviceSpeed, RunSpeed
@@ -24,11 +25,18 @@ def sentences(run: RunSpeed, predicted_s: float, measured_s: float) -> list[str]
     ]
     changed = " ".join(device_changes(run.devices))
     lines.append(f"The machine's part: {percent(machine, signed=True)}. {changed}".strip())
-    if run.restless:
-        lines.append(
-            f"The probe's readings varied by {percent(run.spread)}: no number here can be trusted to better than that."
-        )
-    return lines
+    return lines + doubts(run.spread)
+
+
+def doubts(spread: float) -> list[str]:
+    """What is to be told where the probe varied by too much: one sentence, or none.
+
+    >>> doubts(0.2), doubts(0.75)
+    ([], ['What the probe said varied by 75 %: no number here can be trusted to better than that.'])
+    """
+    if spread <= RESTLESS:
+        return []
+    return [f"What the probe said varied by {percent(spread)}: no number here can be trusted to better than that."]
 
 
 def device_changes(devices: Sequence[DeviceSpeed]) -> list[str]:

@@ -14,7 +14,7 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.probe import RESTLESS, Readings
+from partita.nouns.probe import Readings
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import durations_of
 from partita.simulate.simulator import Simulator
@@ -54,11 +54,7 @@ class RunSpeed:
     low_s: float  #: nine times out of ten the measured median lies from here
     high_s: float  #: to here
     devices: tuple[DeviceSpeed, ...]
-    spread: float  #: of single readings about their mean, the larger of those taken in measuring and in the run
-
-    @property
-    def restless(self) -> bool:
-        return self.spread > RESTLESS
+    spread: float  #: of what the probe said about its mean, as a share, the larger of that in measuring and in the run
 
     @property
     def changed(self) -> tuple[DeviceSpeed, ...]:

@@ -171,8 +171,11 @@ class Testbed:
     def _changing(self, host: str) -> Iterator[Host]:
         """The host as it is now, while nobody else changes the bed."""
         with beds.locked():
-            self._state = beds.find(self.name) or self._state
-            yield self._state.host(host)
+            state = beds.find(self.name)
+            if state is None or state.owner != self._state.owner:
+                raise BadInput(f"test bed {self.name!r} is down", hint="make it again with partita testbed up")
+            self._state = state
+            yield state.host(host)
 
     def _keep(self, changed: Host) -> None:
         hosts = tuple(changed if h.name == changed.name else h for h in self._state.hosts)

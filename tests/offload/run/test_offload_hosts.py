@@ -49,8 +49,10 @@ def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: 
                 break
         cut = threading.Timer(3.0, lambda: bed.cpu("h0", 10))
         cut.start()
-        text, rest = device.communicate(timeout=120)
-        cut.join()
+        try:
+            text, rest = device.communicate(timeout=120)
+        finally:
+            cut.cancel()
     assert device.returncode == 0, [*said, rest]
     document = json.loads(text)
     assert document["largest_difference"] < 1e-5

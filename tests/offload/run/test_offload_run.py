@@ -183,10 +183,12 @@ def test_a_drained_server_answers_what_it_has(tmp_path: Path) -> None:
     models, inputs = [big] * 12, [image(k, 64) for k in range(12)]
     problem = problem_of(models)
     with served(tmp_path) as (where, process):
-        threading.Timer(0.05, process.send_signal, (signal.SIGTERM,)).start()
-        run = execute(problem, plan_of(problem, [0] * 12), models, inputs, at(where))
+        drain = threading.Timer(0.05, process.send_signal, (signal.SIGTERM,))
+        settings = RunSettings(begin=drain.start)
+        run = execute(problem, plan_of(problem, [0] * 12), models, inputs, at(where), settings)
         out, _ = process.communicate(timeout=20)
     assert_right(run, models, inputs)
+    assert any(t.where == "server" for t in run.times)
     assert process.returncode == 0
     assert "resident_bytes" in out
 

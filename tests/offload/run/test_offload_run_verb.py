@@ -57,10 +57,10 @@ def test_measured_planned_executed_and_checked(
     assert "measuring 2 models" in err
     assert document["largest_difference"] < 1e-5
     assert document["predicted_s"] > 0
-    assert document["error"] == pytest.approx(document["makespan_s"] / document["predicted_s"] - 1)
+    assert document["error"] == pytest.approx(document["predicted_s"] / document["makespan_s"] - 1)
     at_speed = document["predicted_at_run_speed_s"]
-    assert document["error_at_run_speed"] == pytest.approx(document["makespan_s"] / at_speed - 1)
-    assert document["error_of_machines"] == pytest.approx(at_speed / document["predicted_s"] - 1)
+    assert document["error_at_run_speed"] == pytest.approx(at_speed / document["makespan_s"] - 1)
+    assert document["error_of_machines"] == pytest.approx(document["predicted_s"] / at_speed - 1)
     assert all(set(document["speeds"][when]) == {"device", "server"} for when in ("measured", "run"))
     assert [j["name"] for j in document["jobs"]] == [w.name for w in work]
     assert {m["machine"] for m in document["machines"]} == {"device", "uplink", "server", "downlink"}

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from offload.run.small_nets import image, net, served
 
-from partita.offload.onnx_session import Session
+from partita.offload.onnx_session import Session, TimeLimit
 from partita.offload.run import client as clients
 from partita.offload.run.client import Client, NoMemory, Refused, Unreachable
 from partita.offload.run.codec import encode
 from partita.offload.run.credentials import ClientCredentials
-from partita.offload.run.model_store import ModelStore, NoRoom, Unknown, cut_id
+from partita.offload.run.model_store import Busy, ModelStore, NoRoom, Unknown, cut_id
 from partita.offload.run.wire import HEALTH, SERVICE, pack, unpack
 
 NET = net()
@@ -250,6 +250,18 @@ def test_the_store_builds_a_session_once_and_from_many_threads() -> None:
         t.join()
     assert len(found) == 6
     assert len(set(map(id, found))) == 1
+
+
+def test_a_half_that_waits_for_others_to_be_built_is_not_called_slow() -> None:
+    """A server of several threads builds one session at a time."""
+    store = ModelStore(1e9)
+    store.put(NET, len(NET.data))
+    cut = store.name_cut(NET.hash, HALF)
+    limit = TimeLimit(0.2)
+    with store._building, pytest.raises(Busy, match="of others"):
+        store.session(NET.hash, cut, limit)
+    limit.end()  # its time is over meanwhile, through no fault of its own
+    assert store.session(NET.hash, cut, limit) is store.session(NET.hash, cut)
 
 
 def test_models_on_their_way_up_are_counted() -> None:

@@ -90,6 +90,7 @@ def test_a_host_that_gets_less_of_its_core_in_the_middle_of_a_run_is_named(tmp_p
     assert ran[cut] < 0.6 * ran[kept], document
     assert document["predicted_at_run_speed_s"] > 1.3 * document["predicted_step_s"]
     assert any(f"{cut} ran at" in line for line in document["machine"]), document["machine"]
+    assert any("no number here can be trusted" in line for line in document["machine"]), document["machine"]
 
 
 def test_a_host_that_disappears_is_given_up(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Counting:
 @pytest.mark.parametrize("step_s", [1e-3, 0.05, 0.7, 20.0])
 def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float) -> None:
     prober = Counting(calls)
-    noted = Recorder(PROBE, cast(Prober, prober))
+    noted = Recorder(PROBE, cast(Prober, prober), 1000)
     for _ in range(1000):
         noted.after(step_s, 0.9)
     each_s = calls * PROBE.seconds / 2
@@ -48,9 +48,27 @@ def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float) -> N
     assert math.isnan(float(rows[1, 1])) == (step_s < 0.1)
 
 
+def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
+    """And not at its beginning, as long as there are steps for it; a longer one does not stretch it further."""
+    pieces = tuple(ProbePiece((str(i),), 1e-3) for i in range(12))
+
+    def read_after(steps: int | None) -> list[int]:
+        prober = Counting()
+        noted, seen = Recorder(Probe(pieces, 1), cast(Prober, prober), steps), [0]
+        for _ in range(steps or 12):
+            noted.after(1e-4, 1.0)
+            seen.append(len(prober.taken))
+        return np.diff(seen).tolist()
+
+    assert read_after(12) == read_after(None) == [1] * 12
+    assert read_after(6) == [2] * 6
+    assert read_after(24) == [1] * 12 + [0] * 12
+    assert read_after(2) == [4, 4]
+
+
 def test_what_belongs_to_another_plan_is_forgotten_and_it_begins_again() -> None:
     """Also where too little of the run is left to save up for a reading."""
-    noted = Recorder(PROBE, cast(Prober, Counting()))
+    noted = Recorder(PROBE, cast(Prober, Counting()), None)
     for _ in range(20):
         noted.after(1e-3, 0.5)
     noted.forget()
@@ -62,4 +80,4 @@ def test_what_belongs_to_another_plan_is_forgotten_and_it_begins_again() -> None
 
 
 def test_without_steps_there_are_no_rows() -> None:
-    assert Recorder(PROBE, cast(Prober, Counting())).rows().shape == (0, 3)
+    assert Recorder(PROBE, cast(Prober, Counting()), None).rows().shape == (0, 3)

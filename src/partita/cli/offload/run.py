@@ -18,6 +18,7 @@ from partita.nouns.plan import OffloadFile, Verdict
 from partita.offload.plan.lower import part_times, simulate_offload
 from partita.offload.plan.online import Policy
 from partita.offload.plan.planner import METHODS, plan_offload
+from partita.page.agreement import relative_error
 from partita.page.text import draw, facts, percent, seconds, size, table
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         if options.keep_plan
         else lambda rest: plan_offload(rest, options.method, budget_s=options.budget_s, seed=options.seed).plan,
         replan_s=file.verdict.seconds_spent,
-        decide=Policy.of(file.problem).decide if options.arrivals and connect else None,
+        policy=(lambda problem: Policy.of(problem).decide) if options.arrivals and connect else None,
         patience_s=options.patience_s,
         say=lambda line: talk.say(f"   {line}"),
     )
@@ -226,10 +227,10 @@ def _document(
     document = {
         **facts_of(done),
         "predicted_s": predicted,
-        "error": done.makespan_s / predicted - 1 if predicted else None,
+        "error": relative_error(predicted, done.makespan_s) if predicted else None,
         "predicted_at_run_speed_s": at_speed,
-        "error_at_run_speed": done.makespan_s / at_speed - 1 if at_speed else None,
-        "error_of_machines": at_speed / predicted - 1 if predicted and at_speed else None,
+        "error_at_run_speed": relative_error(at_speed, done.makespan_s) if at_speed else None,
+        "error_of_machines": relative_error(predicted, at_speed) if predicted and at_speed else None,
         "speeds": {"measured": asdict(s) if (s := file.problem.speeds) else None, "run": done.facts["speeds"]},
         "corrections": done.facts["corrections"],
         "method": file.verdict.method,
@@ -275,12 +276,12 @@ def text(document: dict[str, Any]) -> str:
     d = document
     rows = [("makespan", seconds(d["makespan_s"]))]
     if d["predicted_s"] is not None:
-        rows.append(("predicted", f"{seconds(d['predicted_s'])}; measured {percent(d['error'], signed=True)}"))
+        rows.append(("predicted", f"{seconds(d['predicted_s'])}, {percent(d['error'], signed=True)}"))
     if d["predicted_at_run_speed_s"] is not None:
         at_speed, off = seconds(d["predicted_at_run_speed_s"]), percent(d["error_at_run_speed"], signed=True)
         machines = percent(d["error_of_machines"], signed=True)
         cause = "machines" if abs(d["error_of_machines"]) > abs(d["error_at_run_speed"]) else "model"
-        rows.append(("at run speed", f"{at_speed}; measured {off} (machines {machines}: mostly the {cause})"))
+        rows.append(("at run speed", f"{at_speed}, {off}; machines {machines}: mostly the {cause}"))
     rows += [
         ("latency", f"median {seconds(d['latency_median_s'])}, worst {seconds(d['latency_worst_s'])}"),
         ("on device", f"{d['made_on_device']} of {len(d['jobs'])} jobs made there wholly"),

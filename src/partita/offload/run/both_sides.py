@@ -7,7 +7,7 @@ seen while the models take their turns, and the machines' speeds stand beside th
 
 Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
 and planning and measuring take turns until the plans' cuts have all been measured. In the minutes that this takes a machine drifts
-by a tenth, so last of all the models take their turns again, and the plan is made for what they take now.
+by a tenth, so then the models take their turns again, and the plan is made for what they take now.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def measure_both_sides(
     here: Callable[[OnnxModel, float], InferenceTimes] = measure_model,
     say: Callable[[str], None] = lambda what: None,
 ) -> BothSides:
-    """Takes at most about 2 x `budget_s` a model and once more for all, and some ten seconds for link and messages; `here`
+    """Takes at most about 2 x `budget_s` a model and once more for all, here and there, and some ten seconds for link and messages; `here`
     measures a model on this side. Raises CaptureError, Unreachable, Refused."""
     models = {j.model.hash: j.model for j in jobs}
     each = tuple(models.values())
@@ -133,22 +133,25 @@ def planned(
     *,
     say: Callable[[str], None] = lambda what: None,
 ) -> tuple[BothSides, _T]:
-    """What was measured with the halves that plans use, as the machines are now, and the last plans: planned and measured in turn,
-    LOOPS times at most.
+    """What was measured with the halves that plans use, as the machines are now, and the last plans.
 
     A half that is refused keeps the price that it has. Raises Unreachable, Refused, CaptureError.
     """
-    made = plan(found.problem)
-    for _ in range(LOOPS):
-        say("measuring the halves that the plan uses")
-        better = with_plans(found, plans_of(made), connect, budget_s, say=say)
-        if better is found:
-            break
-        found = better
+
+    def settled(found: BothSides) -> tuple[BothSides, _T]:
+        """Planned and measured in turn until the plans' halves are known, LOOPS times at most."""
         made = plan(found.problem)
+        for _ in range(LOOPS):
+            better = with_plans(found, plans_of(made), connect, budget_s, say=say)
+            if better is found:
+                break
+            found, made = better, plan(better.problem)
+        return found, made
+
+    say("measuring the halves that the plan uses")
+    found, _ = settled(found)
     say("measuring the models in turn once more, for machines drift")
-    found = as_now(found, connect, budget_s)
-    return found, plan(found.problem)
+    return settled(as_now(found, connect, budget_s))
 
 
 def as_now(found: BothSides, connect: Callable[[], Client], budget_s: float) -> BothSides:

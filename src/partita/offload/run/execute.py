@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import queue
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from partita.offload.run.record import Interval, JobTimes, OffloadRun, timeline_
 from partita.offload.run.wire import Array
 
 Replan = Callable[[OffloadProblem], OffloadPlan]
+Decide = Callable[[State], Decision | None]
 
 _TICK_S = 0.25  #: how often the device looks up while it waits
 _MOMENT_S = 5e-3
@@ -46,7 +48,9 @@ class RunSettings:
 
     codec: Codec = "raw"
     replan: Replan | None = None  #: None: the plan stays as it is
-    decide: Callable[[State], Decision | None] | None = None  #: which job is next and its cut; None: as the plan says
+    policy: Callable[[OffloadProblem], Decide] | None = (
+        None  #: made for a problem: which job is next; None: as the plan says
+    )
     replan_share: float = (
         0.25  #: the distance of the rate, or of a side's speed, from the plan's that makes a new plan worth while
     )
@@ -128,6 +132,7 @@ class _Device:
         self.meter, self.here, self.there = Speedometer(), Sightings(), Sightings()
         self.behind_s = problem.speeds.device.behind_s if problem.speeds else 0.0
         self.corrections = Corrections()
+        self.decide = settings.policy(problem) if settings.policy else None
         self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
 
     # ---- before and after ---------------------------------------------------------------------------------------------
@@ -226,17 +231,17 @@ class _Device:
 
     def _next(self) -> int | None:
         """The job to do now, taken from those to do; None while none has come, or the policy waits for the uplink."""
-        seen = self.todo if self.settings.decide else list(self.todo)[:1]
+        seen = self.todo if self.decide else list(self.todo)[:1]
         come = [j for j in seen if self.problem.jobs[j].release_s <= self._now()]
         if not come:
             return None
         j = come[0]
-        if self.settings.decide is not None and self.connection is not None and self.connection.welcome is not None:
+        if self.decide is not None and self.connection is not None and self.connection.welcome is not None:
             begun = [k for k in come if k in self.crossing]
             if begun:
                 j = begun[0]
             else:
-                decision = self.settings.decide(self._state(come))
+                decision = self.decide(self._state(come))
                 if decision is None:
                     return None
                 j = come[decision.position]
@@ -271,7 +276,7 @@ class _Device:
         """How long to wait for an event: until the next job comes, a moment where a policy waits for the uplink."""
         if not self.todo:
             return _TICK_S
-        jobs = self.todo if self.settings.decide else [self.todo[0]]
+        jobs = self.todo if self.decide else [self.todo[0]]
         left_s = min(self.problem.jobs[j].release_s for j in jobs) - self._now()
         return min(_TICK_S, left_s) if left_s > 0 else _MOMENT_S
 
@@ -374,7 +379,8 @@ class _Device:
         elif event.kind == "refused-model":
             self._say(f"{event.why}: the device does those jobs")
         else:
-            self.heard_s = max(self.heard_s, event.at_s)
+            if event.kind != "sent":  # that is our own word
+                self.heard_s = max(self.heard_s, event.at_s)
             self._take_reply(event)
 
     def _lost(self, event: Event) -> None:
@@ -431,10 +437,10 @@ class _Device:
         self.times[j].server = self._since(float(head["start"]), float(head["end"]))
         self.times[j].server_cpu_s = float(head["cpu_s"])
         self.there.add(float(head["wall_s"]), float(head["received_s"]))
-        self.corrections.server.add(
-            self.models[j].hash, float(head["end"]) - float(head["start"]), self._tasks_s(j, self.cuts[j])[1]
-        )
+        # not from start to end: the first job of a new cut waits for its session in there
+        self.corrections.server.add(self.models[j].hash, float(head["wall_s"]), self._tasks_s(j, self.cuts[j])[1])
         self.there.probes += [(head["probe_s"], head["cpu_s"])] if head["probe_s"] > 0 else []
+        self.times[j].server_probe_s = float(head["probe_s"])
         self.times[j].downlink = self._since(start, end)
         self._answered(j, {name: outputs[name] for name in self.wanted[j]}, event.at_s - self.start_s)
 
@@ -471,8 +477,11 @@ class _Device:
             return
         self._say(self._why_anew(), once=False)
         self.rate.planned = self.rate.now
-        plan = replan(self._rest(rest))
         self.counts["replans"] += 1
+        if self.settings.policy is not None:
+            self.decide = self.settings.policy(self._corrected())
+            return
+        plan = replan(self._rest(rest))
         begun = [j for j in self.todo if j in self.crossing]
         self.todo = deque([*begun, *(rest[k] for k in plan.order)])
         for k, j in enumerate(rest):
@@ -505,6 +514,10 @@ class _Device:
         problem = replace(self.problem, link=link, jobs=tuple(left(self.problem.jobs[j]) for j in rest))
         return self.corrections.applied(problem, [self.models[j].hash for j in rest])
 
+    def _corrected(self) -> OffloadProblem:
+        """All jobs, the sides as they are now; the link is told to a policy with every question."""
+        return self.corrections.applied(self.problem, [m.hash for m in self.models])
+
     def _say(self, line: str, once: bool = True) -> None:
         if not (once and line in self.said):
             self.said.add(line)
@@ -517,11 +530,10 @@ def _left(sent: _Sent) -> float:
 
 def facts_of(run: OffloadRun) -> dict[str, Any]:
     """The run's figures for a document."""
-    ascending = sorted(run.latency_s)
     return {
         "makespan_s": run.makespan_s,
-        "latency_median_s": ascending[len(ascending) // 2],
-        "latency_worst_s": ascending[-1],
+        "latency_median_s": statistics.median(run.latency_s),
+        "latency_worst_s": max(run.latency_s),
         "cpu_s": run.cpu_s,
         "load": run.facts["load"],
         "bytes_up": sum(t.sent_bytes for t in run.times),

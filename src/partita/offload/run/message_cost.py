@@ -141,8 +141,9 @@ def _cpu_s(
         done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
         used = np.array([done.cpu_s, client.cpu_s() - before[0]])
     inferring = np.array(list(inferring_cpu_s(done.times).values()))
-    kept_up = np.array([idle_s * done.makespan_s if message else 0.0, 0.0])
-    return np.array([used - inferring - kept_up, inferring])
+    # the device probes behind its inferences with and without messages; the server infers, and probes, behind messages only
+    others = np.array([idle_s * done.makespan_s if message else 0.0, sum(t.server_probe_s for t in done.times)])
+    return np.array([used - inferring - others, inferring])
 
 
 def _layer() -> Lap:

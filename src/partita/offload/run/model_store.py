@@ -22,6 +22,10 @@ class NoRoom(PartitaError):
     """The server has no memory for a model."""
 
 
+class Busy(PartitaError):
+    """The server builds sessions for others as long as a half may take to build: ask later."""
+
+
 class Unknown(PartitaError):
     """A model or a cut that the server does not hold (any more): put it again."""
 
@@ -118,7 +122,7 @@ class ModelStore:
     def session(self, model: str, cut: str, limit: TimeLimit | None = None) -> Session:
         """The server's half of a model, built and run once at first use.
 
-        Raises Unknown, NoRoom, CaptureError, TookTooLong.
+        Raises Unknown, NoRoom, Busy, CaptureError, TookTooLong.
         """
         why = self._too_slow.get((model, cut))
         if why is not None:
@@ -126,9 +130,15 @@ class ModelStore:
         found = self._find(model, cut)
         if found is not None:
             return found
-        with self._building:
+        if not self._building.acquire(timeout=limit.seconds if limit else -1):
+            raise Busy("the server is busy building the sessions of others")
+        try:
             found = self._find(model, cut)
+            if found is None and limit:
+                limit.begin()  # having waited is no fault of this half
             return found if found is not None else self._build(model, cut, limit)
+        finally:
+            self._building.release()
 
     def _find(self, model: str, cut: str) -> Session | None:
         with self._lock:

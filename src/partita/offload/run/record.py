@@ -31,6 +31,7 @@ class JobTimes:
     sent_bytes: int = 0
     device_cpu_s: float = 0.0  #: of its inference
     server_cpu_s: float = 0.0
+    server_probe_s: float = 0.0  #: CPU seconds of a probe behind its inference
 
     @property
     def where(self) -> str:

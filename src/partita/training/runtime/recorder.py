@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -16,24 +18,31 @@ _PART = 0.01  #: of a step's time that may be spent on reading the probe after i
 class Recorder:
     """One rank's readings, a row a step."""
 
-    def __init__(self, probe: Probe, prober: Prober) -> None:
+    def __init__(self, probe: Probe, prober: Prober, steps: int | None) -> None:
+        """`steps` that the run is going to take; None where nobody knows."""
         self._prober, self._pieces = prober, len(probe.pieces)
         self._each_s = prober.reading_s
+        # A short run reads every piece once without having earned it, and not all of them at its beginning: readings next to each other
+        # say the same of a machine that is another one a second later.
+        self._lent_at_once = math.ceil(self._pieces / max(1, steps)) if steps is not None else 1
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of each piece
         self.forget()
 
     def after(self, step_s: float, core_share: float) -> None:
-        """Note a step: what it had of its core, and a reading where time has been saved up for it. The ranks' steps are
-        equally long, so they read together, as they compute together."""
+        """Note a step: what it had of its core, and readings where time has been saved up for them, or is lent. The ranks' steps
+        are equally long, so they read together, as they compute together."""
         self._saved_s += _PART * step_s
-        times = min(_MOST, self._pieces, int(self._saved_s / self._each_s))
+        lent = min(self._lent_at_once, self._lent)
+        times = min(_MOST, self._pieces, lent + int(self._saved_s / self._each_s))
         self._rows.append((core_share, *self._prober.read(times)))
-        self._saved_s -= times * self._each_s
+        lent = min(lent, times)
+        self._lent -= lent
+        self._saved_s -= (times - lent) * self._each_s
 
     def forget(self) -> None:
         """What was noted so far belongs to another plan; it begins again, with the same pieces."""
         self._rows.clear()
-        self._saved_s = self._each_s * self._pieces  # a short run takes some before it has earned them
+        self._saved_s, self._lent = 0.0, self._pieces
 
     def rows(self) -> torch.Tensor:
         """[steps, 1 + pieces]"""

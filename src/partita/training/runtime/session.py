@@ -89,7 +89,8 @@ class Session:
     def recorder(self, engine: str) -> Recorder | None:
         """Takes readings of the probe for an engine; None where this rank has no part in it, or the plan knows no probe."""
         probe = self.probe
-        return Recorder(probe, self._prober(probe)) if probe and self.engines[engine] is not None else None
+        steps = self.spec.steps
+        return Recorder(probe, self._prober(probe), steps) if probe and self.engines[engine] is not None else None
 
     @property
     def probe(self) -> Probe | None:
