@@ -76,9 +76,9 @@ def figures(file: PlanFile, found: Compared) -> Json:
         "torch_step_s": torch,
         "predicted_step_s": file.verdict.value_s,
         "predicted_at_run_speed_s": found.at_run_speed_s,
-        "speedup": single / pipeline,
-        "torch_speedup": single / torch,
-        "faster_than_torch": torch / pipeline,
+        "speedup": found.ratio("single", "pipeline").value,
+        "torch_speedup": found.ratio("single", "torch").value,
+        "faster_than_torch": found.ratio("torch", "pipeline").value,
         "ratio_interval": {
             f"{a}/{b}": found.ratio(a, b).ends
             for a, b in (("single", "pipeline"), ("torch", "pipeline"), ("single", "torch"))

@@ -1,6 +1,6 @@
 """Predicted against measured step time: four transformers models, two plans each.
 
-    python benchmarks/prediction.py [--devices 2] [--rounds 14] [--blocks 2] [--only MODEL,MODEL] [--competitor SHARE] [--json]
+    python benchmarks/prediction.py [--devices 2] [--rounds 26] [--blocks 2] [--only MODEL,MODEL] [--competitor SHARE] [--json]
 
 Models are built from configs with random weights (nothing is downloaded) and trained on random data: only time matters
 here. Each is measured once; the prediction is made before the run, from that measurement alone. The plans of a model take
@@ -115,7 +115,7 @@ def text(found: list[Json]) -> str:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--devices", type=int, default=2)
-    add_turns(options, 14, 2)
+    add_turns(options, 26, 2)
     options.add_argument(
         "--competitor", type=part_of_core, default=0.0, metavar="SHARE", help="of the last core; default: none"
     )

@@ -66,12 +66,17 @@ class Turns:
 
 
 def measure_in_turn(
-    items: Sequence[Item], side: Side = "device", budget_s: float = 4.0, limit: TimeLimit | None = None
+    items: Sequence[Item],
+    side: Side = "device",
+    budget_s: float = 4.0,
+    limit: TimeLimit | None = None,
+    *,
+    alone: bool = True,
 ) -> Turns:
     """One inference of the side's half of each item after the other, FEWEST to MOST turns, some `budget_s`.
 
     With a `limit` it ends, with TookTooLong, when that is over. Raises CaptureError where an input's shape is not known, where
-    ONNX Runtime refuses a half, and where there is none.
+    ONNX Runtime refuses a half, and where there is none. `alone` as of a `Speedometer`.
     """
     options = limit.options if limit else None
     ready = []
@@ -82,7 +87,7 @@ def measure_in_turn(
         session = open_session(data, model.name, limit=limit)
         ready.append(partial(session.run, None, feeds_of(model, session, random_inputs(model)), options))
         ready[-1]()  # the first run asks for memory
-    meter, sightings, seen = Speedometer(), Sightings(), [list[float]() for _ in items]
+    meter, sightings, seen = Speedometer(alone=alone), Sightings(), [list[float]() for _ in items]
     began, turns = time.perf_counter(), 0
     while turns < FEWEST or (turns < MOST and time.perf_counter() - began < budget_s):
         for infer, row in zip(ready, seen, strict=True):

@@ -64,6 +64,7 @@ class Parcel:
     model: str  #: hash
     cut: frozenset[str]  #: tasks on the device
     tensors: Mapping[str, Array]
+    behind_s: float = 0.0  #: CPU seconds of an inference behind which a probe of the server counts
 
 
 class Connection:
@@ -221,6 +222,7 @@ class Connection:
                     "attempt": parcel.attempt,
                     "model": parcel.model,
                     "coding": coding,
+                    "behind_s": parcel.behind_s,
                     **self._cut(parcel),
                 },
                 tensors,

@@ -130,7 +130,8 @@ class _Device:
         self.was_up = False
         self.said: set[str] = set()
         self.meter, self.here, self.there = Speedometer(), Sightings(), Sightings()
-        self.behind_s = problem.speeds.device.behind_s if problem.speeds else 0.0
+        speeds = problem.speeds
+        self.behind_s = (speeds.device.behind_s, speeds.server.behind_s) if speeds else (0.0, 0.0)  #: device, server
         self.corrections = Corrections()
         self.decide = settings.policy(problem) if settings.policy else None
         self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
@@ -320,7 +321,7 @@ class _Device:
         self.here.add(lap.wall_s, lap.received_s)
         self.corrections.device.add(self.models[j].hash, lap.wall_s, planned_s)
         # before the next message is under way, which has a price of its own
-        self.here.probes += self.meter.look(self.behind_s)
+        self.here.probes += self.meter.look(self.behind_s[0])
         return made
 
     def _tasks_s(self, j: int, cut: frozenset[str]) -> tuple[float, float]:
@@ -333,7 +334,7 @@ class _Device:
 
     def _send(self, connection: Connection, j: int, cut: frozenset[str]) -> None:
         attempt = self.times[j].attempts + 1
-        epoch = connection.send(Parcel(j, attempt, self.models[j].hash, cut, self.crossing[j]))
+        epoch = connection.send(Parcel(j, attempt, self.models[j].hash, cut, self.crossing[j], self.behind_s[1]))
         if epoch is None:  # it broke this moment: the next round decides anew
             self.todo.appendleft(j)
             return

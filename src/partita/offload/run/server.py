@@ -202,7 +202,7 @@ class Server:
         budget_s = min(_MOST_MEASURE_S, float(head["budget_s"]))
 
         def measure(limit: TimeLimit) -> Turns:
-            return measure_in_turn(items, "server", budget_s, limit)
+            return measure_in_turn(items, "server", budget_s, limit, alone=self.settings.threads == 1)
 
         async with self._measuring:
             found = await self._compute.run(object(), measure, more_s=2 * budget_s)
