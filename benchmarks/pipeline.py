@@ -70,19 +70,18 @@ def figures(file: PlanFile, found: Compared) -> Json:
     assert isinstance(file.plan, PipelinePlan)
     single, pipeline, torch = (found.median_s(e) for e in ENGINES)
     slots = len(file.plan.devices) * filling(file.plan)
+    pairs = (("single", "pipeline"), ("torch", "pipeline"), ("single", "torch"))
+    ratios = {f"{a}/{b}": found.ratio(a, b) for a, b in pairs}
     return {
         "single_step_s": single,
         "pipeline_step_s": pipeline,
         "torch_step_s": torch,
         "predicted_step_s": file.verdict.value_s,
         "predicted_at_run_speed_s": found.at_run_speed_s,
-        "speedup": found.ratio("single", "pipeline").value,
-        "torch_speedup": found.ratio("single", "torch").value,
-        "faster_than_torch": found.ratio("torch", "pipeline").value,
-        "ratio_interval": {
-            f"{a}/{b}": found.ratio(a, b).ends
-            for a, b in (("single", "pipeline"), ("torch", "pipeline"), ("single", "torch"))
-        },
+        "speedup": ratios["single/pipeline"].value,
+        "torch_speedup": ratios["single/torch"].value,
+        "faster_than_torch": ratios["torch/pipeline"].value,
+        "ratio_interval": {name: r.ends for name, r in ratios.items()},
         **_limits(found, slots),
         "fill_limit": slots,
         "cpu_s": {e: statistics.median(found.cpu_s(e)) for e in ENGINES},

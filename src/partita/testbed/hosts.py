@@ -171,11 +171,16 @@ class Testbed:
     def _changing(self, host: str) -> Iterator[Host]:
         """The host as it is now, while nobody else changes the bed."""
         with beds.locked():
-            state = beds.find(self.name)
-            if state is None or state.owner != self._state.owner:
+            state = self._found()
+            if state is None:
                 raise BadInput(f"test bed {self.name!r} is down", hint="make it again with partita testbed up")
             self._state = state
             yield state.host(host)
+
+    def _found(self) -> State | None:
+        """The bed as it is now; None where it is down, or another one has its name. The caller holds the lock."""
+        state = beds.find(self.name)
+        return state if state is not None and state.owner == self._state.owner else None
 
     def _keep(self, changed: Host) -> None:
         hosts = tuple(changed if h.name == changed.name else h for h in self._state.hosts)
@@ -185,8 +190,8 @@ class Testbed:
     def down(self) -> None:
         """End the hosts' processes and take everything away that the bed made; nothing where it is gone already."""
         with beds.locked():
-            state = beds.find(self.name)
-            if state is not None and state.owner == self._state.owner:
+            state = self._found()
+            if state is not None:
                 dismantle(state)
         self._dismiss()
 

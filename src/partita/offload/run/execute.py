@@ -131,7 +131,8 @@ class _Device:
         self.said: set[str] = set()
         self.meter, self.here, self.there = Speedometer(), Sightings(), Sightings()
         speeds = problem.speeds
-        self.behind_s = (speeds.device.behind_s, speeds.server.behind_s) if speeds else (0.0, 0.0)  #: device, server
+        #: CPU seconds of an inference behind which a probe counts
+        self.behind_s, self.behind_there_s = (speeds.device.behind_s, speeds.server.behind_s) if speeds else (0.0, 0.0)
         self.corrections = Corrections()
         self.decide = settings.policy(problem) if settings.policy else None
         self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
@@ -321,7 +322,7 @@ class _Device:
         self.here.add(lap.wall_s, lap.received_s)
         self.corrections.device.add(self.models[j].hash, lap.wall_s, planned_s)
         # before the next message is under way, which has a price of its own
-        self.here.probes += self.meter.look(self.behind_s[0])
+        self.here.probes += self.meter.look(self.behind_s)
         return made
 
     def _tasks_s(self, j: int, cut: frozenset[str]) -> tuple[float, float]:
@@ -334,7 +335,7 @@ class _Device:
 
     def _send(self, connection: Connection, j: int, cut: frozenset[str]) -> None:
         attempt = self.times[j].attempts + 1
-        epoch = connection.send(Parcel(j, attempt, self.models[j].hash, cut, self.crossing[j], self.behind_s[1]))
+        epoch = connection.send(Parcel(j, attempt, self.models[j].hash, cut, self.crossing[j], self.behind_there_s))
         if epoch is None:  # it broke this moment: the next round decides anew
             self.todo.appendleft(j)
             return
@@ -480,7 +481,8 @@ class _Device:
         self.rate.planned = self.rate.now
         self.counts["replans"] += 1
         if self.settings.policy is not None:
-            self.decide = self.settings.policy(self._corrected())
+            # for all jobs, with the sides as they are; it is told the link with every question
+            self.decide = self.settings.policy(self.corrections.applied(self.problem, [m.hash for m in self.models]))
             return
         plan = replan(self._rest(rest))
         begun = [j for j in self.todo if j in self.crossing]
@@ -514,10 +516,6 @@ class _Device:
 
         problem = replace(self.problem, link=link, jobs=tuple(left(self.problem.jobs[j]) for j in rest))
         return self.corrections.applied(problem, [self.models[j].hash for j in rest])
-
-    def _corrected(self) -> OffloadProblem:
-        """All jobs, the sides as they are now; the link is told to a policy with every question."""
-        return self.corrections.applied(self.problem, [m.hash for m in self.models])
 
     def _say(self, line: str, once: bool = True) -> None:
         if not (once and line in self.said):

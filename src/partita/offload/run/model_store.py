@@ -134,9 +134,11 @@ class ModelStore:
             raise Busy("the server is busy building the sessions of others")
         try:
             found = self._find(model, cut)
-            if found is None and limit:
+            if found is not None:
+                return found
+            if limit:
                 limit.begin()  # having waited is no fault of this half
-            return found if found is not None else self._build(model, cut, limit)
+            return self._build(model, cut, limit)
         finally:
             self._building.release()
 

@@ -24,7 +24,7 @@ class Recorder:
         self._each_s = prober.reading_s
         # A short run reads every piece once without having earned it, and not all of them at its beginning: readings next to each other
         # say the same of a machine that is another one a second later.
-        self._lent_at_once = math.ceil(self._pieces / max(1, steps)) if steps is not None else 1
+        self._lent_at_once = min(_MOST, math.ceil(self._pieces / max(1, steps))) if steps is not None else 1
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of each piece
         self.forget()
 
@@ -35,7 +35,6 @@ class Recorder:
         lent = min(self._lent_at_once, self._lent)
         times = min(_MOST, self._pieces, lent + int(self._saved_s / self._each_s))
         self._rows.append((core_share, *self._prober.read(times)))
-        lent = min(lent, times)
         self._lent -= lent
         self._saved_s -= (times - lent) * self._each_s
 
