@@ -72,6 +72,15 @@ def test_huge_numbers_of_a_task_are_refused(what: str, value: float, tmp_path: P
     assert f"has {what} = {value:g}; 0 to 1e+15 are possible" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seed", ["-1", str(1 << 63)])
+@pytest.mark.parametrize("verb", ["plan", "simulate"])
+def test_seeds_that_are_none_are_refused(verb: str, seed: str, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(instance("chain", 1)))
+    assert main(["offload", verb, *(["--costs"] if verb == "plan" else []), str(file), "--seed", seed]) == 2
+    assert f"a seed of {seed}" in capsys.readouterr().err
+
+
 def test_more_threads_than_jobs_change_nothing(tmp_path: Path, capsys: Capture) -> None:
     problem = instance("dag", 4)
     found = []

@@ -379,6 +379,66 @@ def test_down_ends_what_runs_on_the_hosts() -> None:
     assert left_behind("test-busy") == []
 
 
+@needs_hosts
+def test_a_bed_taken_down_while_it_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, calls = rooms._shape, list[int]()
+
+    def disturbed(*words: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            Testbed.open("test-race").down()
+            rooms._ip(
+                "netns", "add", "partita-test-race-h1"
+            )  # what the maker does next, as if it had been a little slower
+        shape(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rooms, "_shape", disturbed)
+    with pytest.raises(BadInput):
+        Testbed.up(2, cpu=[50], name="test-race", keep=True)
+    assert left_behind("test-race") == []
+
+
+@needs_hosts
+def test_a_bed_taken_down_before_it_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = rooms._build
+
+    def disturbed(state: beds.State) -> None:
+        build(state)
+        Testbed.open("test-race").down()
+
+    monkeypatch.setattr(rooms, "_build", disturbed)
+    with pytest.raises(BadInput, match="taken down while it was made"):
+        Testbed.up(1, cpu=[50], name="test-race", keep=True)
+    assert left_behind("test-race") == []
+
+
+@needs_hosts
+def test_beds_are_not_changed_from_their_own_hosts() -> None:
+    with Testbed.up(1, cpu=[50], name="test-inside") as bed:
+        for verb in (["down"], ["up"], ["cpu", "h0", "20"]):
+            words = [sys.executable, "-m", "partita", "testbed", *verb, "--name", "test-inside"]
+            done = bed.exec("h0", words, check=False)
+            assert done.returncode == 2
+            assert "this is a host of a test bed, partita-test-inside-h0" in done.stderr
+        assert bed.hosts[0].group is not None
+    assert left_behind("test-inside") == []
+
+
+@needs_hosts
+def test_a_damaged_state_stands_in_nobody_elses_way() -> None:
+    damaged = beds.FOLDER / "test-damaged.json"
+    with Testbed.up(1, name="test-other"):
+        pass  # the folder is there
+    damaged.write_text("{")
+    try:
+        with Testbed.up(1, name="test-other") as bed:
+            assert bed.exec("h0", ["printf", "\\377"]).stdout == "\\xff"
+        with pytest.raises(BadInput, match="test-damaged"):
+            Testbed.up(1, name="test-damaged")
+    finally:
+        damaged.unlink()
+
+
 OWNER = """
 import signal, sys, time
 from partita.testbed.hosts import Testbed
@@ -453,6 +513,22 @@ def test_the_command_line_from_up_to_down(capfd: pytest.CaptureFixture[str]) -> 
     assert left_behind("test-cli") == []
     assert main(["testbed", "down", *name]) == 2
     assert "no test bed 'test-cli'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (["--hosts", "0"], "0 hosts"),
+        (["--rates", ""], "'' is no rate"),
+        (["--rate", "9" * 400], "inf bit/s"),
+        (["--name", ""], "'' is no name"),
+    ],
+)
+def test_the_command_line_refuses_in_a_sentence(
+    words: list[str], fact: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["testbed", "up", *(["--name", "test-words"] if "--name" not in words else []), *words]) == 2
+    assert fact in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

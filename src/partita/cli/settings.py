@@ -44,6 +44,15 @@ def check_budget(seconds: float, option: str = "--budget-s") -> None:
         )
 
 
+MOST_SEED = (1 << 31) - 1
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise BadInput for a seed that generators of random numbers, or compiled loops, do not take."""
+    if seed is not None and not 0 <= seed <= MOST_SEED:
+        raise BadInput(f"a seed of {seed}", hint=f"give --seed a whole number from 0 to {MOST_SEED}")
+
+
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
     """The --set arguments as a dict. Raises BadInput for one without an equals sign."""
     pairs = [s.partition("=") for s in options.set]

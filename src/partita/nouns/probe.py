@@ -29,6 +29,7 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.records import lean, record
 
 NEAR = 12  #: readings that are taken together for a device's speed
+LEAST = 1e-12  #: of a reading
 RESTLESS = 0.5  #: numbers from a device whose probe varies by more than this share are not to be trusted
 
 
@@ -169,8 +170,11 @@ class Readings:
             raise BadInput(f"{what}: {type(error).__name__}: {error}", hint="run again") from error
         if pieces.ndim != 3 or pieces.shape[:2] != share.shape or len(share) != len(readings.devices):
             raise BadInput(f"{what}: shapes {pieces.shape} and {share.shape} do not fit", hint="run again")
-        if (pieces <= 0).any() or (share <= 0).any() or np.isinf(pieces).any() or np.isinf(share).any():
-            raise BadInput(f"{what}: a time or a share that is not above 0, or has no end", hint="run again")
+        told = np.concatenate([pieces.ravel(), share.ravel()])
+        if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all():
+            raise BadInput(
+                f"{what}: a time or a share that is not from {LEAST:g} to {MOST_SECONDS:g}", hint="run again"
+            )
         return readings
 
     @staticmethod

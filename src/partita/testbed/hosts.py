@@ -92,7 +92,7 @@ class Testbed:
             if keep:
                 bed._leave()
         except BaseException:
-            bed.down()
+            bed._undo()
             raise
         return bed
 
@@ -134,7 +134,12 @@ class Testbed:
         Raises PartitaError where it fails and `check` is set; subprocess.TimeoutExpired after `timeout_s`.
         """
         done = subprocess.run(
-            self.command(host, command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
+            self.command(host, command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",
+            timeout=timeout_s,
         )
         if check and done.returncode:
             last = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
@@ -196,10 +201,19 @@ class Testbed:
         self._dismiss()
 
     def _leave(self) -> None:
-        """From now on the bed belongs to nobody."""
-        self._state = dataclasses.replace(self._state, owner=None)
+        """From now on the bed belongs to nobody. Raises BadInput where somebody has taken it down meanwhile."""
         with beds.locked():
+            if self._found() is None:
+                raise BadInput(f"test bed {self.name!r} was taken down while it was made", hint="make it again")
+            self._state = dataclasses.replace(self._state, owner=None)
             self._state.write()
+        self._dismiss()
+
+    def _undo(self) -> None:
+        """Take away what was made of the bed, also where somebody has taken it down meanwhile and did not see all of it."""
+        with beds.locked():
+            if self._found() is not None or beds.find(self.name) is None:
+                dismantle(self._state)
         self._dismiss()
 
     def _dismiss(self) -> None:
@@ -257,6 +271,12 @@ def _ready() -> None:
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             raise MissingDependency(f"{tool} is not on the PATH", hint="install iproute2 (it brings ip and tc)")
+    inside = _ip("netns", "identify", str(os.getpid())).strip()
+    if inside.startswith(beds.PREFIX):
+        # its cpu groups cannot be seen here: they would be taken for gone
+        raise BadInput(
+            f"this is a host of a test bed, {inside}: beds are made and changed outside", hint="leave the host"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +318,7 @@ def _claim(name: str, wanted: Sequence[_Wanted], owner: Process) -> State:
     taken = {state.name for state in others}
     name = name or next(n for k in range(len(taken) + 1) if (n := f"auto-{owner.pid}-{k}") not in taken)
     _check_name(name)
-    if name in taken:
+    if beds.find(name) is not None:
         raise BadInput(
             f"the test bed {name!r} is up already", hint=f"partita testbed down --name {name}, or take another --name"
         )

@@ -117,9 +117,13 @@ def find(name: str) -> State | None:
 
 
 def every() -> list[State]:
-    """All beds on this machine, by name."""
-    found = [find(path.stem) for path in sorted(FOLDER.glob("*.json"))]
-    return [state for state in found if state is not None]
+    """All beds on this machine, by name; one whose file is damaged does not stand in the way of the others."""
+    found: list[State] = []
+    for path in sorted(FOLDER.glob("*.json")):
+        with contextlib.suppress(BadInput):
+            state = find(path.stem)
+            found += [state] if state is not None else []
+    return found
 
 
 @contextlib.contextmanager

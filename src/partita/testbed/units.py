@@ -29,10 +29,10 @@ def parse_rate(text: str) -> int:
     unit = found[2].lower()
     if unit not in _UNITS:
         raise BadInput(f"the rate {text!r} has an unknown unit {found[2]!r}", hint="use bit, kbit, mbit or gbit")
-    value = round(float(found[1]) * _UNITS[unit])
+    value = float(found[1]) * _UNITS[unit]
     if not SLOWEST_BIT_PER_S <= value <= FASTEST_BIT_PER_S:
-        raise BadInput(f"the rate {text!r} is {value} bit/s", hint="rates go from 64kbit to 10gbit")
-    return value
+        raise BadInput(f"the rate {text[:40]!r} is {value:g} bit/s", hint="rates go from 64kbit to 10gbit")
+    return round(value)
 
 
 def parse_percent(text: str) -> float | None:
@@ -53,7 +53,7 @@ def parse_percent(text: str) -> float | None:
     value = float(word)
     if not LEAST_PERCENT <= value <= MOST_PERCENT:
         raise BadInput(
-            f"{text!r} is {value:g} percent of a core", hint=f"give {LEAST_PERCENT:g} to {MOST_PERCENT:g}, or max"
+            f"{text[:40]!r} is {value:g} percent of a core", hint=f"give {LEAST_PERCENT:g} to {MOST_PERCENT:g}, or max"
         )
     return value
 

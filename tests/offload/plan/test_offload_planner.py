@@ -127,6 +127,20 @@ def test_every_method_answers_equal_chains() -> None:
         assert plan.lower_bound_s <= least * (1 + NEAR) <= value * (1 + 2 * NEAR), name
 
 
+@pytest.mark.parametrize("seconds", [1e-3, 1e-5, 1.0])
+def test_more_cuts_than_can_be_looked_at_and_none_of_the_cheapest_sends(seconds: float) -> None:
+    """65,536 downsets of 16 branches; minimum cuts keep all on the device, and the linear program asks for what sends."""
+    root = {"id": "a", "device_s": seconds, "server_s": seconds / 10, "output_bytes": 1e5, "inputs": []}
+    branches = [root | {"id": f"b{k}", "inputs": ["a"]} for k in range(16)]
+    tasks = [root, *branches, root | {"id": "z", "inputs": [b["id"] for b in branches]}]
+    jobs = [{"name": f"j{k}", "input_bytes": 6e5, "tasks": tasks} for k in range(2)]
+    link = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "round_trip_s": 0.01}
+    plan, value = judged(
+        {"format": "partita-offload-costs", "version": 1, "link": link, "server_threads": 1, "jobs": jobs}
+    )
+    assert plan.lower_bound_s <= value <= 2 * 18 * seconds * (1 + NEAR)
+
+
 def test_the_same_seed_gives_the_same_plan() -> None:
     problem = OffloadProblem.from_json(instance("dag", 3))
     one, other = (plan_offload(problem, "local-search", seed=5) for _ in range(2))

@@ -45,10 +45,12 @@ class SlowLink:
         while True:
             try:
                 near, _ = self.listener.accept()
-                near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * _PIECE)
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 * _PIECE)
                 far = socket.create_connection(self.target)
             except OSError:
                 return
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a link does not wait for more
             self.pairs.append((near, far))
             for a, b, paced in ((near, far, True), (far, near, False)):
                 self.threads.append(threading.Thread(target=self._carry, args=(a, b, paced), daemon=True))

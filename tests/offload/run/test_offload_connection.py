@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from offload.run.small_nets import image, net, plan_of, problem_of
 
+from partita.nouns.offload import OffloadProblem, OffloadSpeeds, Speed
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.onnx_session import Session
 from partita.offload.run.client import Client, Unreachable, Welcome
@@ -50,17 +52,25 @@ class Replies:
             head = unpack(raw)[0]
             if isinstance(self.reply, Exception):
                 raise self.reply
-            yield pack({"kind": "received", "job": head["job"], "attempt": head["attempt"], "received": 1.0})
+            now = time.perf_counter()
+            yield pack({"kind": "received", "job": head["job"], "attempt": head["attempt"], "received": now})
             yield self.reply(head)
 
     def cancel(self) -> None:
         pass
 
 
-def answer(head: dict[str, Any], **more: Any) -> bytes:
-    times = {"received": 1.0, "start": 1.0, "end": 1.0, "sent": 1.0}
-    said = {"kind": "answer", "job": head["job"], "attempt": head["attempt"], **times, **more}
-    return pack({k: v for k, v in said.items() if v is not None}, {"nothing": np.zeros(1)})
+def answer(head: dict[str, Any], outputs: Any = True, **more: Any) -> bytes:
+    times = dict.fromkeys(("start", "end", "sent"), time.perf_counter())
+    laps = {"wall_s": 1e-3, "cpu_s": 1e-3, "received_s": 1e-3, "probe_s": 1e-4}
+    said = {"kind": "answer", "job": head["job"], "attempt": head["attempt"], **times, **laps, **more}
+    made = Session(NET.data, "net").run(image(head["job"]))
+    return pack({k: v for k, v in said.items() if v is not None}, {"nothing": np.zeros(1)} if outputs is None else made)
+
+
+def speeds_known(problem: OffloadProblem) -> OffloadProblem:
+    """With the sides' speeds, so that a run is compared with what the plan has at its own."""
+    return replace(problem, speeds=OffloadSpeeds(Speed(1e-4, 1.0), Speed(1e-4, 1.0)))
 
 
 BROKEN = {
@@ -74,7 +84,14 @@ BROKEN = {
     "no times": lambda head: answer(head, start=None),
     "endless times": lambda head: answer(head, end=float("inf")),
     "words for times": lambda head: answer(head, sent="soon"),
-    "no outputs": answer,
+    "times of another age": lambda head: answer(head, start=1e200),
+    "no outputs": lambda head: answer(head, outputs=None),
+    "nothing wrong": answer,
+    "work in no time": lambda head: answer(head, wall_s=0.0),
+    "hardly any work": lambda head: answer(head, wall_s=1e-300, received_s=1e-320),
+    "a core of nothing": lambda head: answer(head, received_s=1e-9, wall_s=9e4),
+    "a probe of ages": lambda head: answer(head, probe_s=1e200),
+    "a negative probe": lambda head: answer(head, probe_s=-1.0),
 }
 
 
@@ -83,6 +100,7 @@ def test_whatever_a_server_replies_every_job_is_answered(what: str) -> None:
     problem = problem_of([NET] * 3)
     inputs = [image(k) for k in range(3)]
     settings = RunSettings(patience_s=0.3)
+    problem = speeds_known(problem)
     run = execute(problem, plan_of(problem, [2] * 3), [NET] * 3, inputs, lambda: Fake(BROKEN[what]), settings)
     whole = Session(NET.data, "net")
     for found, given in zip(run.outputs, inputs, strict=True):

@@ -25,19 +25,56 @@ def test_a_change_is_believed_within_a_few_jobs_however_many_came_before(before:
     assert tally.of("b") == pytest.approx(2 * slower)
 
 
+def test_models_that_have_not_run_since_are_as_many_times_slower() -> None:
+    tally = Tally()
+    for _ in range(10):
+        tally.add("rare", 0.6, 0.2)
+    told(tally, 1.0, 100)
+    told(tally, 4.0, LATEST)
+    assert tally.of("rare") == pytest.approx(12.0)
+
+
+def quiet(tally: Tally) -> bool:
+    """Whether no change was seen since a model took what was planned."""
+    return tally.of("still") == 1.0
+
+
+def with_a_still_one() -> Tally:
+    tally = Tally()
+    for _ in range(LATEST):
+        tally.add("still", 1.0, 1.0)
+    return tally
+
+
 def test_chance_is_no_change() -> None:
     for seed in range(50):
-        tally = Tally()
+        tally = with_a_still_one()
         told(tally, 1.0, 200, np.random.default_rng(seed))
-        assert tally.inferences == 200
+        assert quiet(tally)
 
 
 def test_one_outlier_is_no_change() -> None:
-    tally = Tally()
+    tally = with_a_still_one()
     told(tally, 1.0, 100)
     tally.add("a", 50.0, 1.0)
     told(tally, 1.0, 100)
-    assert tally.inferences == 201
+    assert quiet(tally)
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 30])
+def test_cuts_of_a_model_that_are_priced_unlike_are_no_change(blocks: int) -> None:
+    tally = with_a_still_one()
+    for k in range(20 * blocks):
+        price_s = 1.0 if (k // blocks) % 2 else 0.3
+        tally.add("a", 1.0, price_s)
+    assert quiet(tally)
+
+
+def test_small_changes_are_followed_however_many_jobs_came_before() -> None:
+    tally = Tally()
+    told(tally, 1.0, 1000)
+    told(tally, 1.35, 60)
+    assert tally.of("a") == pytest.approx(1.35)
 
 
 def test_a_plan_is_off_until_it_is_made_anew() -> None:
@@ -53,4 +90,4 @@ def test_what_took_no_time_teaches_nothing() -> None:
     tally = Tally()
     for _ in range(20):
         tally.add("a", 0.0, 1.0)
-    assert (tally.slower, tally.inferences) == (1.0, 0)
+    assert (tally.slower, tally.seen("a")) == (1.0, None)

@@ -19,7 +19,7 @@ from offload.run.small_nets import image, net, served
 
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.onnx_session import Session
-from partita.offload.run.client import Client, Refused
+from partita.offload.run.client import Client, Refused, Unreachable
 from partita.offload.run.wire import SERVICE, pack, unpack
 
 NET = net()
@@ -47,7 +47,7 @@ def honest(where: str, patience_s: float = 20.0) -> float:
     """One job done within the patience, other clients or not; returns the server's memory."""
     until = time.monotonic() + patience_s
     while True:
-        with Client(where) as client, suppress(grpc.RpcError, Refused):
+        with Client(where) as client, suppress(grpc.RpcError, Refused, Unreachable):
             client.put(NET)
             heads = [unpack(raw) for raw in client.work(iter([job(NET)]))]
             if heads[-1][0]["kind"] == "answer":
@@ -206,6 +206,27 @@ def test_noise_half_greetings_and_giant_headers(server: str) -> None:
             call = client._channel.unary_unary(f"/{SERVICE}/Hello")
             with pytest.raises(grpc.RpcError):
                 call(pack({}), metadata=(("x", "y" * 1_000_000),), timeout=5)
+
+
+def test_a_path_that_is_no_text(server: str) -> None:
+    """It ends gRPC's own loop, before the token is looked at; the server begins another one on its port, and lets go of the clients
+    that it had."""
+    before, gate = number(server, "restarts_total"), threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        gate.wait(30)
+        yield from ()
+
+    for k in range(3):
+        with Client(server) as streaming, Client(server) as client:
+            call = streaming.work(silent())
+            with pytest.raises(grpc.RpcError):
+                client._channel.unary_unary(b"/\xff")(b"", timeout=5)
+            honest(server)
+            call.cancel()
+        assert number(server, "restarts_total") == before + k + 1
+    assert number(server, "clients") == 0
+    gate.set()
 
 
 def test_clients_that_do_not_read_are_given_up(server: str) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -64,3 +65,26 @@ def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: 
     assert places[:50].count("device") > places[-50:].count("device")
     (model_row,) = document["corrections"]
     assert model_row["device"] > 3
+
+
+LINK = """
+import sys
+from partita.offload.run.client import Client
+with Client(sys.argv[1]) as client:
+    print(client.link(0.4).up_bytes_per_s)
+"""
+
+
+def test_slow_links_are_measured_in_seconds(tmp_path: Path) -> None:
+    with (
+        Testbed.up(2) as bed,
+        served(tmp_path, "--host", bed.address("h1"), "--insecure", popen=partial(bed.popen, "h1")) as (local, _),
+    ):
+        where = local.replace("127.0.0.1", bed.address("h1"))
+        for kbit in (100, 1000, 20_000):
+            for host in ("h0", "h1"):
+                bed.rate(host, f"{kbit}kbit")
+            began = time.monotonic()
+            said = bed.exec("h0", [sys.executable, "-c", LINK, where], timeout_s=60).stdout
+            assert 0.9 < float(said) / (kbit * 125) < 1.05  # what is left beside the frames' heads
+            assert time.monotonic() - began < 20

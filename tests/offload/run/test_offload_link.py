@@ -12,11 +12,13 @@ from offload.run.slow_link import SlowLink
 from offload.run.small_nets import image, net, plan_of, problem_of, served
 
 from partita.nouns.offload import OffloadPlan, OffloadProblem
+from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.onnx_session import Session
 from partita.offload.plan.online import Policy
 from partita.offload.run.client import Client
 from partita.offload.run.execute import Decide, RunSettings, execute
 from partita.offload.run.link_rate import RateEstimate
+from partita.offload.run.message_cost import MOST_LAYERS, _computing
 
 # ---- rates -----------------------------------------------------------------------------------------------------------------
 
@@ -134,6 +136,39 @@ def test_first_jobs_that_take_longer_than_planned_correct_the_rest() -> None:
     assert took_s == pytest.approx(sum(t.device_s for t in cheap) * row["device"], rel=0.5)
     dear = replace(settings, replan_s=1.0)  # what is left takes less than a plan
     assert execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, None, dear).facts["replans"] == 0
+
+
+@pytest.mark.parametrize("with_policy", [False, True])
+def test_a_replanner_that_fails_costs_no_answer(with_policy: bool, server: str) -> None:
+    made = 0
+
+    def fail(problem: OffloadProblem) -> OffloadPlan:
+        raise ZeroDivisionError("a fault of ours")
+
+    def policy(problem: OffloadProblem) -> Decide:
+        nonlocal made
+        made += 1
+        if made > 1:
+            fail(problem)
+        return Policy.of(problem).decide
+
+    n, said = 12, list[str]()
+    problem = problem_of([NET] * n)
+    cheap = tuple(replace(t, device_s=1e-7, server_s=1.0) for t in problem.jobs[0].tasks)
+    problem = replace(problem, jobs=tuple(replace(j, tasks=cheap) for j in problem.jobs))
+    inputs = [image(k, 64) for k in range(n)]
+    settings = RunSettings(replan=fail, policy=policy if with_policy else None, say=said.append)
+    run = execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, lambda: Client(server), settings)
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
+    assert run.facts["replans"] >= 1
+    assert any("the one at hand stays" in line for line in said)
+
+
+def test_what_is_computed_between_messages_goes_up_a_slow_link_and_fills_the_caches() -> None:
+    model = _computing(MOST_LAYERS)
+    assert len(model.data) < 60_000
+    made = Session(model.data, "computing").run(random_inputs(model))
+    assert all(1e-3 < float(np.abs(y).max()) < 1e3 for y in made.values())
 
 
 def test_a_policy_is_made_anew_for_sides_that_are_not_as_fast_as_planned(server: str) -> None:

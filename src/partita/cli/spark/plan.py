@@ -9,14 +9,11 @@ from typing import Any
 
 from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
-from partita.errors import BadInput
 from partita.page.text import Kind, draw, facts, percent, seconds, table
 from partita.spark.plan.planner import METHODS, OBJECTIVES, plan_spark
 from partita.spark.problem import ShopProblem
 from partita.spark.report.gantt import BASELINE_NAMES, OPTIMAL, timeline
 from partita.spark.schedule import ShopFile
-
-MOST_SEED = 1 << 31
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +30,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Read, plan, write. Raises CostError for a problem that cannot be used, BadInput for an unknown method."""
     check_budget(options.budget_s)
-    if not 0 <= options.seed < MOST_SEED:
-        raise BadInput(f"a seed of {options.seed}", hint=f"give --seed a whole number from 0 to {MOST_SEED - 1}")
     problem = ShopProblem.read(options.problem)
     talk.step(f"planning {len(problem)} stages of {len(problem.jobs)} job{'s' * (len(problem.jobs) > 1)}")
     file = plan_spark(problem, options.method, options.objective, budget_s=options.budget_s, seed=options.seed)

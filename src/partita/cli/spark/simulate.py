@@ -18,7 +18,6 @@ from partita.spark.problem import ShopProblem
 
 MOST_JOBS, MOST_EXECUTORS = 100_000, 10_000
 MOST_ARRIVALS = 5_000  #: jobs that come to the shop
-MOST_SEED = 1 << 31
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +84,6 @@ def _check(options: argparse.Namespace) -> None:
         found = getattr(options, name)
         if found is not None and not 1 <= found <= limit:
             raise BadInput(f"{found:,} {name}", hint=f"give --{name} a whole number from 1 to {limit:,}")
-    if not 0 <= options.seed < MOST_SEED:
-        raise BadInput(f"a seed of {options.seed}", hint=f"give --seed a whole number from 0 to {MOST_SEED - 1}")
     if options.load is not None and options.interarrival_s is not None:
         raise BadInput("both --load and --interarrival-s", hint="give one of them, or none: then all jobs come at once")
     for flag, value, least, most in (

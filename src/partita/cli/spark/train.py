@@ -20,7 +20,6 @@ from partita.spark.plan.online.episodes import one_cpu
 from partita.spark.problem import ShopProblem
 
 EXECUTORS, MOST_EXECUTORS, MOST_THREADS = 50, 10_000, 64
-MOST_SEED = 1 << 31
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,8 +79,6 @@ def _check(options: argparse.Namespace) -> None:
     check_budget(options.budget_s)
     if not 1 <= options.threads <= MOST_THREADS:
         raise BadInput(f"{options.threads} threads", hint=f"give --threads a whole number from 1 to {MOST_THREADS}")
-    if not 0 <= options.seed < MOST_SEED:
-        raise BadInput(f"a seed of {options.seed}", hint=f"give --seed a whole number from 0 to {MOST_SEED - 1}")
     if options.traces and options.problem:
         raise BadInput("both PROBLEM and --traces", hint="a PROBLEM is for the shop, traces are for executors")
     if options.executors is not None and not (options.traces and 1 <= options.executors <= MOST_EXECUTORS):

@@ -66,7 +66,7 @@ class Sightings:
 
     def speed(self, before: Speed | None = None) -> Speed | None:
         """The speed; what was not seen is as it was `before`. None where that is not known either."""
-        share = self.received_s / self.wall_s if self.received_s > 0 else before.share if before else 0.0
+        share = self.received_s / self.wall_s if self.received_s > 0 < self.wall_s else before.share if before else 0.0
         behind_s = before.behind_s if before else self._long_s()
         fair = [probe_s for probe_s, inferred_s in self.probes if inferred_s >= behind_s]
         known = (before.probe_s, before.error) if before else (0.0, 0.0)

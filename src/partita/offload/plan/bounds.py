@@ -56,7 +56,10 @@ def bound_of(floor: Floor) -> Bound:
             best = Bound(min(cut_s, device_only), _name(weights, alone, device_only, cut_s), weights)
         if value <= best.value_s * (1 + 1e-7) or device_only <= cut_s:
             break
-        weights, alone, value, mix = _program(floor, [sorted(a) for a in active])
+        found = _program(floor, [sorted(a) for a in active])
+        if found is None:
+            break
+        weights, alone, value, mix = found
     release = min(j.release_s for j in floor.problem.jobs)
     return Bound((best.value_s + release) * SAFE, best.name, best.weights, mix)
 
@@ -84,8 +87,9 @@ def _parts(floor: Floor, times: FloatArray) -> tuple[FloatArray, FloatArray, Flo
 
 def _program(
     floor: Floor, active: list[list[int]]
-) -> tuple[FloatArray, FloatArray, float, tuple[dict[int, float], ...]]:
-    """(weights [5] of the machines, weights [kinds] of a job alone, the value, the mix) of the linear program.
+) -> tuple[FloatArray, FloatArray, float, tuple[dict[int, float], ...]] | None:
+    """(weights [5] of the machines, weights [kinds] of a job alone, the value, the mix) of the linear program; None where the solver
+    finds no answer, as where no cut that sends is looked at.
 
     active: [kinds] the cuts looked at. Variables: how many jobs of a kind have a cut; whether one of them is the first,
     the last one; the makespan.
@@ -117,6 +121,8 @@ def _program(
         bounds=np.stack([np.zeros(3 * n + 1), most], axis=1),
         method="highs",
     )
+    if answer.status != 0:
+        return None
     dual = np.maximum(-answer.ineqlin.marginals[: 5 + k], 0.0)
     amount = np.split(answer.x[:n], np.cumsum([len(a) for a in active])[:-1])
     mix = tuple(dict(zip(a, x.tolist(), strict=True)) for a, x in zip(active, amount, strict=True))

@@ -35,7 +35,8 @@ class Cuts:
     def least(self, weights: FloatArray, *, sent: bool = False) -> tuple[float, int]:
         """(a lower bound on the least weighted seconds of any cut, a cut that attains it) for [4] weights >= 0.
 
-        `sent`: of a cut that sends something, where that can be told. A new cut joins the others, at the end.
+        `sent`: of a cut that sends something, where that can be told; where it cannot, and to send nothing is least, the cut is the
+        best known one that sends. A new cut joins the others, at the end.
         inf, -1 where no cut sends anything without being beaten by the whole network.
         """
         if self.complete:
@@ -44,7 +45,10 @@ class Cuts:
         if self._flow is None:
             self._flow = CutNetwork.of(self.network)
         value, cut = self._flow.least(weights)
-        return value, self._at(cut)
+        at = self._at(cut)
+        if sent and at == 0 and len(self.cuts) > 1:
+            at = 1 + int((self.times[1:] @ weights).argmin())
+        return value, at
 
     def _at(self, cut: Bools) -> int:
         """The number of a cut, which joins the others where it is new and no old one beats it."""

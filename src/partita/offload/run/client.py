@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
+import numpy as np
 
 from partita.clock import clock_ahead
 from partita.errors import PartitaError
@@ -17,12 +18,23 @@ from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.in_turn import Item, Turns
 from partita.offload.measure.inference import InferenceTimes
 from partita.offload.run.credentials import ClientCredentials
-from partita.offload.run.wire import CHUNK_BYTES, MOST_MESSAGE_BYTES, PROTOCOL, SERVICE, Head, pack, unpack
+from partita.offload.run.wire import (
+    CHUNK_BYTES,
+    MOST_MESSAGE_BYTES,
+    PROTOCOL,
+    SERVICE,
+    Head,
+    pack,
+    unpack,
+    zeros,
+)
 
 _CALL_S = 10.0  #: for a small call
 _MODEL_S = 600.0  #: for a model on its way up, or measured
 _ECHOES = 10
-_SINK_SHARE = 0.25  #: of a measurement's first chunks left out: a shaped link lets a burst through
+_LEAST_LINK_BYTES, _MOST_LINK_BYTES = 32 << 10, 48_000_000  #: of a measurement of the link
+_PART_BYTES = 32 << 10  #: of it, at least, or frames come in now one more and now one less
+_SINK_SHARE = 0.25  #: of its bytes left out, the first ones: a shaped link lets a burst through
 _CHANNEL: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 20_000),  # a ping waits behind what is already on a slow link
@@ -132,18 +144,21 @@ class Client:
         return str(self._unary("Metrics", {})["text"])
 
     def link(self, seconds: float = 1.0) -> OffloadLink:
-        """Rates and round trip, measured with about `seconds` of traffic each way; medians over parts of it."""
+        """Rates and round trip, measured with up to about `seconds` of traffic each way; medians over parts of it. Raises Unreachable."""
         welcome = self.hello()
-        call = self._channel.stream_unary(f"/{SERVICE}/Sink")
-        raw = self._called(lambda: call(_chunks_for(seconds), timeout=_MODEL_S, metadata=self._credentials.metadata()))
-        up = _rate(unpack(raw)[0]["stamps"])
+        sink = self._channel.stream_unary(f"/{SERVICE}/Sink")
         source = self._channel.unary_stream(f"/{SERVICE}/Source")
 
-        def fetch() -> list[tuple[int, float]]:
-            answers = source(pack({"seconds": seconds}), timeout=_MODEL_S, metadata=self._credentials.metadata())
+        def send(size: int) -> list[tuple[int, float]]:
+            raw = sink(zeros(size), timeout=_MODEL_S, metadata=self._credentials.metadata())
+            return [(int(n), float(at_s)) for n, at_s in unpack(raw)[0]["stamps"]]
+
+        def fetch(size: int) -> list[tuple[int, float]]:
+            answers = source(pack({"bytes": size}), timeout=_MODEL_S, metadata=self._credentials.metadata())
             return [(len(chunk), time.perf_counter()) for chunk in answers]
 
-        return OffloadLink(up, _rate(self._called(fetch)), welcome.round_trip_s)
+        up, down = (_rate(self._called(partial(_long_enough, way, seconds))) for way in (send, fetch))
+        return OffloadLink(up, down, welcome.round_trip_s)
 
     def work(self, messages: Iterator[bytes]) -> Any:
         """The stream of jobs: an iterator over replies that can be cancelled."""
@@ -191,25 +206,26 @@ def _model_chunks(model: OnnxModel) -> Iterator[bytes]:
         yield data[at : at + CHUNK_BYTES]
 
 
-def _chunks_for(seconds: float) -> Iterator[bytes]:
-    """Zeros for about so long; at most 48 MB."""
-    until, chunk = time.perf_counter() + seconds, bytes(CHUNK_BYTES)
-    for _ in range(48_000_000 // CHUNK_BYTES):
-        yield chunk
-        if time.perf_counter() > until:
-            return
+def _long_enough(move: Callable[[int], list[tuple[int, float]]], seconds: float) -> list[tuple[int, float]]:
+    """Sizes and times of the chunks of a transfer that took about so long, or half of it: a small one, and larger ones while they are
+    too short. What is under way is never more than the link carries in that time, for whoever else uses it waits behind that."""
+    size = _LEAST_LINK_BYTES
+    while True:
+        stamps = move(size)
+        spent_s = stamps[-1][1] - stamps[0][1] if stamps else 0.0
+        if spent_s >= seconds / 2 or size >= _MOST_LINK_BYTES:
+            return stamps
+        size = min(_MOST_LINK_BYTES, int(size * np.clip(seconds / max(spent_s, 1e-9), 2, 8)))
 
 
 def _rate(stamps: Sequence[Sequence[float]]) -> float:
-    """Bytes a second: the median over eighths of the later stamps of the bytes that came in each."""
-    later = stamps[int(len(stamps) * _SINK_SHARE) :] if len(stamps) > 8 else stamps
-    step = max(1, len(later) // 8)
-    rates = []
-    for a in range(0, len(later) - step, step):
-        part = later[a : a + step + 1]
-        spent = part[-1][1] - part[0][1]
-        if spent > 0:
-            rates.append(sum(n for n, _ in part[1:]) / spent)
-    if not rates:
+    """Bytes a second: the median over eighths of the later bytes, or larger parts, of how fast each came in. Raises Unreachable."""
+    came, at_s = np.cumsum([0, *(n for n, _ in stamps)])[1:], np.array([t for _, t in stamps])
+    total = float(came[-1]) if len(came) else 0.0
+    parts = int(np.clip(total / _PART_BYTES, 1, 8))
+    ends = np.unique(np.searchsorted(came, np.linspace(_SINK_SHARE, 1.0, parts + 1) * total))[: len(came)]
+    spent_s = np.diff(at_s[ends])
+    rates = np.diff(came[ends])[spent_s > 0] / spent_s[spent_s > 0]
+    if not len(rates):
         raise Unreachable("the link carried too little to measure its rate", hint="check the link")
-    return statistics.median(rates)
+    return float(np.median(rates))

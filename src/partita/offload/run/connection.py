@@ -7,7 +7,6 @@ reads between jobs; nothing is shared but that queue and the parcels under way.
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -27,6 +26,7 @@ from partita.offload.run.wire import Array, WireError, message_bytes, pack, unpa
 
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.05, 2.0
 _CLOSE_S = 5.0
+_FAR_S, _LEAST_LAP_S, _MOST_LAP_S = 86_400.0, 1e-9, 1e5  #: of what a server stamps, and says that it took
 _HELLO_S = 5.0
 _STAMPS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
     {"received": ("received",), "answer": ("start", "end", "sent"), "refused": ()}
@@ -203,10 +203,11 @@ class Connection:
             said: dict[str, Any] = {"job": int(head["job"]), "attempt": int(head["attempt"])}
             said |= {stamp: float(head[stamp]) - welcome.clock_ahead_s for stamp in wanted}
             if kind == "answer":
-                said |= {what: max(0.0, float(head.get(what, 0.0))) for what in _LAPS}
+                said |= {what: float(head.get(what, 0.0)) for what in _LAPS}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise WireError(f"the server sent what is no reply: {sentence_of(error)}") from error
-        if not all(math.isfinite(x) for x in said.values()):
+        laps = [said[what] for what in _LAPS if what in said]
+        if not all(abs(said[stamp] - at) < _FAR_S for stamp in wanted) or not all(map(_is_lap, laps)):
             raise WireError("the server sent a time that is none")
         said |= {what: str(head.get(what, "")) for what in ("code", "why")}
         self.events.put(Event(str(kind), self._epoch, at, said, tensors))
@@ -246,3 +247,7 @@ class Connection:
 
     def _tell(self, kind: str, *, welcome: Welcome | None = None, why: str = "") -> None:
         self.events.put(Event(kind, self._epoch, time.perf_counter(), welcome=welcome, why=why))
+
+
+def _is_lap(seconds: float) -> bool:
+    return seconds == 0 or _LEAST_LAP_S <= seconds <= _MOST_LAP_S

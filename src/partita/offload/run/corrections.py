@@ -1,63 +1,73 @@
 """How much longer jobs take than the plan has it: by model, from the jobs done so far, for those that are still to do.
 
-A side whose latest jobs take much longer than its earlier ones, or much less, has changed (a quota, a neighbour that came or left): what
-was seen before counts no more, or a run of a thousand jobs would never notice.
+A model's latest inferences count, so that what changes slowly is followed. A side whose latest jobs take much longer than those before,
+or much less, has changed (a quota, a neighbour that came or left): what was seen before counts as many times as long from then on,
+also of the models that have not run since. Only inferences of the same model and price are compared, for two cuts of a model may be
+priced unlike.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from partita.nouns.offload import OffloadProblem, OffloadTask
 
 FEWEST = 3  #: inferences of a side before it is judged: under a quota one of them may wait for a period or not
 #: so many in a row, one of them excepted, off by so many times what was expected: the side has changed
 LATEST, CHANGED = 6, 1.4
+MEMORY = 20  #: inferences of a model that count beside the latest
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What it took, what the plan has for it, and what the ones before let expect."""
+    """What it took, and what the plan has for it."""
 
     model: str  #: its hash
     took_s: float
     planned_s: float
-    expected_s: float
 
 
 @dataclass(slots=True)
 class Tally:
-    """Inferences of one side since it last changed."""
+    """Inferences of one side."""
 
-    took_s: dict[str, float] = field(default_factory=dict)  #: by the model's hash
-    planned_s: dict[str, float] = field(default_factory=dict)
-    inferences: int = 0
-    latest: deque[Inference] = field(default_factory=lambda: deque(maxlen=LATEST))
+    before: dict[str, deque[Inference]] = field(default_factory=dict)  #: by the model's hash, without the latest
+    latest: deque[Inference] = field(default_factory=deque)  #: of all models
 
     def add(self, model: str, took_s: float, planned_s: float) -> None:
         """Nothing is learnt where nothing was planned."""
         if planned_s > 0 and took_s > 0:
-            self.latest.append(Inference(model, took_s, planned_s, planned_s * self.of(model)))
-            if self._changed():
-                self.took_s, self.planned_s, self.inferences = {}, {}, 0
-                for inference in list(self.latest)[1:]:  # the first may be from before
-                    self._count(inference)
-            else:
-                self._count(self.latest[-1])
+            self.latest.append(Inference(model, took_s, planned_s))
+            self._notice_change()
+            if len(self.latest) == LATEST:
+                oldest = self.latest.popleft()
+                self.before.setdefault(oldest.model, deque(maxlen=MEMORY)).append(oldest)
 
-    def _count(self, inference: Inference) -> None:
-        self.took_s[inference.model] = self.took_s.get(inference.model, 0.0) + inference.took_s
-        self.planned_s[inference.model] = self.planned_s.get(inference.model, 0.0) + inference.planned_s
-        self.inferences += 1
+    def _notice_change(self) -> None:
+        """Where the latest are all off, or all but one: what was before, at the speed of now."""
+        off = [self._off(i) for i in self.latest]
+        known = sorted(x for x in off if x > 0)
+        if len(known) < LATEST or not (known[1] > CHANGED or known[-2] < 1 / CHANGED):
+            return
+        factor = float(np.median(known))
+        for model, inferences in self.before.items():
+            self.before[model] = deque((replace(i, took_s=i.took_s * factor) for i in inferences), MEMORY)
+        # the one that is not off may be from before
+        self.latest = deque(i for i, x in zip(self.latest, off, strict=True) if not 1 / CHANGED <= x <= CHANGED)
 
-    def _changed(self) -> bool:
-        """Whether the latest took so many times as long as expected that it is no chance, each of them or all but one."""
-        if self.inferences < FEWEST + LATEST:
-            return False
-        times = sorted(i.took_s / i.expected_s for i in self.latest)
-        return times[1] > CHANGED or times[-2] < 1 / CHANGED
+    def _off(self, inference: Inference) -> float:
+        """Times as long as those of the same model and price took before; 0 where there were too few."""
+        alike = [i for i in self.before.get(inference.model, ()) if i.planned_s == inference.planned_s]
+        return _times([inference]) / _times(alike) if len(alike) >= FEWEST else 0.0
+
+    def _all(self) -> Iterator[Inference]:
+        for inferences in self.before.values():
+            yield from inferences
+        yield from self.latest
 
     @property
     def slower(self) -> float:
@@ -68,13 +78,23 @@ class Tally:
         >>> round(tally.slower, 3), round(tally.of("a"), 3), round(tally.of("b"), 3)
         (1.5, 1.5, 1.5)
         """
-        planned_s = sum(self.planned_s.values())
-        return sum(self.took_s.values()) / planned_s if planned_s > 0 and self.inferences >= FEWEST else 1.0
+        known = list(self._all())
+        return _times(known) if len(known) >= FEWEST else 1.0
 
     def of(self, model: str) -> float:
         """Times as long as planned; a model that has not run is as slow as the others."""
-        known = self.inferences >= FEWEST and self.planned_s.get(model, 0.0) > 0
-        return self.took_s[model] / self.planned_s[model] if known else self.slower
+        known = list(self._all())
+        return (len(known) >= FEWEST and _times(i for i in known if i.model == model)) or self.slower
+
+    def seen(self, model: str) -> float | None:
+        """Times as long as planned, however few ran; None where it has not run."""
+        return _times(i for i in self._all() if i.model == model) or None
+
+
+def _times(inferences: Iterable[Inference]) -> float:
+    """As long as planned; 0 where there are none."""
+    rows = list(inferences)
+    return sum(i.took_s for i in rows) / sum(i.planned_s for i in rows) if rows else 0.0
 
 
 @dataclass(slots=True)
@@ -103,8 +123,6 @@ class Corrections:
         return replace(problem, link=problem.link.slower(here, there), jobs=jobs)
 
     def facts(self, names: Mapping[str, str]) -> list[dict[str, float | str | None]]:
-        """A row a model that ran: its name, and how many times as long as planned it took on either side."""
-        tallies = (self.device, self.server)
-        ran = [h for h in names if any(h in t.planned_s for t in tallies)]
-        factors = [[t.took_s[h] / t.planned_s[h] if h in t.planned_s else None for t in tallies] for h in ran]
-        return [{"model": names[h], "device": d, "server": s} for h, (d, s) in zip(ran, factors, strict=True)]
+        """A row a model that ran: its name, and how many times as long as planned it took of late on either side."""
+        seen = {h: (self.device.seen(h), self.server.seen(h)) for h in names}
+        return [{"model": names[h], "device": d, "server": s} for h, (d, s) in seen.items() if d or s]

@@ -10,6 +10,7 @@ Sessions of all planned halves are built and run once before the clock starts, h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import statistics
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from partita.errors import PlanError, refuse
+from partita.errors import PartitaError, PlanError, refuse, sentence_of
 from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem, OffloadSpeeds
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.speed import Sightings, Speedometer
@@ -201,7 +202,8 @@ class _Device:
         speeds, then = self._speeds(), self.problem.speeds
         expected_s = None
         if speeds and then:
-            expected_s = simulate_offload(self.problem.at_speeds(speeds), self.plan).duration_s
+            with contextlib.suppress(PartitaError):  # of speeds that no machine has: the jobs are answered all the same
+                expected_s = simulate_offload(self.problem.at_speeds(speeds), self.plan).duration_s
         return {"speeds": asdict(speeds) if speeds else None, "predicted_at_run_speed_s": expected_s}
 
     def _speeds(self) -> OffloadSpeeds | None:
@@ -480,6 +482,12 @@ class _Device:
         self._say(self._why_anew(), once=False)
         self.rate.planned = self.rate.now
         self.counts["replans"] += 1
+        try:
+            self._plan_anew(replan, rest)
+        except Exception as error:  # the plan at hand answers every job, too
+            self._say(f"no new plan was found: {sentence_of(error)}; the one at hand stays", once=False)
+
+    def _plan_anew(self, replan: Replan, rest: Sequence[int]) -> None:
         if self.settings.policy is not None:
             # for all jobs, with the sides as they are; it is told the link with every question
             self.decide = self.settings.policy(self.corrections.applied(self.problem, [m.hash for m in self.models]))

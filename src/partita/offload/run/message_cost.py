@@ -41,7 +41,11 @@ from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.record import inferring_cpu_s
 
 JOBS, ROUNDS = 10, 4
-SMALL, LARGE = 1_000, 150_000  #: floats of a job
+SMALL, LARGE, LEAST = (
+    1_000,
+    150_000,
+    400,
+)  #: floats of a job; on a link so slow that a small one takes long, of a large one
 ON_LINK_S = 0.15  #: of a large one
 CHANNELS, SIDE, MOST_LAYERS = 64, 56, 100  #: of what is computed between messages
 #: of the CPU time that a side has, what bytes on the link take: what was seen on two kinds of machines, and by how much they differed
@@ -67,21 +71,22 @@ def message_cost(
 ) -> MessageCost:
     """Measured with `rounds` x 2 x `jobs` jobs; what is computed between them takes about as long as a large message is on the
     uplink. Raises Unreachable, Refused."""
-    many = int(np.clip(ON_LINK_S * up_bytes_per_s / 4, 4 * SMALL, LARGE))
+    many = int(np.clip(ON_LINK_S * up_bytes_per_s / 4, LEAST, LARGE))
+    few = min(SMALL, many // 4)
     layer = _layer()
     on_link_s = 4 * many / up_bytes_per_s
     here, there = (_computing(int(np.clip(on_link_s / s, 1, MOST_LAYERS))) for s in (layer.wall_s, layer.cpu_s))
-    sent = [None, *(_behind_a_message(there, floats) for floats in (SMALL, many))]
+    sent = [None, *(_behind_a_message(there, floats) for floats in (few, many))]
     idle_s = _idle_s(connect)
     seen = np.array([[_cpu_s(connect, here, message, jobs, idle_s) for message in sent] for _ in range(rounds)])
     beside, inferring = np.moveaxis(seen, 2, 0)  # [rounds, sizes, sides]
     small = np.median(beside[:, 1] - beside[:, 0], axis=0) / jobs
-    more = (beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1]) / jobs / (4 * (many - SMALL))
+    more = (beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1]) / jobs / (4 * (many - few))
     # CPU seconds that a side has while a byte passes
     byte_s = np.array([layer.received_s / layer.wall_s, 1.0]) / up_bytes_per_s
     taken = [believed(*side) for side in zip((more / byte_s).T, TAKEN, SCATTER, strict=True)]
     per_byte = (byte_s * taken).tolist()
-    device, server = ((max(0.0, s - 4 * SMALL * b), b) for s, b in zip(small.tolist(), per_byte, strict=True))
+    device, server = ((max(0.0, s - 4 * few * b), b) for s, b in zip(small.tolist(), per_byte, strict=True))
     return MessageCost(device, server, idle_s)
 
 
@@ -156,17 +161,18 @@ def _layer() -> Lap:
 
 
 def _computing(layers: int) -> OnnxModel:
-    """So many convolutions, each with 0.15 MB of weights and 0.8 MB of output."""
-    shape, chance = [1, CHANNELS, SIDE, SIDE], np.random.default_rng(0)
+    """So many convolutions, each with 0.15 MB of weights and 0.8 MB of output. The weights are products that a session makes when it is
+    built: a model of 100 layers goes up a slow link in 50 kB."""
+    shape = [1, CHANNELS, SIDE, SIDE]
     names = ["x", *(f"y{k}" for k in range(layers))]
-    nodes = [
+    nodes = [helper.make_node("Mul", ["w", f"s{k}"], [f"w{k}"], f"w{k}") for k in range(layers)]
+    nodes += [
         helper.make_node("Conv", [a, f"w{k}"], [b], b, pads=[1, 1, 1, 1]) for k, (a, b) in enumerate(pairwise(names))
     ]
-    spread = 1 / np.sqrt(9 * CHANNELS)
-    weights = [
-        numpy_helper.from_array(chance.normal(0, spread, (CHANNELS, CHANNELS, 3, 3)).astype(np.float32), f"w{k}")
-        for k in range(layers)
-    ]
+    # an output is the mean of nine pixels of all inputs, or a little more: as large as it, however many layers
+    columns = {"w": np.full((CHANNELS, 1, 3, 3), 1 / (9 * CHANNELS))}
+    columns |= {f"s{k}": np.full((1, CHANNELS, 1, 1), 1 + 1e-4 * k) for k in range(layers)}
+    weights = [numpy_helper.from_array(column.astype(np.float32), name) for name, column in columns.items()]
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in (names[0], names[-1])]
     return OnnxModel.of(helper.make_graph(nodes, "computing", ends[:1], ends[1:], weights))
 

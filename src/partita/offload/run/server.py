@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -28,7 +28,7 @@ from partita.offload.run.counters import Counters
 from partita.offload.run.job_streams import Compute, JobStreams
 from partita.offload.run.model_store import ModelStore, NoRoom, Unknown, resident_bytes
 from partita.offload.run.settings import ServerSettings
-from partita.offload.run.wire import CHUNK_BYTES, HEALTH, PROTOCOL, SERVICE, WireError, first_line, pack, unpack
+from partita.offload.run.wire import HEALTH, PROTOCOL, SERVICE, WireError, first_line, pack, unpack, zeros
 
 _MOST_MEASURE_S = 20.0  #: of one model
 _MOST_IN_TURN = 256  #: halves of models
@@ -55,22 +55,41 @@ class Server:
         self._files = ThreadPoolExecutor(1, thread_name_prefix="partita-models")
         self._draining = asyncio.Event()
         self._streams = JobStreams(settings, self.store, self._compute, self.counters, self._draining)
-        most = settings.clients + _CALLS
-        self._grpc = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=most)
-        self._grpc.add_generic_rpc_handlers((self._handlers(), self._health()))
+        self._port = settings.port
+        self._loop = set[asyncio.Task[Any]]()  #: gRPC's own
 
     async def start(self) -> int:
         """Listen; returns the port. Raises BadInput where the address cannot be had."""
         s, locked = self.settings, self.settings.credentials.for_grpc()
-        where = f"{s.host}:{s.port}"
+        where = f"{s.host}:{self._port}"
+        self._grpc = grpc.aio.server(options=_options(s), maximum_concurrent_rpcs=s.clients + _CALLS)
+        self._grpc.add_generic_rpc_handlers((self._handlers(), self._health()))
         try:
             port = self._grpc.add_insecure_port(where) if locked is None else self._grpc.add_secure_port(where, locked)
         except RuntimeError as error:
             raise BadInput(
                 f"{where} cannot be listened on: {first_line(error)}", hint="choose another --port"
             ) from error
+        others = asyncio.all_tasks()
         await self._grpc.start()
-        return int(port)
+        self._loop = asyncio.all_tasks() - others
+        self._port = int(port)
+        return self._port
+
+    async def keep(self) -> None:
+        """Listen until drained. Raises BadInput where the address cannot be had again.
+
+        gRPC's loop ends at a request whose path is no text, before any of ours sees it, and refuses every later connection: then
+        begin again, with the models as they are. That it has ended only its task tells: gRPC itself waits for calls that are open."""
+        while True:
+            await asyncio.wait(self._loop or {asyncio.ensure_future(self._grpc.wait_for_termination())})
+            if self._draining.is_set():
+                return
+            self.counters.add("restarts_total")
+            for _ in range(2):  # the first one raises what the loop raised, the second ends the calls
+                with suppress(Exception):
+                    await self._grpc.stop(None)
+            await self.start()
 
     async def drain(self) -> None:
         """Take no more jobs, answer those that are in for at most `grace_s`, stop."""
@@ -273,14 +292,10 @@ class Server:
         return pack({"stamps": stamps})
 
     async def _source(self, raw: bytes, context: _Context) -> None:
-        """Sends zeros for at most `seconds`."""
+        """Sends so many bytes."""
         async with self._answering(context):
-            seconds = min(10.0, float(unpack(raw)[0]["seconds"]))
-            chunk, until = bytes(CHUNK_BYTES), time.perf_counter() + seconds
-            for _ in range(_MOST_LINK_BYTES // CHUNK_BYTES):
+            for chunk in zeros(min(_MOST_LINK_BYTES, int(unpack(raw)[0]["bytes"]))):
                 await context.write(chunk)
-                if time.perf_counter() > until:
-                    return
 
 
 def _checked_model(data: bytes, name: str, wanted: str) -> OnnxModel:
@@ -315,6 +330,12 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
     ]
 
 
+def _say_but_bad_paths(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What ended gRPC's loop (see `Server.keep`) is counted, and no fault of ours."""
+    if not isinstance(context.get("exception"), UnicodeDecodeError):
+        loop.default_exception_handler(context)
+
+
 def serve(settings: ServerSettings, ready: Callable[[Server, int], None]) -> Server:
     """Serve until SIGTERM or SIGINT, then drain. `ready` is told the server and its port."""
 
@@ -325,10 +346,14 @@ def serve(settings: ServerSettings, ready: Callable[[Server, int], None]) -> Ser
         port = await server.start()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_say_but_bad_paths)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         ready(server, port)
-        await stop.wait()
+        kept, stopped = asyncio.ensure_future(server.keep()), asyncio.ensure_future(stop.wait())
+        await asyncio.wait((kept, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if kept.done():
+            kept.result()  # raises why
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)  # a second one ends the process at once
         await server.drain()

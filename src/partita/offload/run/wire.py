@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,12 @@ from partita.errors import BadInput
 Array = npt.NDArray[Any]
 Head = Mapping[str, Any]
 
-PROTOCOL = 2  #: a server and a device of different protocols do not work together
+PROTOCOL = 3  #: a server and a device of different protocols do not work together
 SERVICE = "partita.Offload"
 HEALTH = "grpc.health.v1.Health"
 MOST_MESSAGE_BYTES = 64 << 20  #: unless told otherwise
 SLACK_BYTES = 64 << 10  #: room in a message beside its tensors
-CHUNK_BYTES = 256 << 10  #: of a model on its way up, and of a measurement of the link
+LEAST_CHUNK_BYTES, CHUNK_BYTES = 1 << 10, 256 << 10  #: of a model on its way up, and of a measurement of the link
 
 _HEAD = "partita"  #: key of the head in the metadata of safetensors
 _LENGTH = struct.Struct("<Q")
@@ -64,6 +64,13 @@ def unpack(raw: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     if not isinstance(head, dict):
         raise WireError(f"the head of a message is a {type(head).__name__}", hint="use the same Partita on both sides")
     return head, tensors
+
+
+def zeros(size_bytes: int) -> Iterator[bytes]:
+    """So many bytes in about 64 chunks, to measure a link with."""
+    step = min(max(size_bytes // 64, LEAST_CHUNK_BYTES), CHUNK_BYTES)
+    for at in range(0, size_bytes, step):
+        yield bytes(min(step, size_bytes - at))
 
 
 def first_line(error: BaseException) -> str:
