@@ -31,7 +31,7 @@ class Fake(Client):
         self.reply = reply
 
     def hello(self, timeout_s: float = 1.0) -> Welcome:
-        return Welcome(1, 1 << 26, 1e9, 0.0, 1e-4)
+        return Welcome(1, 1 << 26, 0.0, 1e-4)
 
     def put(self, model: OnnxModel) -> bool:
         return True

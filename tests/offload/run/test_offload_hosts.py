@@ -23,7 +23,7 @@ JOBS, EVERY_S = 300, 0.025
 
 def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: Path) -> None:
     """The device does the jobs by itself until it has a tenth of its core; none is lost, and the server does the rest."""
-    model = net(channels=48, side=96)
+    model = net(channels=72, side=96)  # at a tenth of a core much more than what a message takes
     (tmp_path / "net.onnx").write_bytes(model.data)
     rows = (f'[[job]]\nname = "{k}"\nmodel = "net.onnx"\nrelease_s = {k * EVERY_S:.3f}\n' for k in range(JOBS))
     (tmp_path / "JOBS.toml").write_text("\n".join(rows))

@@ -115,7 +115,7 @@ def test_a_wrong_coding_is_refused(how: Any) -> None:
 def test_priced_by_hand() -> None:
     job = OffloadJob("j", 100.0, (OffloadTask("a", 1, 1, 40.0), OffloadTask("b", 1, 1, 8.0, ("a",))))
     problem = OffloadProblem(OffloadLink(10.0, 10.0), (job,))
-    coded = priced(problem, CodecCost(0.5, 0.01, 0.02)).jobs[0]
-    # a byte: 0.5 bytes at 10 bytes/s, and 0.03 s of coding, which is 0.3 bytes' worth of the link
-    assert coded.input_bytes == pytest.approx(80.0)
-    assert [t.output_bytes for t in coded.tasks] == pytest.approx([32.0, 8.0])
+    coded = priced(problem, CodecCost(0.5, 0.01, 0.02))
+    assert (coded.link.send_s_per_byte, coded.link.receive_s_per_byte) == pytest.approx((0.02, 0.04))  # of a byte sent
+    assert coded.jobs[0].input_bytes == pytest.approx(50.0)
+    assert [t.output_bytes for t in coded.jobs[0].tasks] == pytest.approx([20.0, 8.0])

@@ -1,8 +1,8 @@
 """What a planner has to know, measured: the models on either side, the link, and what messages take of both sides.
 
-One after the other, so that nothing disturbs it, and inside whatever quota the device's process has. What is counted is CPU
-time: of every model by itself, task by task (kept, for it is the same for long), then of all models in turn, now, then of
-messages. A side that has its core for a share of the time only (a quota, neighbours, an open connection) takes so many times as long; the share is
+Inside whatever quota the device's process has, and both sides at once: so it takes half as long, and where they are hosts of one
+machine, with caches and memory in common, each disturbs the other as in a run. What is counted is CPU time: of every model by itself,
+task by task (kept, for it is the same for long), then of all models in turn, now, then of messages. A side that has its core for a share of the time only (a quota, neighbours, an open connection) takes so many times as long; the share is
 seen while the models take their turns, and the machines' speeds stand beside the problem.
 
 Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
@@ -13,7 +13,9 @@ by a tenth, so then the models take their turns again, and the plan is made for 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from partita.errors import CaptureError
@@ -31,6 +33,7 @@ from partita.offload.run.problem import problem_of
 
 LOOPS = 3  #: of planning and measuring
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
 @dataclass(frozen=True)
@@ -102,19 +105,17 @@ def measure_both_sides(
     here: Callable[[OnnxModel, float], InferenceTimes] = measure_model,
     say: Callable[[str], None] = lambda what: None,
 ) -> BothSides:
-    """Takes at most about 2 x `budget_s` a model and once more for all, here and there, and some ten seconds for link and messages; `here`
-    measures a model on this side. Raises CaptureError, Unreachable, Refused."""
+    """Takes at most about 2 x `budget_s` a model and once more for all, and some ten seconds for link and messages; `here` measures a model
+    on this side. Raises CaptureError, Unreachable, Refused."""
     models = {j.model.hash: j.model for j in jobs}
     each = tuple(models.values())
     with connect() as client:
         threads = client.hello().threads
         alone_here, alone_there = dict[str, Mapping[str, float]](), dict[str, Mapping[str, float]]()
         for h, m in models.items():
-            say(f"measuring {m.name} here")
-            alone_here[h] = here(m, budget_s).seconds
-        for h, m in models.items():
-            say(f"measuring {m.name} on {client.target}")
-            alone_there[h] = client.measure(m, budget_s).seconds
+            say(f"measuring {m.name} here and on {client.target}")
+            own_tasks, its_tasks = _at_once(partial(here, m, budget_s), partial(client.measure, m, budget_s))
+            alone_here[h], alone_there[h] = own_tasks.seconds, its_tasks.seconds
         say("measuring the models in turn, here and there")
         own, there = _in_turn(each, client, budget_s)
         say("measuring the link, and what messages take of both sides")
@@ -155,7 +156,7 @@ def planned(
 
 
 def as_now(found: BothSides, connect: Callable[[], Client], budget_s: float) -> BothSides:
-    """What was measured, with what whole models take now, in some `budget_s` a side. Raises Unreachable, Refused, CaptureError."""
+    """What was measured, with what whole models take now, in some `budget_s`. Raises Unreachable, Refused, CaptureError."""
     with connect() as client:
         own, there = _in_turn(found.device.models, client, budget_s)
     return replace(found, device=replace(found.device, turns=own), server=replace(found.server, turns=there))
@@ -175,16 +176,27 @@ def with_plans(
     if not here and not there:
         return found
     with connect() as client:
-        device = _with_halves(found.device, here, "device", lambda i: measure_in_turn(i, "device", budget_s), say)
-        server = _with_halves(found.server, there, "server", lambda i: client.turns(i, budget_s), say)
+        device, server = _at_once(
+            partial(_with_halves, found.device, here, "device", lambda i: measure_in_turn(i, "device", budget_s), say),
+            partial(_with_halves, found.server, there, "server", lambda i: client.turns(i, budget_s), say),
+        )
     same = device is found.device and server is found.server
     return found if same else replace(found, device=device, server=server)
 
 
 def _in_turn(models: Sequence[OnnxModel], client: Client, budget_s: float) -> tuple[Turns, Turns]:
     """Whole models, here and on the server."""
-    own = measure_in_turn([(m, _all(m)) for m in models], "device", budget_s)
-    return own, client.turns([(m, frozenset()) for m in models], budget_s)
+    return _at_once(
+        partial(measure_in_turn, [(m, _all(m)) for m in models], "device", budget_s),
+        partial(client.turns, [(m, frozenset()) for m in models], budget_s),
+    )
+
+
+def _at_once(here: Callable[[], _T], there: Callable[[], _U]) -> tuple[_T, _U]:
+    """What both return; `there` only asks the server, and waits for it in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(there)
+        return here(), asked.result()
 
 
 def _all(model: OnnxModel) -> frozenset[str]:

@@ -64,7 +64,6 @@ class Welcome:
 
     threads: int
     message_bytes: int
-    memory_bytes: float
     clock_ahead_s: float
     round_trip_s: float
 
@@ -105,7 +104,7 @@ class Client:
         if said.get("draining"):
             raise Unreachable(f"{self.target} is about to stop")
         ahead, round_trip = clock_ahead(lambda: float(self._unary("Echo", {}, timeout_s)["at"]), _ECHOES)
-        return Welcome(int(said["threads"]), int(said["message_bytes"]), float(said["memory_bytes"]), ahead, round_trip)
+        return Welcome(int(said["threads"]), int(said["message_bytes"]), ahead, round_trip)
 
     def cpu_s(self) -> float:
         """CPU seconds that the server's process has used."""

@@ -110,19 +110,19 @@ def measure_codec(codec: Codec, sample: Mapping[str, Array], repeats: int = 3) -
         began = time.perf_counter()
         decode(coding, sent, 1 << 62)
         back.append(time.perf_counter() - began)
-    return CodecCost(sent_bytes / total, min(there) / total, min(back) / total)
+    return CodecCost(sent_bytes / total if sent_bytes else 1.0, min(there) / total, min(back) / total)
 
 
-def priced(problem: OffloadProblem, cost: CodecCost, server_share: float = 1.0) -> OffloadProblem:
-    """The problem as a planner should see it when crossing tensors travel coded.
-
-    Fewer bytes cross; the seconds of coding and decoding (the server's times `server_share`) lengthen the transfer,
-    because the sender codes while the device computes the next job: bytes' = bytes (ratio + rate (encode + decode)).
-    Answers (outputs that no task reads) travel raw. On a device with less than one free core the coding also slows
-    the computing; that is not in the model.
-    """
-    factor = cost.ratio + problem.link.up_bytes_per_s * (cost.encode_s_per_byte + server_share * cost.decode_s_per_byte)
-    return replace(problem, jobs=tuple(_scaled(j, factor) for j in problem.jobs))
+def priced(problem: OffloadProblem, cost: CodecCost) -> OffloadProblem:
+    """The problem as a planner should see it when crossing tensors travel coded: fewer bytes cross, and each that does takes of both
+    sides what it took to code and to decode it, as fast there as here. Answers (outputs that no task reads) travel raw."""
+    encode_s, decode_s = cost.encode_s_per_byte / cost.ratio, cost.decode_s_per_byte / cost.ratio
+    link = replace(
+        problem.link,
+        send_s_per_byte=problem.link.send_s_per_byte + encode_s,
+        receive_s_per_byte=problem.link.receive_s_per_byte + decode_s,
+    )
+    return replace(problem, link=link, jobs=tuple(_scaled(j, cost.ratio) for j in problem.jobs))
 
 
 def _scaled(job: OffloadJob, factor: float) -> OffloadJob:

@@ -173,9 +173,7 @@ class Server:
             "protocol": PROTOCOL,
             "partita": __version__,
             "threads": s.threads,
-            "memory_bytes": s.memory_bytes,
             "message_bytes": s.message_bytes,
-            "queue_jobs": s.queue_jobs,
             "draining": self._draining.is_set(),
         }
 
