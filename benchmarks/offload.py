@@ -109,17 +109,20 @@ def device(server: str, names: Sequence[str]) -> None:
             continue
         before = found
         found = looked(asked, found, models, connect)
-        tell({"known": True} if found is before else told(found))
+        tell({"known": True} if found is before and asked["do"] == "halves" else told(found))
 
 
 def looked(
     asked: Json, found: BothSides | None, models: Mapping[str, OnnxModel], connect: Callable[[], Client]
 ) -> BothSides:
-    """What was measured so far, and what is asked for: all of it, the models in turn once more, or the halves of plans."""
+    """What was measured so far, and what is asked for: all of it, the models in turn once more, the halves of plans, or what it all
+    takes while the jobs are done by a plan."""
     if asked["do"] == "measure" or found is None:
         return measured(asked, models, connect)
     if asked["do"] == "again":
         return as_now(found, connect, asked["budget_s"])
+    if asked["do"] == "during":
+        return found.during(OffloadPlan.from_json(asked["plan"]))
     return with_plans(found, [OffloadPlan.from_json(p) for p in asked["plans"]], connect, asked["budget_s"])
 
 
@@ -295,7 +298,17 @@ def planned(on: Stage, methods: Sequence[str], budget_s: float, **asked: Any) ->
         if "known" in better:
             break
         found, files = better, plans(better)
-    return found, files
+    return found, {m: during(on, m, f) for m, f in files.items()}
+
+
+def during(on: Stage, method: str, file: OffloadFile) -> OffloadFile:
+    """A method's plan for sides that are as busy as it has them."""
+    for _ in range(LOOPS):
+        problem = OffloadProblem.from_json(on.ask(do="during", plan=file.plan.to_json())["problem"])
+        if problem == file.problem:
+            break
+        file = plan_offload(problem, method)
+    return file
 
 
 def run_once(

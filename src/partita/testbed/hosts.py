@@ -205,13 +205,17 @@ class Testbed:
         with beds.locked():
             if self._found() is None:
                 raise BadInput(f"test bed {self.name!r} was taken down while it was made", hint="make it again")
-            self._state = dataclasses.replace(self._state, owner=None)
-            self._state.write()
+            left = dataclasses.replace(self._state, owner=None)
+            left.write()
+            self._state = left
         self._dismiss()
 
     def _undo(self) -> None:
         """Take away what was made of the bed, also where somebody has taken it down meanwhile and did not see all of it."""
-        with beds.locked():
+        with (
+            beds.locked(),
+            contextlib.suppress(BadInput),
+        ):  # of a damaged file: what went wrong is to be told, and not that
             if self._found() is not None or beds.find(self.name) is None:
                 dismantle(self._state)
         self._dismiss()
@@ -272,7 +276,7 @@ def _ready() -> None:
         if shutil.which(tool) is None:
             raise MissingDependency(f"{tool} is not on the PATH", hint="install iproute2 (it brings ip and tc)")
     inside = _ip("netns", "identify", str(os.getpid())).strip()
-    if inside.startswith(beds.PREFIX):
+    if inside in {host.namespace for state in beds.every() for host in state.hosts}:
         # its cpu groups cannot be seen here: they would be taken for gone
         raise BadInput(
             f"this is a host of a test bed, {inside}: beds are made and changed outside", hint="leave the host"

@@ -96,7 +96,9 @@ def members(folder: Path) -> list[int]:
 
 
 def remove(folder: Path, patience_s: float = 2.0) -> bool:
-    """Remove a group, killing those who were still on their way into it; True when it is gone."""
+    """Remove a group, killing those who were still on their way into it; True when it is gone, and not out of sight."""
+    if not folder.parent.is_dir():
+        return False
     end = time.monotonic() + patience_s
     while folder.is_dir():
         try:

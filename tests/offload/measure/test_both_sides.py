@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,14 @@ from offload.run.small_nets import net, plan_of, served
 
 from partita.cli import main
 from partita.errors import CaptureError
-from partita.nouns.offload import OffloadProblem, Speed
+from partita.nouns.offload import OffloadLink, OffloadProblem, Speed
+from partita.offload.capture.jobs import JobSpec
 from partita.offload.measure.in_turn import Item, Turns
+from partita.offload.measure.link import LinkTimes
 from partita.offload.plan.lower import part_times
-from partita.offload.run.both_sides import SideTimes, _with_halves
+from partita.offload.run.both_sides import BothSides, SideTimes, _at_once, _with_halves
+from partita.offload.run.client import Client
+from partita.offload.run.message_cost import MessageCost
 
 
 def test_the_verb_measures_what_messages_take_of_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,11 +55,52 @@ def test_costs_read_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "sending" in capsys.readouterr().out
 
 
+TURNS = Turns(((2.0,),), Speed(1e-3))
+
+
+def test_a_side_is_slowed_by_the_other_as_long_as_that_computes() -> None:
+    quiet, beside = Turns(((2.0,),), Speed(1e-3, share=0.25)), Turns(((3.0,),), Speed(1.2e-3, share=0.25))
+    side = SideTimes((net(side=64),), {}, beside, quiet)
+    for share, took_s, probe_s in ((0.0, 8.0, 1e-3), (0.5, 10.0, 1.1e-3), (1.0, 12.0, 1.2e-3)):
+        now = replace(side, beside=share)
+        assert now.whole(0).seconds == pytest.approx(took_s)
+        assert now.speed.probe_s == pytest.approx(probe_s)
+
+
+@pytest.mark.parametrize(("cut", "device", "server"), [(-1, 1.0, 0.0), (0, 0.0, 1.0)])
+def test_a_plan_tells_how_busy_the_sides_are(cut: int, device: float, server: float) -> None:
+    model = net(side=64)
+    job = JobSpec("j", model, {})
+    side = SideTimes((model,), {model.hash: dict.fromkeys(model.tasks_topological, 1.0)}, TURNS, TURNS)
+    link = OffloadLink(1e12, 1e12)
+    found = BothSides((job,), 1, side, side, LinkTimes(link, link, link), MessageCost((0.0, 0.0), (0.0, 0.0)))
+    now = found.during(plan_of(found.problem, [cut]))
+    assert (now.server.beside, now.device.beside) == pytest.approx((device, server), abs=1e-6)
+    assert now.during(plan_of(now.problem, [cut])) is now
+
+
+def test_a_side_that_fails_ends_the_other() -> None:
+    """Whoever leaves does not wait for the server's answer."""
+    gone = threading.Event()
+
+    class Waiting(Client):
+        def close(self) -> None:
+            super().close()
+            gone.set()
+
+    def fail() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _at_once(Waiting("127.0.0.1:9"), fail, lambda: gone.wait(20))
+    assert gone.is_set()
+
+
 def test_a_half_that_is_refused_leaves_the_others_their_times() -> None:
     model = net(side=64)
     tasks = model.tasks_topological
     good, bad = frozenset(tasks[:1]), frozenset(tasks[:2])
-    side = SideTimes((model,), {model.hash: dict.fromkeys(tasks, 1.0)}, Turns(((2.0,),), Speed(1e-3)))
+    side = SideTimes((model,), {model.hash: dict.fromkeys(tasks, 1.0)}, TURNS, TURNS)
     said: list[str] = []
 
     def measure(items: list[Item]) -> Turns:
@@ -71,5 +118,5 @@ def test_an_open_connection_takes_of_a_side_what_it_takes_of_its_share() -> None
     """3 ms a second are a 33rd of a tenth of a core; never more than half is given up."""
     model = net(side=64)
     turns = Turns(((2.0,),), Speed(1e-3, share=0.1))
-    assert SideTimes((model,), {}, turns, taken=3e-3).whole(0).seconds == pytest.approx(2.0 / 0.097)
-    assert SideTimes((model,), {}, turns, taken=0.5).whole(0).seconds == pytest.approx(2.0 / 0.05)
+    assert SideTimes((model,), {}, turns, turns, taken=3e-3).whole(0).seconds == pytest.approx(2.0 / 0.097)
+    assert SideTimes((model,), {}, turns, turns, taken=0.5).whole(0).seconds == pytest.approx(2.0 / 0.05)

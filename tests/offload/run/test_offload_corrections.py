@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,39 @@ def test_one_outlier_is_no_change() -> None:
     tally.add("a", 50.0, 1.0)
     told(tally, 1.0, 100)
     assert quiet(tally)
+
+
+def test_waiting_for_a_quota_now_and_then_is_no_change() -> None:
+    tally = with_a_still_one()
+    for k in range(700):
+        tally.add("a", 20.0 if k % 7 == 6 else 1.0, 1.0)
+    assert quiet(tally)
+    assert tally.of("a") == pytest.approx(26 / 7, rel=0.25)
+
+
+def test_a_stranger_among_the_latest_does_not_hide_a_change() -> None:
+    """Every fourth job is of a model, or a cut, that has not run yet."""
+    tally = Tally()
+    told(tally, 1.0, 30)
+    for k in range(8):
+        tally.add("ab"[k % 2], 3.0 * (1 + k % 2), 1.0)
+        if k % 3 == 0:
+            tally.add(f"new {k}", 3.0, 1.0)
+    assert tally.of("a") == pytest.approx(3.0)
+    assert tally.of("new 0") == pytest.approx(3.0)
+
+
+def test_all_models_are_corrected_quickly_however_many_there_are() -> None:
+    tally = Tally()
+    for k in range(20):
+        told(tally, 1.0, 25 * (k < 2))
+        for _ in range(25):
+            tally.add(f"model {k}", 1.0, 1.0)
+    began = time.perf_counter()
+    for _ in range(1000):
+        assert tally.slower > 0
+        tally.add("model 3", 1.0, 1.0)
+    assert time.perf_counter() - began < 1.0
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 30])

@@ -140,7 +140,7 @@ def _measured(options: argparse.Namespace, jobs: Sequence[JobSpec], here: _Here,
         return Client(options.server, key)
 
     found = measure_both_sides(jobs, connect, options.budget_s, here=here, say=talk.step)
-    found, _ = planned(found, plan_offload, lambda made: [made.plan], connect, options.budget_s, say=talk.step)
+    found, _ = planned(found, plan_offload, lambda made: made.plan, connect, options.budget_s, say=talk.step)
     device, server = (
         {m.hash: side.whole(k) for k, m in enumerate(side.models)} for side in (found.device, found.server)
     )

@@ -24,7 +24,7 @@ from partita.page.text import draw, facts, percent, seconds, size, table
 if TYPE_CHECKING:
     from partita.offload.capture.jobs import JobSpec
     from partita.offload.run.client import Client
-    from partita.offload.run.codec import Codec
+    from partita.offload.run.codec import Codec, CodecCost
     from partita.offload.run.record import OffloadRun
 
 
@@ -159,13 +159,16 @@ def _decided(
     problem = OffloadProblem.read(options.costs)
     check_fits(problem, work, options.costs)
     talk.step(f"planning {len(work)} jobs")
-    return _planned(options, work, problem)
+    return _planned(options, work, problem, _codec_cost(options.transfer, work))
 
 
-def _planned(options: argparse.Namespace, work: Sequence[JobSpec], problem: OffloadProblem) -> OffloadFile:
+def _planned(
+    options: argparse.Namespace, work: Sequence[JobSpec], problem: OffloadProblem, codec: CodecCost | None
+) -> OffloadFile:
+    from partita.offload.run.codec import priced
     from partita.offload.run.problem import stream_plan
 
-    seen = _as_planned(problem, options.transfer, work)
+    seen = priced(problem, codec) if codec else problem
     if options.arrivals:
         rows = zip(seen.jobs, work, strict=True)
         return stream_plan(replace(seen, jobs=tuple(replace(j, release_s=w.release_s) for j, w in rows)))
@@ -184,10 +187,11 @@ def _measured(
     talk.step(f"measuring {len({w.model.hash for w in work})} models here and on {options.server}")
     try:
         found = measure_both_sides(work, connect, options.measure_s)
+        codec = _codec_cost(options.transfer, work)
         return planned(
             found,
-            lambda problem: _planned(options, work, problem),
-            lambda file: [file.plan],
+            lambda problem: _planned(options, work, problem, codec),
+            lambda file: file.plan,
             connect,
             options.measure_s,
             say=lambda line: talk.say(f"   {line}"),
@@ -206,12 +210,12 @@ def _alone(work: Sequence[JobSpec]) -> OffloadFile:
     return OffloadFile(OffloadPlan(tuple(range(len(work))), cuts), verdict, problem)
 
 
-def _as_planned(problem: OffloadProblem, transfer: Codec, work: Sequence[JobSpec]) -> OffloadProblem:
-    """The problem with the price of coded tensors, measured on one job's crossing tensors."""
-    from partita.offload.run.codec import measure_codec, priced
+def _codec_cost(transfer: Codec, work: Sequence[JobSpec]) -> CodecCost | None:
+    """Of coded tensors, measured on one job's; None where they travel as they are."""
+    from partita.offload.run.codec import measure_codec
     from partita.offload.run.problem import sample_of
 
-    return problem if transfer == "raw" else priced(problem, measure_codec(transfer, sample_of(work[0])))
+    return None if transfer == "raw" else measure_codec(transfer, sample_of(work[0]))
 
 
 def _document(

@@ -50,16 +50,19 @@ def bound_of(floor: Floor) -> Bound:
     active: list[set[int]] = [{0} for _ in network]
     weights, alone, value = np.full(5, 0.2), np.zeros(len(network)), np.inf
     mix: tuple[dict[int, float], ...] = tuple({0: float(n)} for n in count)
+    solved = -1  # how many cuts were active in the last program
     for _ in range(ROUNDS):
         cut_s = _least_sum(floor, weights, alone, active)
         if min(cut_s, device_only) > best.value_s:
             best = Bound(min(cut_s, device_only), _name(weights, alone, device_only, cut_s), weights)
-        if value <= best.value_s * (1 + 1e-7) or device_only <= cut_s:
+        looked_at = sum(map(len, active))
+        if value <= best.value_s * (1 + 1e-7) or device_only <= cut_s or looked_at == solved:
             break
         found = _program(floor, [sorted(a) for a in active])
         if found is None:
             break
         weights, alone, value, mix = found
+        solved = looked_at
     release = min(j.release_s for j in floor.problem.jobs)
     return Bound((best.value_s + release) * SAFE, best.name, best.weights, mix)
 

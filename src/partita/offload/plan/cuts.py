@@ -33,10 +33,11 @@ class Cuts:
     _flow: CutNetwork | None = field(default=None, repr=False)
 
     def least(self, weights: FloatArray, *, sent: bool = False) -> tuple[float, int]:
-        """(a lower bound on the least weighted seconds of any cut, a cut that attains it) for [4] weights >= 0.
+        """(a lower bound on the least weighted seconds of any cut, a cut that attains it) for [4] weights >= 0. A new cut joins the
+        others, at the end.
 
-        `sent`: of a cut that sends something, where that can be told; where it cannot, and to send nothing is least, the cut is the
-        best known one that sends. A new cut joins the others, at the end.
+        `sent`: of a cut that sends something, where that can be told. Where it cannot, and to send nothing is least, the cut is the
+        best known one that sends, which does not attain the bound.
         inf, -1 where no cut sends anything without being beaten by the whole network.
         """
         if self.complete:

@@ -1,9 +1,12 @@
 """What a planner has to know, measured: the models on either side, the link, and what messages take of both sides.
 
-Inside whatever quota the device's process has, and both sides at once: so it takes half as long, and where they are hosts of one
-machine, with caches and memory in common, each disturbs the other as in a run. What is counted is CPU time: of every model by itself,
-task by task (kept, for it is the same for long), then of all models in turn, now, then of messages. A side that has its core for a share of the time only (a quota, neighbours, an open connection) takes so many times as long; the share is
+Inside whatever quota the device's process has. What is counted is CPU time: of every model by itself, task by task (kept, for it is the
+same for long), then of all models in turn, now, then of messages. A side that has its core for a share of the time only (a quota, neighbours, an open connection) takes so many times as long; the share is
 seen while the models take their turns, and the machines' speeds stand beside the problem.
+
+Where both sides are hosts of one machine, with caches and memory in common, each disturbs the other: networks of a device with a tenth
+of a core take 1.3 times as long while the server computes. So the models take their turns on both sides at once and on each alone, and
+in what is predicted they take what lies between, by the share of the time in which the other side computes.
 
 Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
 and planning and measuring take turns until the plans' cuts have all been measured. In the minutes that this takes a machine drifts
@@ -20,18 +23,20 @@ from typing import TypeVar
 
 from partita.errors import CaptureError
 from partita.nouns.costs import Estimate
-from partita.nouns.offload import OffloadPlan, OffloadProblem, OffloadSpeeds
+from partita.nouns.offload import OffloadPlan, OffloadProblem, OffloadSpeeds, Speed
 from partita.offload.capture.jobs import JobSpec
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cuts import Side, proportioned
 from partita.offload.measure.in_turn import Item, Turns, measure_in_turn
 from partita.offload.measure.inference import InferenceTimes, measure_model
 from partita.offload.measure.link import LinkTimes, measure_link
+from partita.offload.plan.lower import part_times, simulate_offload
 from partita.offload.run.client import Client, Refused
 from partita.offload.run.message_cost import MessageCost, message_cost
 from partita.offload.run.problem import problem_of
 
 LOOPS = 3  #: of planning and measuring
+NEAR = 0.05  #: of the time: shares that are told apart
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
@@ -42,22 +47,34 @@ class SideTimes:
 
     models: tuple[OnnxModel, ...]
     tasks: Mapping[str, Mapping[str, float]]  #: hash -> task -> seconds, of the model by itself
-    turns: Turns  #: of the whole models
+    turns: Turns  #: of the whole models, while the other side has its turns, too
+    quiet: Turns  #: while it has not
     taken: float = 0.0  #: of a core: CPU seconds a second that go to an open connection
     halves: Mapping[tuple[str, frozenset[str]], float] = field(
         default_factory=dict
     )  #: (hash, tasks) -> share of the whole
+    beside: float = 0.5  #: share of the time in which the other side computes, in what is predicted
 
     def whole(self, model: int) -> Estimate:
         """On the clock, in company."""
-        e = self.turns.seconds(model)
-        slower = self.turns.speed.share / self.share
-        return replace(e, seconds=e.seconds * slower, low=e.low * slower, high=e.high * slower)
+        rows = [(t.seconds(model), t.speed.share / self.share) for t in (self.turns, self.quiet)]
+        (low, seconds, high), quiet = ([x * slower for x in (e.low, e.seconds, e.high)] for e, slower in rows)
+        mixed = [self._between(*pair) for pair in zip((low, seconds, high), quiet, strict=True)]
+        return replace(rows[0][0], low=mixed[0], seconds=mixed[1], high=mixed[2])
+
+    def _between(self, beside: float, quiet: float) -> float:
+        return quiet + self.beside * (beside - quiet)
+
+    @property
+    def speed(self) -> Speed:
+        """Of the machine, in what is predicted."""
+        a, b = self.turns.speed, self.quiet.speed
+        return replace(a, probe_s=self._between(a.probe_s, b.probe_s), share=self._between(a.share, b.share))
 
     @property
     def share(self) -> float:
         """Of a core, left for inferences and messages: at the least half of what the process has."""
-        return self.turns.speed.share - min(self.taken, 0.5 * self.turns.speed.share)
+        return self.speed.share - min(self.taken, 0.5 * self.speed.share)
 
     def seconds(self) -> dict[str, dict[str, float]]:
         """Hash -> task -> seconds: in sum what the model takes in company, in parts what its halves do."""
@@ -94,7 +111,17 @@ class BothSides:
     def problem(self) -> OffloadProblem:
         """Raises CostError for what no planner can use."""
         made = problem_of(self.jobs, self.device.seconds(), self.server.seconds(), self.link.link, self.threads)
-        return replace(made, speeds=OffloadSpeeds(self.device.turns.speed, self.server.turns.speed))
+        return replace(made, speeds=OffloadSpeeds(self.device.speed, self.server.speed))
+
+    def during(self, plan: OffloadPlan) -> BothSides:
+        """As it is while the jobs are done by a plan; itself where that is nearly what it is for. O(jobs log jobs)."""
+        problem = self.problem
+        device_s, _, server_s, _ = part_times(problem, plan)[0].sum(axis=0).tolist()
+        all_s = simulate_offload(problem, plan).duration_s or 1.0
+        device, server = min(1.0, device_s / all_s), min(1.0, server_s / self.threads / all_s)
+        if max(abs(self.device.beside - server), abs(self.server.beside - device)) < NEAR:
+            return self
+        return replace(self, device=replace(self.device, beside=server), server=replace(self.server, beside=device))
 
 
 def measure_both_sides(
@@ -105,7 +132,7 @@ def measure_both_sides(
     here: Callable[[OnnxModel, float], InferenceTimes] = measure_model,
     say: Callable[[str], None] = lambda what: None,
 ) -> BothSides:
-    """Takes at most about 2 x `budget_s` a model and once more for all, and some ten seconds for link and messages; `here` measures a model
+    """Takes at most about 2 x `budget_s` a model and three times more for all, and some ten seconds for link and messages; `here` measures a model
     on this side. Raises CaptureError, Unreachable, Refused."""
     models = {j.model.hash: j.model for j in jobs}
     each = tuple(models.values())
@@ -114,36 +141,37 @@ def measure_both_sides(
         alone_here, alone_there = dict[str, Mapping[str, float]](), dict[str, Mapping[str, float]]()
         for h, m in models.items():
             say(f"measuring {m.name} here and on {client.target}")
-            own_tasks, its_tasks = _at_once(partial(here, m, budget_s), partial(client.measure, m, budget_s))
+            client.put(m)  # first, for an upload would disturb what is kept
+            own_tasks, its_tasks = _at_once(client, partial(here, m, budget_s), partial(client.measure, m, budget_s))
             alone_here[h], alone_there[h] = own_tasks.seconds, its_tasks.seconds
         say("measuring the models in turn, here and there")
         own, there = _in_turn(each, client, budget_s)
         say("measuring the link, and what messages take of both sides")
         plain = measure_link(lambda: client.link(0.4))
     cost = message_cost(connect, plain.link.up_bytes_per_s)
-    device, server = SideTimes(each, alone_here, own, cost.idle_s), SideTimes(each, alone_there, there)
+    device, server = SideTimes(each, alone_here, *own, cost.idle_s), SideTimes(each, alone_there, *there)
     return BothSides(tuple(jobs), threads, device, server, plain, cost)
 
 
 def planned(
     found: BothSides,
     plan: Callable[[OffloadProblem], _T],
-    plans_of: Callable[[_T], Sequence[OffloadPlan]],
+    plan_of: Callable[[_T], OffloadPlan],
     connect: Callable[[], Client],
     budget_s: float = 4.0,
     *,
     say: Callable[[str], None] = lambda what: None,
 ) -> tuple[BothSides, _T]:
-    """What was measured with the halves that plans use, as the machines are now, and the last plans.
+    """What was measured with the halves that a plan uses, as the machines are now and while the jobs are done by it, and the last plan.
 
     A half that is refused keeps the price that it has. Raises Unreachable, Refused, CaptureError.
     """
 
     def settled(found: BothSides) -> tuple[BothSides, _T]:
-        """Planned and measured in turn until the plans' halves are known, LOOPS times at most."""
+        """Planned and measured in turn until the plan's halves are known, LOOPS times at most."""
         made = plan(found.problem)
         for _ in range(LOOPS):
-            better = with_plans(found, plans_of(made), connect, budget_s, say=say)
+            better = with_plans(found, [plan_of(made)], connect, budget_s, say=say).during(plan_of(made))
             if better is found:
                 break
             found, made = better, plan(better.problem)
@@ -156,10 +184,14 @@ def planned(
 
 
 def as_now(found: BothSides, connect: Callable[[], Client], budget_s: float) -> BothSides:
-    """What was measured, with what whole models take now, in some `budget_s`. Raises Unreachable, Refused, CaptureError."""
+    """What was measured, with what whole models take now, in some 3 x `budget_s`. Raises Unreachable, Refused, CaptureError."""
     with connect() as client:
         own, there = _in_turn(found.device.models, client, budget_s)
-    return replace(found, device=replace(found.device, turns=own), server=replace(found.server, turns=there))
+    device, server = (
+        replace(side, turns=beside, quiet=quiet)
+        for side, (beside, quiet) in ((found.device, own), (found.server, there))
+    )
+    return replace(found, device=device, server=server)
 
 
 def with_plans(
@@ -177,6 +209,7 @@ def with_plans(
         return found
     with connect() as client:
         device, server = _at_once(
+            client,
             partial(_with_halves, found.device, here, "device", lambda i: measure_in_turn(i, "device", budget_s), say),
             partial(_with_halves, found.server, there, "server", lambda i: client.turns(i, budget_s), say),
         )
@@ -184,19 +217,25 @@ def with_plans(
     return found if same else replace(found, device=device, server=server)
 
 
-def _in_turn(models: Sequence[OnnxModel], client: Client, budget_s: float) -> tuple[Turns, Turns]:
-    """Whole models, here and on the server."""
-    return _at_once(
-        partial(measure_in_turn, [(m, _all(m)) for m in models], "device", budget_s),
-        partial(client.turns, [(m, frozenset()) for m in models], budget_s),
-    )
+def _in_turn(
+    models: Sequence[OnnxModel], client: Client, budget_s: float
+) -> tuple[tuple[Turns, Turns], tuple[Turns, Turns]]:
+    """Whole models, here and on the server: beside the other side's turns, and without."""
+    own = partial(measure_in_turn, [(m, _all(m)) for m in models], "device", budget_s)
+    there = partial(client.turns, [(m, frozenset()) for m in models], budget_s)
+    beside = _at_once(client, own, there)
+    return (beside[0], own()), (beside[1], there())
 
 
-def _at_once(here: Callable[[], _T], there: Callable[[], _U]) -> tuple[_T, _U]:
-    """What both return; `there` only asks the server, and waits for it in a thread of its own."""
+def _at_once(client: Client, here: Callable[[], _T], there: Callable[[], _U]) -> tuple[_T, _U]:
+    """What both return; `there` only asks the server, by this client, and waits for it in a thread of its own."""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(there)
-        return here(), asked.result()
+        try:
+            return here(), asked.result()
+        except BaseException:
+            client.close()  # or to leave would be to wait for the server's answer
+            raise
 
 
 def _all(model: OnnxModel) -> frozenset[str]:

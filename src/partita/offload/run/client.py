@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -33,7 +35,7 @@ _CALL_S = 10.0  #: for a small call
 _MODEL_S = 600.0  #: for a model on its way up, or measured
 _ECHOES = 10
 _LEAST_LINK_BYTES, _MOST_LINK_BYTES = 32 << 10, 48_000_000  #: of a measurement of the link
-_PART_BYTES = 32 << 10  #: of it, at least, or frames come in now one more and now one less
+_PART_BYTES = 32 << 10  #: of it, about, or frames come in now one more and now one less
 _SINK_SHARE = 0.25  #: of its bytes left out, the first ones: a shaped link lets a burst through
 _CHANNEL: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -150,13 +152,14 @@ class Client:
 
         def send(size: int) -> list[tuple[int, float]]:
             raw = sink(zeros(size), timeout=_MODEL_S, metadata=self._credentials.metadata())
-            return [(int(n), float(at_s)) for n, at_s in unpack(raw)[0]["stamps"]]
+            return _checked_stamps(unpack(raw)[0].get("stamps"), self.target)
 
         def fetch(size: int) -> list[tuple[int, float]]:
             answers = source(pack({"bytes": size}), timeout=_MODEL_S, metadata=self._credentials.metadata())
             return [(len(chunk), time.perf_counter()) for chunk in answers]
 
-        up, down = (_rate(self._called(partial(_long_enough, way, seconds))) for way in (send, fetch))
+        enough_s = max(seconds / 2, 4 * welcome.round_trip_s)  # or it would tell of the round trip
+        up, down = (_rate(self._called(partial(_long_enough, way, enough_s))) for way in (send, fetch))
         return OffloadLink(up, down, welcome.round_trip_s)
 
     def work(self, messages: Iterator[bytes]) -> Any:
@@ -205,16 +208,31 @@ def _model_chunks(model: OnnxModel) -> Iterator[bytes]:
         yield data[at : at + CHUNK_BYTES]
 
 
-def _long_enough(move: Callable[[int], list[tuple[int, float]]], seconds: float) -> list[tuple[int, float]]:
-    """Sizes and times of the chunks of a transfer that took about so long, or half of it: a small one, and larger ones while they are
-    too short. What is under way is never more than the link carries in that time, for whoever else uses it waits behind that."""
+def _checked_stamps(said: Any, target: str) -> list[tuple[int, float]]:
+    """Sizes and times of chunks. Raises Unreachable for what is none."""
+    try:
+        stamps = [(int(n), float(at_s)) for n, at_s in said]
+        fair = all(0 < n <= CHUNK_BYTES and math.isfinite(at_s) for n, at_s in stamps)
+        fair = fair and all(a <= b for (_, a), (_, b) in pairwise(stamps))
+    except (TypeError, ValueError, OverflowError):
+        fair = False
+    if not fair:
+        raise Unreachable(f"{target} measures no link", hint="install the same Partita on both sides")
+    return stamps
+
+
+def _long_enough(move: Callable[[int], list[tuple[int, float]]], enough_s: float) -> list[tuple[int, float]]:
+    """Sizes and times of the chunks of a transfer that took so long: of a small one, and of larger ones while they are too short. What is
+    under way is little more than the link carries in a few times that, for whoever else uses it waits behind that."""
     size = _LEAST_LINK_BYTES
     while True:
+        began_s = time.perf_counter()
         stamps = move(size)
+        waited_s = time.perf_counter() - began_s
         spent_s = stamps[-1][1] - stamps[0][1] if stamps else 0.0
-        if spent_s >= seconds / 2 or size >= _MOST_LINK_BYTES:
+        if spent_s >= enough_s or waited_s >= 8 * enough_s or size >= _MOST_LINK_BYTES:
             return stamps
-        size = min(_MOST_LINK_BYTES, int(size * np.clip(seconds / max(spent_s, 1e-9), 2, 8)))
+        size = min(_MOST_LINK_BYTES, int(size * min(2 * enough_s / max(spent_s, 1e-9), 8)))
 
 
 def _rate(stamps: Sequence[Sequence[float]]) -> float:

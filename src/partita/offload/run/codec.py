@@ -91,7 +91,7 @@ def _decoded(how: Mapping[str, Any], shape: tuple[int, ...], sent: Array, room: 
 
 @dataclass(frozen=True, slots=True)
 class CodecCost:
-    """What a codec does to a byte on this machine."""
+    """What a codec does to a byte on this machine, in CPU seconds."""
 
     ratio: float  #: bytes sent for one byte of the tensor
     encode_s_per_byte: float
@@ -99,28 +99,31 @@ class CodecCost:
 
 
 def measure_codec(codec: Codec, sample: Mapping[str, Array], repeats: int = 3) -> CodecCost:
-    """Ratio and times of coding a sample of crossing tensors here; the least of `repeats` runs each."""
-    total = sum(t.nbytes for t in sample.values()) or 1
+    """Ratio and times of coding a sample of crossing tensors here; the least of `repeats` runs each. Where nothing crosses, nothing is
+    coded."""
+    total = sum(t.nbytes for t in sample.values())
+    if not total:
+        return CodecCost(1.0, 0.0, 0.0)
     there, back, sent_bytes = [], [], 0
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.thread_time()
         coding, sent = encode(sample, codec)
-        there.append(time.perf_counter() - began)
+        there.append(time.thread_time() - began)
         sent_bytes = sum(t.nbytes for t in sent.values())
-        began = time.perf_counter()
+        began = time.thread_time()
         decode(coding, sent, 1 << 62)
-        back.append(time.perf_counter() - began)
-    return CodecCost(sent_bytes / total if sent_bytes else 1.0, min(there) / total, min(back) / total)
+        back.append(time.thread_time() - began)
+    return CodecCost(sent_bytes / total, min(there) / total, min(back) / total)
 
 
 def priced(problem: OffloadProblem, cost: CodecCost) -> OffloadProblem:
     """The problem as a planner should see it when crossing tensors travel coded: fewer bytes cross, and each that does takes of both
-    sides what it took to code and to decode it, as fast there as here. Answers (outputs that no task reads) travel raw."""
-    encode_s, decode_s = cost.encode_s_per_byte / cost.ratio, cost.decode_s_per_byte / cost.ratio
+    sides the CPU time that it took to code and to decode it, the same there as here. Answers (outputs that no task reads) travel raw."""
+    here, there = (problem.speeds.device.share, problem.speeds.server.share) if problem.speeds else (1.0, 1.0)
     link = replace(
         problem.link,
-        send_s_per_byte=problem.link.send_s_per_byte + encode_s,
-        receive_s_per_byte=problem.link.receive_s_per_byte + decode_s,
+        send_s_per_byte=problem.link.send_s_per_byte + cost.encode_s_per_byte / cost.ratio / here,
+        receive_s_per_byte=problem.link.receive_s_per_byte + cost.decode_s_per_byte / cost.ratio / there,
     )
     return replace(problem, link=link, jobs=tuple(_scaled(j, cost.ratio) for j in problem.jobs))
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from partita.errors import PartitaError, PlanError, refuse, sentence_of
+from partita.errors import CaptureError, PartitaError, PlanError, refuse, sentence_of
 from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem, OffloadSpeeds
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.speed import Sightings, Speedometer
@@ -245,11 +245,16 @@ class _Device:
             if begun:
                 j = begun[0]
             else:
-                decision = self.decide(self._state(come))
-                if decision is None:
-                    return None
-                j = come[decision.position]
-                self.cuts[j] = decision.cut
+                try:
+                    decision = self.decide(self._state(come))
+                except Exception as error:  # by the plan's cuts, as they come, all are answered, too
+                    self._say(f"the policy failed: {sentence_of(error)}; the plan's cuts stay")
+                    self.decide = None
+                else:
+                    if decision is None:
+                        return None
+                    j = come[decision.position]
+                    self.cuts[j] = decision.cut
         self.todo.remove(j)
         return j
 
@@ -292,6 +297,12 @@ class _Device:
             self._do_whole(j)
             return
         if j not in self.crossing:
+            try:
+                self._half(j, cut)
+            except CaptureError as error:  # a cut of a new plan
+                self._say(f"{error}; the device does those jobs whole")
+                self._do_whole(j)
+                return
             self._do_half(j, cut)
         if there.welcome is not None and not there.fits(self.crossing[j]):
             size = sum(t.nbytes for t in self.crossing[j].values())
@@ -481,9 +492,9 @@ class _Device:
             return
         self._say(self._why_anew(), once=False)
         self.rate.planned = self.rate.now
-        self.counts["replans"] += 1
         try:
             self._plan_anew(replan, rest)
+            self.counts["replans"] += 1
         except Exception as error:  # the plan at hand answers every job, too
             self._say(f"no new plan was found: {sentence_of(error)}; the one at hand stays", once=False)
 
@@ -492,7 +503,9 @@ class _Device:
             # for all jobs, with the sides as they are; it is told the link with every question
             self.decide = self.settings.policy(self.corrections.applied(self.problem, [m.hash for m in self.models]))
             return
-        plan = replan(self._rest(rest))
+        left = self._rest(rest)
+        plan = replan(left)
+        refuse(PlanError, plan.check(left), "the plan", hint="this is a fault of the planner")
         begun = [j for j in self.todo if j in self.crossing]
         self.todo = deque([*begun, *(rest[k] for k in plan.order)])
         for k, j in enumerate(rest):

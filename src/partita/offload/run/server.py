@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -37,6 +38,7 @@ _CALLS = 128  #: calls at once beside the streams of jobs
 _MOST_NAME, _MOST_SAID = 200, 1000  #: characters
 _MOST_LINK_BYTES = 64 << 20  #: of one measurement of the link
 _MOST_STAMPS = 4096
+_RESTARTS, _RESTART_S = 40, 0.1  #: of the listening part: attempts, and the pause before each
 _CALL_S = 600.0  #: as long as a client waits at most
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  #: grpc.health.v1.HealthCheckResponse
 _Context = Any
@@ -81,15 +83,27 @@ class Server:
 
         gRPC's loop ends at a request whose path is no text, before any of ours sees it, and refuses every later connection: then
         begin again, with the models as they are. That it has ended only its task tells: gRPC itself waits for calls that are open."""
-        while True:
+        while not self._draining.is_set():
             await asyncio.wait(self._loop or {asyncio.ensure_future(self._grpc.wait_for_termination())})
+            if not self._draining.is_set():
+                self.counters.add("restarts_total")
+                for _ in range(2):  # the first one raises what the loop raised, the second ends the calls
+                    with suppress(Exception):
+                        await self._grpc.stop(None)
+                await self._start_again()
+
+    async def _start_again(self) -> None:
+        """Raises BadInput where the address cannot be had for some seconds."""
+        for left in reversed(range(_RESTARTS)):
+            await asyncio.sleep(_RESTART_S)
             if self._draining.is_set():
                 return
-            self.counters.add("restarts_total")
-            for _ in range(2):  # the first one raises what the loop raised, the second ends the calls
-                with suppress(Exception):
-                    await self._grpc.stop(None)
-            await self.start()
+            try:
+                await self.start()
+                return
+            except BadInput:
+                if not left:
+                    raise
 
     async def drain(self) -> None:
         """Take no more jobs, answer those that are in for at most `grace_s`, stop."""
@@ -330,7 +344,9 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
 
 def _say_but_bad_paths(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What ended gRPC's loop (see `Server.keep`) is counted, and no fault of ours."""
-    if not isinstance(context.get("exception"), UnicodeDecodeError):
+    error = context.get("exception")
+    frames = traceback.extract_tb(error.__traceback__) if isinstance(error, UnicodeDecodeError) else []
+    if not (frames and "grpc/_cython" in frames[-1].filename):
         loop.default_exception_handler(context)
 
 
@@ -350,11 +366,10 @@ def serve(settings: ServerSettings, ready: Callable[[Server, int], None]) -> Ser
         ready(server, port)
         kept, stopped = asyncio.ensure_future(server.keep()), asyncio.ensure_future(stop.wait())
         await asyncio.wait((kept, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if kept.done():
-            kept.result()  # raises why
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)  # a second one ends the process at once
         await server.drain()
+        await kept  # raises why it ended by itself
         return server
 
     return asyncio.run(main())
