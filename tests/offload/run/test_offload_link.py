@@ -11,11 +11,13 @@ import pytest
 from offload.run.slow_link import SlowLink
 from offload.run.small_nets import image, net, plan_of, problem_of, served
 
+from partita.errors import CaptureError
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.onnx_session import Session
-from partita.offload.plan.online import Policy
-from partita.offload.run.client import Client
+from partita.offload.plan.online import Policy, State
+from partita.offload.run import execute as runner
+from partita.offload.run.client import Client, Unreachable, _checked_stamps, _rate
 from partita.offload.run.execute import Decide, RunSettings, execute
 from partita.offload.run.link_rate import RateEstimate
 from partita.offload.run.message_cost import MOST_LAYERS, _computing
@@ -162,6 +164,64 @@ def test_a_replanner_that_fails_costs_no_answer(with_policy: bool, server: str) 
     assert_right(run.outputs, inputs)  # type: ignore[arg-type]
     assert run.facts["replans"] == 0
     assert any("the one at hand stays" in line for line in said)
+
+
+def slower_than_planned(n: int) -> OffloadProblem:
+    """Jobs that take a thousand times as long as the plan has it, so that it is made anew."""
+    problem = problem_of([NET] * n)
+    cheap = tuple(replace(t, device_s=1e-7) for t in problem.jobs[0].tasks)
+    return replace(problem, jobs=tuple(replace(j, tasks=cheap) for j in problem.jobs))
+
+
+def test_a_new_plan_without_all_jobs_costs_no_answer() -> None:
+    n, said = 12, list[str]()
+    problem, inputs = slower_than_planned(n), [image(k, 64) for k in range(n)]
+
+    def forgetful(rest: OffloadProblem) -> OffloadPlan:
+        plan = plan_of(rest, [-1] * len(rest.jobs))
+        return replace(plan, order=plan.order[1:])
+
+    settings = RunSettings(replan=forgetful, say=said.append)
+    run = execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, None, settings)
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
+    assert any("the one at hand stays" in line for line in said)
+
+
+def test_a_new_plans_half_that_is_refused_costs_no_answer(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n, said = 12, list[str]()
+    problem, inputs = slower_than_planned(n), [image(k, 64) for k in range(n)]
+
+    def refused(data: bytes, name: str) -> Session:
+        raise CaptureError(f"{name} is refused")
+
+    def replan(rest: OffloadProblem) -> OffloadPlan:
+        monkeypatch.setattr(runner, "Session", refused)
+        return plan_of(rest, [2] * len(rest.jobs))
+
+    settings = RunSettings(replan=replan, say=said.append)
+    run = execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, lambda: Client(server), settings)
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
+    assert run.facts["replans"] >= 1
+    assert any("is refused; the device does those jobs whole" in line for line in said)
+
+
+def test_a_policy_that_fails_costs_no_answer(server: str) -> None:
+    n, said = 6, list[str]()
+    problem, inputs = problem_of([NET] * n), [image(k, 64) for k in range(n)]
+
+    def fail(state: State) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    settings = RunSettings(policy=lambda problem: fail, say=said.append)
+    run = execute(problem, plan_of(problem, [0] * n), [NET] * n, inputs, lambda: Client(server), settings)
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
+    assert any("the policy failed" in line for line in said)
+
+
+@pytest.mark.parametrize("stamps", [None, 3, [], [[1, float("nan")]], [[1, 2.0], [1, 1.0]], [[0, 1.0]], [[10**400, 1.0]], [["a", 1]], [[1, 1.0]]])  # fmt: skip
+def test_a_server_that_measures_no_link_is_told_in_a_sentence(stamps: object) -> None:
+    with pytest.raises(Unreachable):
+        _rate(_checked_stamps(stamps, "a server"))
 
 
 def test_what_is_computed_between_messages_goes_up_a_slow_link_and_fills_the_caches() -> None:

@@ -116,6 +116,7 @@ class _Device:
         self.known_s: dict[tuple[int, frozenset[str]], tuple[float, float]] = {}  #: see _tasks_s
         self.wanted = [tuple(o.name for o in m.outputs) for m in models]
         self.sessions: dict[tuple[str, frozenset[str]], tuple[Session | None, tuple[str, ...]]] = {}
+        self.refused: set[tuple[str, frozenset[str]]] = set()  #: cuts whose half cannot be had here
         self.crossing: dict[int, dict[str, Array]] = {}  #: made by the device, kept until the job is answered
         self.made: dict[int, dict[str, Array]] = {}  #: outputs of the model that the device's half made
         self.sent: dict[int, _Sent] = {}
@@ -297,10 +298,7 @@ class _Device:
             self._do_whole(j)
             return
         if j not in self.crossing:
-            try:
-                self._half(j, cut)
-            except CaptureError as error:  # a cut of a new plan
-                self._say(f"{error}; the device does those jobs whole")
+            if not self._can_be_cut(j, cut):
                 self._do_whole(j)
                 return
             self._do_half(j, cut)
@@ -312,6 +310,18 @@ class _Device:
             self._do_whole(j)
             return
         self._send(there, j, cut)
+
+    def _can_be_cut(self, j: int, cut: frozenset[str]) -> bool:
+        """Whether ONNX Runtime takes the device's half: that of a new plan it may refuse."""
+        key = self.models[j].hash, cut
+        if key not in self.refused:
+            try:
+                self._half(j, cut)
+                return True
+            except CaptureError as error:
+                self.refused.add(key)
+                self._say(f"{error}; the device does those jobs whole")
+        return False
 
     def _do_half(self, j: int, cut: frozenset[str]) -> None:
         session, names = self._half(j, cut)
