@@ -68,7 +68,7 @@ class Testbed:
         cpu: Sequence[float | str | None] = (None,),
         *,
         cores: int | None = None,
-        name: str = "",
+        name: str | None = None,
         keep: bool = False,
     ) -> Testbed:
         """Make a bed. One rate, or one percentage, stands for all hosts.
@@ -212,10 +212,8 @@ class Testbed:
 
     def _undo(self) -> None:
         """Take away what was made of the bed, also where somebody has taken it down meanwhile and did not see all of it."""
-        with (
-            beds.locked(),
-            contextlib.suppress(BadInput),
-        ):  # of a damaged file: what went wrong is to be told, and not that
+        # a damaged file is not what is to be told, but what went wrong before
+        with beds.locked(), contextlib.suppress(BadInput):
             if self._found() is not None or beds.find(self.name) is None:
                 dismantle(self._state)
         self._dismiss()
@@ -315,12 +313,13 @@ def _for_each(values: Sequence[T], hosts: int, what: str) -> list[T]:
     return list(values) * hosts if len(values) == 1 else list(values)
 
 
-def _claim(name: str, wanted: Sequence[_Wanted], owner: Process) -> State:
+def _claim(name: str | None, wanted: Sequence[_Wanted], owner: Process) -> State:
     """Write down a bed of a free name and subnet before anything of it is made. The caller holds the lock."""
     _sweep()
     others = beds.every()
     taken = {state.name for state in others}
-    name = name or next(n for k in range(len(taken) + 1) if (n := f"auto-{owner.pid}-{k}") not in taken)
+    if name is None:
+        name = next(n for k in range(len(taken) + 1) if (n := f"auto-{owner.pid}-{k}") not in taken)
     _check_name(name)
     if beds.find(name) is not None:
         raise BadInput(

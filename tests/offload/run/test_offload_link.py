@@ -113,6 +113,13 @@ def test_a_link_that_slows_is_planned_for_anew(server: str) -> None:
     assert run.times[-1].where == "device"
 
 
+def slower_than_planned(n: int, **more: float) -> OffloadProblem:
+    """Jobs that take a thousand times as long as the plan has it, so that it is made anew; `more` of every task."""
+    problem = problem_of([NET] * n)
+    cheap = tuple(replace(t, device_s=1e-7, **more) for t in problem.jobs[0].tasks)
+    return replace(problem, jobs=tuple(replace(j, tasks=cheap) for j in problem.jobs))
+
+
 def test_first_jobs_that_take_longer_than_planned_correct_the_rest() -> None:
     """What is left is planned with what the first jobs took."""
     problems: list[OffloadProblem] = []
@@ -122,9 +129,7 @@ def test_first_jobs_that_take_longer_than_planned_correct_the_rest() -> None:
         return plan_of(rest, [-1] * len(rest.jobs))
 
     n, said = 12, list[str]()
-    problem = problem_of([NET] * n)
-    cheap = tuple(replace(t, device_s=1e-7) for t in problem.jobs[0].tasks)
-    problem = replace(problem, jobs=tuple(replace(j, tasks=cheap) for j in problem.jobs))
+    problem = slower_than_planned(n)
     inputs = [image(k, 64) for k in range(n)]
     settings = RunSettings(replan=replan, say=said.append)
     run = execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, None, settings)
@@ -135,7 +140,7 @@ def test_first_jobs_that_take_longer_than_planned_correct_the_rest() -> None:
     assert row["device"] > 10
     assert row["server"] is None
     took_s = sum(t.device_s for t in problems[-1].jobs[0].tasks)
-    assert took_s == pytest.approx(sum(t.device_s for t in cheap) * row["device"], rel=0.5)
+    assert took_s == pytest.approx(sum(t.device_s for t in problem.jobs[0].tasks) * row["device"], rel=0.5)
     dear = replace(settings, replan_s=1.0)  # what is left takes less than a plan
     assert execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, None, dear).facts["replans"] == 0
 
@@ -155,22 +160,13 @@ def test_a_replanner_that_fails_costs_no_answer(with_policy: bool, server: str) 
         return Policy.of(problem).decide
 
     n, said = 12, list[str]()
-    problem = problem_of([NET] * n)
-    cheap = tuple(replace(t, device_s=1e-7, server_s=1.0) for t in problem.jobs[0].tasks)
-    problem = replace(problem, jobs=tuple(replace(j, tasks=cheap) for j in problem.jobs))
+    problem = slower_than_planned(n, server_s=1.0)
     inputs = [image(k, 64) for k in range(n)]
     settings = RunSettings(replan=fail, policy=policy if with_policy else None, say=said.append)
     run = execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, lambda: Client(server), settings)
     assert_right(run.outputs, inputs)  # type: ignore[arg-type]
     assert run.facts["replans"] == 0
     assert any("the one at hand stays" in line for line in said)
-
-
-def slower_than_planned(n: int) -> OffloadProblem:
-    """Jobs that take a thousand times as long as the plan has it, so that it is made anew."""
-    problem = problem_of([NET] * n)
-    cheap = tuple(replace(t, device_s=1e-7) for t in problem.jobs[0].tasks)
-    return replace(problem, jobs=tuple(replace(j, tasks=cheap) for j in problem.jobs))
 
 
 def test_a_new_plan_without_all_jobs_costs_no_answer() -> None:
@@ -240,9 +236,7 @@ def test_a_policy_is_made_anew_for_sides_that_are_not_as_fast_as_planned(server:
         return Policy.of(problem).decide
 
     n = 12
-    problem = problem_of([NET] * n)
-    cheap = tuple(replace(t, device_s=1e-7, server_s=1.0) for t in problem.jobs[0].tasks)
-    problem = replace(problem, jobs=tuple(replace(j, tasks=cheap) for j in problem.jobs))
+    problem = slower_than_planned(n, server_s=1.0)
     inputs = [image(k, 64) for k in range(n)]
     settings = RunSettings(replan=lambda rest: plan_of(rest, [-1] * len(rest.jobs)), policy=policy)
     run = execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, lambda: Client(server), settings)

@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.errors import BadInput
 from partita.page.text import table
 from partita.testbed.hosts import Testbed
 from partita.testbed.units import percent_text, rate_text
@@ -28,8 +27,6 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Make the bed and leave it up. Raises BadInput for bad numbers, a name in use, no root; MissingDependency."""
     rates = [options.rate] if options.rates is None else options.rates.split(",")
     hosts = (2 if options.rates is None else len(rates)) if options.hosts is None else options.hosts
-    if not options.name:
-        raise BadInput("'' is no name for a test bed", hint="leave --name out, or use up to 32 of a-z, 0-9 and -")
     bed = Testbed.up(hosts, rates, options.cpu.split(","), cores=options.cores, name=options.name, keep=True)
     rows = [
         {

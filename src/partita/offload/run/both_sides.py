@@ -1,8 +1,8 @@
 """What a planner has to know, measured: the models on either side, the link, and what messages take of both sides.
 
 Inside whatever quota the device's process has. What is counted is CPU time: of every model by itself, task by task (kept, for it is the
-same for long), then of all models in turn, now, then of messages. A side that has its core for a share of the time only (a quota, neighbours, an open connection) takes so many times as long; the share is
-seen while the models take their turns, and the machines' speeds stand beside the problem.
+same for long), then of all models in turn, now, then of messages. A side that has its core for a share of the time only (a quota,
+neighbours, an open connection) takes so many times as long; the share is seen while the models take their turns, and the machines' speeds stand beside the problem.
 
 Where both sides are hosts of one machine, with caches and memory in common, each disturbs the other: networks of a device with a tenth
 of a core take 1.3 times as long while the server computes. So the models take their turns on both sides at once and on each alone, and
@@ -57,10 +57,12 @@ class SideTimes:
 
     def whole(self, model: int) -> Estimate:
         """On the clock, in company."""
-        rows = [(t.seconds(model), t.speed.share / self.share) for t in (self.turns, self.quiet)]
-        (low, seconds, high), quiet = ([x * slower for x in (e.low, e.seconds, e.high)] for e, slower in rows)
-        mixed = [self._between(*pair) for pair in zip((low, seconds, high), quiet, strict=True)]
-        return replace(rows[0][0], low=mixed[0], seconds=mixed[1], high=mixed[2])
+        beside, quiet = ((t.seconds(model), t.speed.share / self.share) for t in (self.turns, self.quiet))
+
+        def now(part: str) -> float:
+            return self._between(*(getattr(e, part) * slower for e, slower in (beside, quiet)))
+
+        return replace(beside[0], low=now("low"), seconds=now("seconds"), high=now("high"))
 
     def _between(self, beside: float, quiet: float) -> float:
         return quiet + self.beside * (beside - quiet)

@@ -237,10 +237,10 @@ def _long_enough(move: Callable[[int], list[tuple[int, float]]], enough_s: float
 
 def _rate(stamps: Sequence[Sequence[float]]) -> float:
     """Bytes a second: the median over eighths of the later bytes, or larger parts, of how fast each came in. Raises Unreachable."""
-    came, at_s = np.cumsum([0, *(n for n, _ in stamps)])[1:], np.array([t for _, t in stamps])
-    total = float(came[-1]) if len(came) else 0.0
-    parts = int(np.clip(total / _PART_BYTES, 1, 8))
-    ends = np.unique(np.searchsorted(came, np.linspace(_SINK_SHARE, 1.0, parts + 1) * total))[: len(came)]
+    came, at_s = np.cumsum([n for n, _ in stamps]), np.array([t for _, t in stamps])
+    total = sum(n for n, _ in stamps)
+    marks = np.linspace(_SINK_SHARE, 1.0, int(np.clip(total / _PART_BYTES, 1, 8)) + 1) * total
+    ends = np.unique(np.searchsorted(came, marks)) if total else np.empty(0, np.int64)
     spent_s = np.diff(at_s[ends])
     rates = np.diff(came[ends])[spent_s > 0] / spent_s[spent_s > 0]
     if not len(rates):

@@ -41,11 +41,8 @@ from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.record import inferring_cpu_s
 
 JOBS, ROUNDS = 10, 4
-SMALL, LARGE, LEAST = (
-    1_000,
-    150_000,
-    400,
-)  #: floats of a job; on a link so slow that a small one takes long, of a large one
+SMALL, LARGE = 1_000, 150_000  #: floats of a job ...
+LEAST = 400  #: ... and of a large one, on a link so slow that more would take long
 ON_LINK_S = 0.15  #: of a large one
 CHANNELS, SIDE, MOST_LAYERS = 64, 56, 100  #: of what is computed between messages
 #: of the CPU time that a side has, what bytes on the link take: what was seen on two kinds of machines, and by how much they differed

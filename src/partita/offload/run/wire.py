@@ -26,7 +26,8 @@ SERVICE = "partita.Offload"
 HEALTH = "grpc.health.v1.Health"
 MOST_MESSAGE_BYTES = 64 << 20  #: unless told otherwise
 SLACK_BYTES = 64 << 10  #: room in a message beside its tensors
-LEAST_CHUNK_BYTES, CHUNK_BYTES = 1 << 10, 256 << 10  #: of a model on its way up, and of a measurement of the link
+CHUNK_BYTES = 256 << 10  #: of a model on its way up, and at most of a measurement of the link ...
+LEAST_CHUNK_BYTES = 1 << 10  #: ... at least
 
 _HEAD = "partita"  #: key of the head in the metadata of safetensors
 _LENGTH = struct.Struct("<Q")
