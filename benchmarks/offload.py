@@ -11,7 +11,7 @@ plans are made anew, as `partita offload run` does before its run: from one sett
     alexnet   6 jobs of one model    \  device at 10, 25, 100 % of its core, link of 5, 20, 100 Mbit/s:
     mixed     30 jobs of 5 models    /  auto, exact and all baselines
 
-Plans run one after another, three rounds; those that take seconds, up to nine. Sessions are built and models sent with
+Plans run one after another, three rounds; those that are not far behind auto, up to nine. Sessions are built and models sent with
 neither quota nor slow link, then both are set and the clock starts. A run that is predicted to take longer than 20 s is not made. Wants root and two cores; CPU time and
 load stand beside every figure.
 """
@@ -66,9 +66,9 @@ MIXED = ("squeezenet", "resnet50", "inception_v1", "shufflenet", "densenet121")
 PARTS = ("alexnet", "mixed")
 SHARES, MBITS = (10, 25, 100), (5, 20, 100)
 LONGEST_S = 20.0  #: a run predicted to take longer is not made
-#: more rounds for plans that take so long or less, of so many seconds together: seconds differ by a tenth, so three runs tell no
-#: plans apart that do
-QUICK_S, ENOUGH_S, MOST_ROUNDS = 4.0, 60.0, 9
+#: more rounds, of so many seconds together, for plans that take less than so many times what auto's does: a device's seconds differ by
+#: a tenth, so three runs tell no plans apart that do
+FAR, ENOUGH_S, MOST_ROUNDS = 2.0, 100.0, 9
 SETTLE_S = 0.3  #: between setting rate and quota and starting the clock
 FAST = "2gbit"
 
@@ -352,9 +352,10 @@ def setting(
     """One setting: measured, then in every round all methods planned for the machines as they are, and run."""
     on.limit(share, f"{mbit}mbit")
     found, files = planned(on, methods, budget_s, do="measure", models=list(names), kept=str(kept))
-    short, quick = ([m for m, f in files.items() if f.verdict.value_s <= most] for most in (LONGEST_S, QUICK_S))
-    round_s = sum({files[m].plan: files[m].verdict.value_s for m in quick}.values())
-    more = min(MOST_ROUNDS, math.ceil(ENOUGH_S / round_s)) if quick else 0
+    short = [m for m, f in files.items() if f.verdict.value_s <= LONGEST_S]
+    near = [m for m in short if files[m].verdict.value_s <= FAR * files["auto"].verdict.value_s]
+    round_s = sum({files[m].plan: files[m].verdict.value_s for m in near}.values())
+    more = min(MOST_ROUNDS, math.ceil(ENOUGH_S / round_s)) if near else 0
     made: list[dict[str, OffloadFile]] = []
     ran: list[dict[str, Json]] = []
     for turn in range(max(rounds, more)):
@@ -362,7 +363,7 @@ def setting(
         found, files = planned(on, methods, budget_s / 3, do="again")
         on.limit(100, FAST)
         made.append(files)
-        run = order(short if turn < rounds else quick, turn)
+        run = order(short if turn < rounds else near, turn)
         ran.append(run_once(on, names, {m: files[m] for m in run}, share, mbit))
     rows = {m: row_of([f[m] for f in made], [r[m] for r in ran if m in r]) for m in methods}
     for method, row in rows.items():
@@ -396,7 +397,7 @@ def figures(rows: Sequence[Json]) -> Json:
     """What the prediction missed, raw and at the speed of the machines in each run; what the plans gain.
 
     The gain is that over the better of the best cut of a lone job and the minimum cut of each: measured in turn, and again with
-    every run brought to the speed that the plans took the machines for; beside it the one that the exact plan promises.
+    every run brought to the speed that the plans took the machines for; beside each the one that the exact plan promises.
     """
     gains = [{"device_percent": r["device_percent"], "mbit_per_s": r["mbit_per_s"], **gain(r["methods"])} for r in rows]
     found: Json = {
@@ -404,9 +405,7 @@ def figures(rows: Sequence[Json]) -> Json:
         "runs": sum(len({k for m in plans_that_ran(r["methods"]) for k in which_runs(m)}) for r in rows),
     }
     for how in ("measured", "at_one_speed"):
-        found[f"gain_off_worst_{how}"] = max(
-            (abs(g[how] - g["predicted"]) for g in gains if g[how] is not None), default=0.0
-        )
+        found[f"gain_off_worst_{how}"] = max((abs(g[how]["off"]) for g in gains if how in g), default=0.0)
         worst = max((against(r["methods"], BASELINES, how) or 0.0 for r in rows), default=0.0)
         found[f"worst_against_any_baseline_{how}"] = worst - 1
     for what in ("error", "error_at_run_speed"):
@@ -430,28 +429,43 @@ def errors(rows: Sequence[Json], what: str) -> list[float]:
 
 
 def gain(methods: Json) -> Json:
-    """Of auto, measured, None where neither of the others ran; of the exact plan, predicted."""
-    others = ("single-cut", "min-cut")
-    rounds = zip(*(methods[m]["predicted_each_s"] for m in ("exact", *others)), strict=True)
-    predicted = statistics.median(1 - ours / min(theirs) for ours, *theirs in rounds)
-    most = {how: against(methods, others, how) for how in ("measured", "at_one_speed")}
-    return {**{how: None if m is None else 1 - m for how, m in most.items()}, "predicted": predicted}
+    """Over the one of the others that auto leaves behind least: auto's gain, measured, the exact plan's, predicted, and what the first is
+    off the second. Medians over the rounds in which both ran, round by round, for what a device has left differs from one to the next
+    and the best cut of a lone job with it. As measured and at one speed; empty where none ran."""
+    found: Json = {}
+    for how in ("measured", "at_one_speed"):
+        ours = gains_over(methods, ("single-cut", "min-cut"), how)
+        if ours:
+            got, promised = zip(*min(ours, key=lambda pairs: statistics.median(got for got, _ in pairs)), strict=True)
+            off = statistics.median(a - b for a, b in zip(got, promised, strict=True))
+            found[how] = {"got": statistics.median(got), "promised": statistics.median(promised), "off": off}
+    return found
+
+
+def gains_over(methods: Json, others: Sequence[str], how: str) -> list[list[tuple[float, float]]]:
+    """Of every other that ran: of each round what auto gained over it, and what the exact plan promised."""
+    ours, exact_s = methods["auto"].get("runs", []), methods["exact"]["predicted_each_s"]
+    return [
+        [
+            (1 - took_s(a, how) / took_s(b, how), 1 - exact / b["predicted_s"])
+            for a, b, exact in zip(ours, methods[o]["runs"], exact_s, strict=False)
+        ]
+        for o in others
+        if ours and "runs" in methods[o]
+    ]
 
 
 def against(methods: Json, others: Sequence[str], how: str) -> float | None:
     """Auto's makespan by that of the best of the others that ran; None where none did."""
-    ran = [methods[o] for o in others if "runs" in methods[o]]
-    return max((ratio(methods["auto"], o, how) for o in ran), default=None) if "runs" in methods["auto"] else None
+    return max(
+        (1 - statistics.median(got for got, _ in each) for each in gains_over(methods, others, how)), default=None
+    )
 
 
-def ratio(ours: Json, theirs: Json, how: str) -> float:
-    """Of the makespans, as measured or brought to the speed that was planned for: the median over the rounds in which both ran."""
-
-    def took_s(run: Json) -> float:
-        at_one_speed = run["predicted_s"] / run["at_run_speed_s"] if how == "at_one_speed" else 1.0
-        return float(run["makespan_s"] * at_one_speed)
-
-    return statistics.median(took_s(a) / took_s(b) for a, b in zip(ours["runs"], theirs["runs"], strict=False))
+def took_s(run: Json, how: str) -> float:
+    """As measured, or brought to the speed that was planned for."""
+    at_one_speed = run["predicted_s"] / run["at_run_speed_s"] if how == "at_one_speed" else 1.0
+    return float(run["makespan_s"] * at_one_speed)
 
 
 def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
@@ -552,10 +566,13 @@ def text(found: Json) -> str:
         if f is None:
             continue
         for g in f["gains"]:
-            seen = [NOTHING if g[how] is None else f"{g[how]:+.1%}" for how in ("measured", "at_one_speed")]
+            got, at_one_speed = (
+                f"{g[how]['got']:+.1%} (promised {g[how]['promised']:+.1%})" if how in g else NOTHING
+                for how in ("measured", "at_one_speed")
+            )
             lines.append(
-                f"{part} at {g['device_percent']:3} % and {g['mbit_per_s']:3} Mbit/s: {seen[0]} below the better of single-cut and "
-                f"min-cut, {seen[1]} at one speed; the exact plan promises {g['predicted']:+.1%}"
+                f"{part} at {g['device_percent']:3} % and {g['mbit_per_s']:3} Mbit/s: {got} below the better of single-cut and "
+                f"min-cut, {at_one_speed} at one speed"
             )
         lines += [
             f"{part}: prediction off by {f['error_at_run_speed_median']:.1%} in the median, {f['error_at_run_speed_worst']:.1%} "
