@@ -298,13 +298,18 @@ def planned(on: Stage, methods: Sequence[str], budget_s: float, **asked: Any) ->
         if "known" in better:
             break
         found, files = better, plans(better)
-    return found, {m: during(on, m, f) for m, f in files.items()}
+    on.limit(100, FAST)  # what follows is arithmetic
+    known: dict[OffloadPlan, OffloadProblem] = {}
+    return found, {m: during(on, m, f, known) for m, f in files.items()}
 
 
-def during(on: Stage, method: str, file: OffloadFile) -> OffloadFile:
-    """A method's plan for sides that are as busy as it has them."""
+def during(on: Stage, method: str, file: OffloadFile, known: dict[OffloadPlan, OffloadProblem]) -> OffloadFile:
+    """A method's plan for sides that are as busy as it has them; `known` keeps what they take then, by plan."""
     for _ in range(LOOPS):
-        problem = OffloadProblem.from_json(on.ask(do="during", plan=file.plan.to_json())["problem"])
+        problem = known.get(file.plan)
+        if problem is None:
+            problem = OffloadProblem.from_json(on.ask(do="during", plan=file.plan.to_json())["problem"])
+            known[file.plan] = problem
         if problem == file.problem:
             break
         file = plan_offload(problem, method)
@@ -361,7 +366,6 @@ def setting(
     for turn in range(max(rounds, more)):
         on.limit(share, f"{mbit}mbit")
         found, files = planned(on, methods, budget_s / 3, do="again")
-        on.limit(100, FAST)
         made.append(files)
         run = order(short if turn < rounds else near, turn)
         ran.append(run_once(on, names, {m: files[m] for m in run}, share, mbit))

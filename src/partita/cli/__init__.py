@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from partita import __version__
 from partita.cli.settings import check_seed, is_rank
 from partita.cli.talk import Talk
-from partita.errors import PartitaError
+from partita.errors import BadInput, PartitaError
 
 VERBS = {
     "demo": "the main job on bundled real data: measure, plan, predict, train, compare, report",
@@ -63,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of stdout went away: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        talk.error(f"{error.filename}: {error.strerror}. hint: give another path")
+        return BadInput.exit_code
     return 0
 
 

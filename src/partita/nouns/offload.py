@@ -75,6 +75,17 @@ class OffloadLink:
     receive_s: float = 0.0  #: what it takes of the *server*, before its tasks: taking the message and answering,
     receive_s_per_byte: float = 0.0  #: and receiving and copying its bytes
 
+    def check(self) -> list[str]:
+        """Every fault at once."""
+        faults = []
+        for what in ("up_bytes_per_s", "down_bytes_per_s"):
+            rate = getattr(self, what)
+            if not 1 / LARGEST <= rate <= LARGEST:
+                faults.append(f"the link has {what} = {rate:g}; {1 / LARGEST:g} to {LARGEST:g} are possible")
+        for what in ("round_trip_s", "send_s", "send_s_per_byte", "receive_s", "receive_s_per_byte"):
+            faults += _number_fault("the link", what, getattr(self, what))
+        return faults
+
     def slower(self, device: float, server: float) -> OffloadLink:
         """The same between sides so many times slower."""
         return replace(
@@ -155,12 +166,7 @@ class OffloadProblem:
         faults = [] if self.jobs else ["it has no jobs"]
         if len(self.jobs) > MOST_JOBS:
             faults.append(f"it has {len(self.jobs)} jobs; at most {MOST_JOBS} are possible")
-        for what in ("up_bytes_per_s", "down_bytes_per_s"):
-            rate = getattr(self.link, what)
-            if not 1 / LARGEST <= rate <= LARGEST:
-                faults.append(f"the link has {what} = {rate:g}; {1 / LARGEST:g} to {LARGEST:g} are possible")
-        for what in ("round_trip_s", "send_s", "send_s_per_byte", "receive_s", "receive_s_per_byte"):
-            faults += _number_fault("the link", what, getattr(self.link, what))
+        faults += self.link.check()
         if not 1 <= self.server_threads <= MOST_THREADS:
             faults.append(f"the server has {self.server_threads} threads; 1 to {MOST_THREADS} are possible")
         for side in ("device", "server"):

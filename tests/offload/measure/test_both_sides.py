@@ -67,6 +67,12 @@ def test_a_side_is_slowed_by_the_other_as_long_as_that_computes() -> None:
         assert now.speed.probe_s == pytest.approx(probe_s)
 
 
+def test_a_model_whose_tasks_are_too_short_to_tell_takes_what_it_takes() -> None:
+    model = net(side=64)
+    side = SideTimes((model,), {model.hash: dict.fromkeys(model.tasks_topological, 0.0)}, TURNS, TURNS)
+    assert sum(side.seconds()[model.hash].values()) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(("cut", "device", "server"), [(-1, 1.0, 0.0), (0, 0.0, 1.0)])
 def test_a_plan_tells_how_busy_the_sides_are(cut: int, device: float, server: float) -> None:
     model = net(side=64)
@@ -120,3 +126,12 @@ def test_an_open_connection_takes_of_a_side_what_it_takes_of_its_share() -> None
     turns = Turns(((2.0,),), Speed(1e-3, share=0.1))
     assert SideTimes((model,), {}, turns, turns, taken=3e-3).whole(0).seconds == pytest.approx(2.0 / 0.097)
     assert SideTimes((model,), {}, turns, turns, taken=0.5).whole(0).seconds == pytest.approx(2.0 / 0.05)
+
+
+@pytest.mark.parametrize("share", [0.9, 1.0, 1.3])
+def test_a_half_that_takes_all_of_its_model_leaves_it_its_time(share: float) -> None:
+    model = net(side=64)
+    first, *others = model.tasks_topological
+    tasks = {first: 0.0, **dict.fromkeys(others, 1e-3)}
+    side = SideTimes((model,), {model.hash: tasks}, TURNS, TURNS, halves={(model.hash, frozenset([first])): share})
+    assert sum(side.seconds()[model.hash].values()) == pytest.approx(2.0)

@@ -127,6 +127,20 @@ def test_every_method_answers_equal_chains() -> None:
         assert plan.lower_bound_s <= least * (1 + NEAR) <= value * (1 + 2 * NEAR), name
 
 
+@pytest.mark.parametrize("shape", ["chain", "tree", "dag"])
+def test_jobs_that_take_no_time(shape: str) -> None:
+    problem = instance(shape, 9, equal=shape == "chain")
+    for job in problem["jobs"]:
+        job.update(
+            input_bytes=0.0, tasks=[t | {"device_s": 0.0, "server_s": 0.0, "output_bytes": 0.0} for t in job["tasks"]]
+        )
+        job.pop("release_s", None)
+    problem["link"] = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "round_trip_s": 0.0}
+    for name in METHODS if shape == "chain" else ("auto", "exact", "min-cut"):
+        plan, value = judged(problem, name)
+        assert plan.lower_bound_s <= value == 0.0, name
+
+
 @pytest.mark.parametrize("seconds", [1e-3, 1e-5, 1.0])
 def test_more_cuts_than_can_be_looked_at_and_none_of_the_cheapest_sends(seconds: float) -> None:
     """65,536 downsets of 16 branches; minimum cuts keep all on the device, and the linear program asks for what sends."""

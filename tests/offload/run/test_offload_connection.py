@@ -107,6 +107,42 @@ def test_whatever_a_server_replies_every_job_is_answered(what: str) -> None:
         np.testing.assert_allclose(found["y"], whole.run(given)["y"], atol=1e-5)
 
 
+class Talker(Fake):
+    """It says of the first job that it came, again and again, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.gone = threading.Event()
+
+    def close(self) -> None:
+        self.gone.set()
+
+    def work(self, messages: Iterator[bytes]) -> Any:
+        return Talk(messages, self.gone)
+
+
+class Talk(Replies):
+    def __init__(self, messages: Iterator[bytes], gone: threading.Event) -> None:
+        super().__init__(messages, None)
+        self.gone = gone
+
+    def __iter__(self) -> Iterator[bytes]:
+        head = unpack(next(self.messages))[0]
+        said = {"kind": "received", "job": head["job"], "attempt": head["attempt"]}
+        while not self.gone.wait(0.005):
+            yield pack(said | {"received": time.perf_counter()})
+        raise Unreachable("the connection was closed")
+
+
+def test_saying_a_thing_again_is_no_sign_of_life() -> None:
+    problem = speeds_known(problem_of([NET] * 3))
+    inputs, began = [image(k) for k in range(3)], time.monotonic()
+    settings = RunSettings(patience_s=0.3)
+    run = execute(problem, plan_of(problem, [2] * 3), [NET] * 3, inputs, Talker, settings)
+    assert time.monotonic() - began < 10
+    assert all(o.keys() >= {"y"} for o in run.outputs)
+
+
 def events_until(connection: Connection, kind: str) -> Event:
     until = time.monotonic() + 10
     while time.monotonic() < until:

@@ -37,8 +37,8 @@ def test_models_that_have_not_run_since_are_as_many_times_slower() -> None:
 
 
 def quiet(tally: Tally) -> bool:
-    """Whether no change was seen since a model took what was planned."""
-    return tally.of("still") == 1.0
+    """Whether hardly any change was seen since a model took what was planned."""
+    return 0.8 < tally.of("still") < 1.2
 
 
 def with_a_still_one() -> Tally:
@@ -58,7 +58,8 @@ def test_chance_is_no_change() -> None:
 def test_one_outlier_is_no_change() -> None:
     tally = with_a_still_one()
     told(tally, 1.0, 100)
-    tally.add("a", 50.0, 1.0)
+    tally.add("a", 5000.0, 1.0)
+    assert tally.of("a") < 1.5
     told(tally, 1.0, 100)
     assert quiet(tally)
 
@@ -108,8 +109,19 @@ def test_cuts_of_a_model_that_are_priced_unlike_are_no_change(blocks: int) -> No
 def test_small_changes_are_followed_however_many_jobs_came_before() -> None:
     tally = Tally()
     told(tally, 1.0, 1000)
-    told(tally, 1.35, 60)
-    assert tally.of("a") == pytest.approx(1.35)
+    told(tally, 1.35, 200)
+    assert tally.of("a") == pytest.approx(1.35, rel=0.01)
+
+
+def test_a_side_that_jumps_and_comes_back_slowly_is_no_slower_in_the_end() -> None:
+    tally = with_a_still_one()
+    told(tally, 1.0, 20)
+    for _ in range(6):
+        for k in range(140):
+            tally.add("ab"[k % 2], max(1.0, 2.0 * 0.99**k) * (1 + k % 2), 1.0)
+    assert tally.of("a") == pytest.approx(1.0, rel=0.02)
+    assert quiet(tally)
+    assert tally.of("never ran") == pytest.approx(tally.slower)
 
 
 def test_a_plan_is_off_until_it_is_made_anew() -> None:

@@ -112,3 +112,9 @@ def test_addresses_that_are_none(address: str) -> None:
 def test_addresses() -> None:
     assert split_address("example.org:80") == ("example.org", 80)
     assert [is_loopback(h) for h in ("127.0.0.5", "[::1]", "10.0.0.1", "example.org")] == [True, True, False, False]
+
+
+def test_a_folder_of_keys_that_is_a_file_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"cannot be made: .*--keys"):
+        lock("0.0.0.0", tmp_path / "file")

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -22,8 +23,9 @@ from partita.offload.capture.jobs import read_jobs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.inference import InferenceTimes
 from partita.offload.plan.planner import plan_offload
+from partita.offload.run.client import Client
 from partita.offload.run.codec import Codec, decode, encode
-from partita.offload.run.wire import pack, unpack
+from partita.offload.run.wire import PROTOCOL, pack, unpack
 
 MUTATIONS = 3000
 ODD = (
@@ -153,3 +155,41 @@ def test_json_files(what: str, tmp_path: Path) -> None:
         path.write_text(json.dumps(spoiled(chance, good)))
         refused += survives(read)
     assert refused > MUTATIONS / 30
+
+
+def test_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, model = random.Random(5), net(side=4)
+    cut = frozenset(model.tasks_topological[:2])
+    row = {"seconds": 1.0, "low": 0.5, "high": 2.0}
+    good: dict[str, Any] = {
+        "Hello": {"protocol": PROTOCOL, "threads": 2, "message_bytes": 1 << 20},
+        "Echo": {"at": 1.0, "cpu_s": 1.0},
+        "Have": {"have": True},
+        "Prepare": {"inputs": ["a"], "outputs": ["b"]},
+        "Metrics": {"text": "x 1"},
+        "Turns": {"cpu_s": [[1.0, 2.0]], "speed": {"probe_s": 1e-3, "share": 0.5, "error": 0.1, "behind_s": 1.0}},
+        "Measure": {"format": "partita-inference", "version": 1, "model": "m", "whole": row, "cpu_s": 1.0, "windows": 3}
+        | {"tasks": [{"id": "a", **row}]},
+    }
+    asks: dict[str, Callable[[Client], Any]] = {
+        "Hello": Client.hello,
+        "Echo": Client.cpu_s,
+        "Have": lambda c: c.have(model),
+        "Prepare": lambda c: c.prepare(model, cut),
+        "Metrics": Client.metrics,
+        "Turns": lambda c: c.turns([(model, cut)]).seconds(0),
+        "Measure": lambda c: c.measure(model),
+    }
+    for method, ask in asks.items():
+        refused = 0
+        with Client("127.0.0.1:1") as client:
+            for _ in range(MUTATIONS // 10):
+                found = spoiled(chance, good[method])
+                answers = {**good, method: found if isinstance(found, dict) else {}}
+                channel = SimpleNamespace(
+                    unary_unary=lambda path, a=answers: lambda *_, **__: pack(a[path.rpartition("/")[2]]),
+                    close=lambda: None,
+                )
+                monkeypatch.setattr(client, "_channel", channel)
+                refused += survives(lambda a=ask, c=client: a(c))  # type: ignore[misc]
+        assert refused > MUTATIONS / 100, method

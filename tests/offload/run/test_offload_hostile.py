@@ -158,7 +158,7 @@ def test_mutated_messages(server: str) -> None:
         for name in ("Hello", "Have", "Prepare", "Measure", "Turns", "Echo", "Metrics"):
             for head in ({}, {"model": 3, "tasks": 3}, {"model": NET.hash, "tasks": [[]], "budget_s": 10**400}):
                 with suppress(Refused):
-                    client._unary(name, head)
+                    client._asked(name, head, dict)
 
 
 def mutated(chance: random.Random, raw: bytes) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +19,11 @@ from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.onnx_session import Session
 from partita.offload.plan.online import Policy, State
 from partita.offload.run import execute as runner
-from partita.offload.run.client import Client, Unreachable, _checked_stamps, _rate
+from partita.offload.run.client import Client, Unreachable, Welcome, _checked_stamps, _rate
 from partita.offload.run.execute import Decide, RunSettings, execute
 from partita.offload.run.link_rate import RateEstimate
 from partita.offload.run.message_cost import MOST_LAYERS, _computing
+from partita.offload.run.wire import pack
 
 # ---- rates -----------------------------------------------------------------------------------------------------------------
 
@@ -218,6 +221,30 @@ def test_a_policy_that_fails_costs_no_answer(server: str) -> None:
 def test_a_server_that_measures_no_link_is_told_in_a_sentence(stamps: object) -> None:
     with pytest.raises(Unreachable):
         _rate(_checked_stamps(stamps, "a server"))
+
+
+def talks(stamps: object, chunks: Iterator[bytes]) -> SimpleNamespace:
+    """A channel to a server whose Sink says such stamps and whose Source sends such chunks."""
+    source = type("Chunks", (), {"__iter__": lambda self: chunks, "cancel": lambda self: None})()
+    return SimpleNamespace(
+        stream_unary=lambda path: lambda *_, **__: pack({"stamps": stamps}),
+        unary_stream=lambda path: lambda *_, **__: source,
+        close=lambda: None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stamps", "chunk"),
+    [([[1000, -1e308], [1000, -1e308], [1000, 1e308], [1000, 1e308]], b"ab" * 500), ([[1000, 1.0], [1000, 2.0]], b"a")],
+)
+def test_stamps_that_span_ages_and_transfers_without_end(
+    stamps: object, chunk: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client("127.0.0.1:1") as client:
+        monkeypatch.setattr(client, "hello", lambda: Welcome(1, 1 << 20, 0.0, 1e-4))
+        monkeypatch.setattr(client, "_channel", talks(stamps, repeat(chunk)))
+        with pytest.raises(Unreachable, match="no link"):
+            client.link(0.01)
 
 
 def test_what_is_computed_between_messages_goes_up_a_slow_link_and_fills_the_caches() -> None:

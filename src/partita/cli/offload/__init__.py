@@ -1,5 +1,11 @@
 """partita offload VERB: networks between a small device and a server."""
 
+import os
+
+os.environ.setdefault(
+    "GRPC_VERBOSITY", "NONE"
+)  # gRPC's own log is no output of ours; what fails is told by our sentences
+
 VERBS = {
     "measure": "measure ONNX models here, on a server, and the link between",
     "plan": "where to cut each job and in which order to serve them, with a bound",

@@ -97,7 +97,10 @@ def _link_of(text: str) -> OffloadLink:
         up, down, round_trip = (float(x) for x in text.split(","))
     except ValueError as error:
         raise BadInput(f"--link is {text!r}", hint="give UP,DOWN,RTT, e.g. 2.5e6,2.5e6,0.01") from error
-    return OffloadLink(up, down, round_trip)
+    link = OffloadLink(up, down, round_trip)
+    if faults := link.check():
+        raise BadInput(f"--link is {text!r}: {'; '.join(faults)}", hint="give UP,DOWN,RTT, e.g. 2.5e6,2.5e6,0.01")
+    return link
 
 
 def _jobs(options: argparse.Namespace) -> Sequence[JobSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from partita.offload.run.settings import ServerSettings
 
 _KEYS = "~/.config/partita/offload"
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]?")  # a name, or an IP address
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,10 +106,16 @@ def _settings(options: argparse.Namespace) -> ServerSettings:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if not _HOST.fullmatch(options.host):
+        raise BadInput(f"--host {options.host!r} is no address", hint="give a name or an IP address, e.g. 127.0.0.1")
     for name, most in (("threads", 1024), ("queue", 1_000_000), ("clients", 100_000)):
         value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
             raise BadInput(f"--{name} is {value}", hint=f"1 to {most} are possible")
+    for name in ("port", "metrics_port"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value <= 65535:
+            raise BadInput(f"--{name.replace('_', '-')} is {value}", hint="0 to 65535 are possible, 0: any free one")
     for name in ("limit_s", "stall_s"):
         if not 0 < getattr(options, name) <= 86400:
             raise BadInput(f"--{name.replace('_', '-')} is {getattr(options, name)}", hint="above 0, at most a day")

@@ -176,7 +176,8 @@ def fitted(seconds: FloatArray, halves: Mapping[int, float], side: Side) -> Floa
 def proportioned(seconds: Mapping[str, float], halves: Mapping[frozenset[str], float]) -> dict[str, float]:
     """Task -> seconds scaled so that each of the sets of tasks has its share of the whole; the whole stays.
 
-    Iterative proportional fitting: sets that contradict one another meet in between. O(sweeps x sets x tasks).
+    Iterative proportional fitting: sets that contradict one another meet in between. A set that has no time, or all of it, keeps that.
+    O(sweeps x sets x tasks).
 
     >>> found = proportioned({"a": 1.0, "b": 1.0, "c": 2.0}, {frozenset("a"): 0.5, frozenset("ab"): 0.6})
     >>> {task: round(seconds, 3) for task, seconds in found.items()}
@@ -184,11 +185,11 @@ def proportioned(seconds: Mapping[str, float], halves: Mapping[frozenset[str], f
     """
     ids, whole = list(seconds), sum(seconds.values())
     times = np.array([seconds[t] for t in ids])
-    rows = [(np.array([t in half for t in ids]), min(1.0, share)) for half, share in halves.items()]
+    rows = [(np.array([t in half for t in ids]), float(np.clip(share, 0.0, 1.0))) for half, share in halves.items()]
     for _ in range(_SWEEPS if whole > 0 else 0):
         for inside, share in rows:
-            for part, target in ((inside, share * whole), (~inside, (1 - share) * whole)):
-                own = float(times[part].sum())
-                if own > ZERO * whole:
-                    times[part] *= target / own
+            own, others = float(times[inside].sum()), float(times[~inside].sum())
+            if min(own, others) > ZERO * whole:
+                times[inside] *= share * whole / own
+                times[~inside] *= (1 - share) * whole / others
     return dict(zip(ids, times.tolist(), strict=True))

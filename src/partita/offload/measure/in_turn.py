@@ -18,7 +18,7 @@ import numpy as np
 
 from partita.errors import CaptureError, CostError, sentence_of
 from partita.nouns.costs import Estimate
-from partita.nouns.offload import Speed
+from partita.nouns.offload import LARGEST, Speed
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cuts import Side, feeds_of
@@ -55,9 +55,10 @@ class Turns:
         try:
             cpu_s = tuple(tuple(float(x) for x in row) for row in value["cpu_s"])
             speed = Speed(**{name: float(number) for name, number in value["speed"].items()})
-            sound = min(speed.probe_s, speed.share) > 0 <= min(speed.error, speed.behind_s) and all(
-                row and min(row) >= 0 for row in cpu_s
-            )
+            positive = all(1 / LARGEST <= x <= LARGEST for x in (speed.probe_s, speed.share))
+            others = (speed.error, speed.behind_s, *(x for row in cpu_s for x in row))
+            even = len({len(row) for row in cpu_s}) == 1 and all(cpu_s)
+            sound = positive and even and all(0 <= x <= LARGEST for x in others)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CostError(f"{what} is damaged: {sentence_of(error)}", hint="measure again") from error
         if not sound or len(cpu_s) != items:

@@ -127,6 +127,8 @@ def _program(
     if answer.status != 0:
         return None
     dual = np.maximum(-answer.ineqlin.marginals[: 5 + k], 0.0)
+    if not dual.sum():  # nothing takes any time
+        return None
     amount = np.split(answer.x[:n], np.cumsum([len(a) for a in active])[:-1])
     mix = tuple(dict(zip(a, x.tolist(), strict=True)) for a, x in zip(active, amount, strict=True))
     return dual[:5] / dual.sum(), dual[5:] / dual.sum(), float(answer.fun) * scale, mix

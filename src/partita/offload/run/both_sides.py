@@ -6,7 +6,8 @@ neighbours, an open connection) takes so many times as long; the share is seen w
 
 Where both sides are hosts of one machine, with caches and memory in common, each disturbs the other: networks of a device with a tenth
 of a core take 1.3 times as long while the server computes. So the models take their turns on both sides at once and on each alone, and
-in what is predicted they take what lies between, by the share of the time in which the other side computes.
+in what is predicted they take what lies between, by how much the other side computes for each second that this one does: a side that
+waits for its quota finds its caches emptied by whatever ran meanwhile.
 
 Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
 and planning and measuring take turns until the plans' cuts have all been measured. In the minutes that this takes a machine drifts
@@ -53,7 +54,7 @@ class SideTimes:
     halves: Mapping[tuple[str, frozenset[str]], float] = field(
         default_factory=dict
     )  #: (hash, tasks) -> share of the whole
-    beside: float = 0.5  #: share of the time in which the other side computes, in what is predicted
+    beside: float = 0.5  #: where, from quiet (0) to beside (1), what is predicted lies
 
     def whole(self, model: int) -> Estimate:
         """On the clock, in company."""
@@ -65,7 +66,7 @@ class SideTimes:
         return replace(beside[0], low=now("low"), seconds=now("seconds"), high=now("high"))
 
     def _between(self, beside: float, quiet: float) -> float:
-        return quiet + self.beside * (beside - quiet)
+        return (1 - self.beside) * quiet + self.beside * beside
 
     @property
     def speed(self) -> Speed:
@@ -83,8 +84,11 @@ class SideTimes:
         made = {}
         for k, m in enumerate(self.models):
             shares = {tasks: share for (h, tasks), share in self.halves.items() if h == m.hash}
-            alone = proportioned(self.tasks[m.hash], shares)
-            scale = self.whole(k).seconds / (sum(alone.values()) or 1.0)
+            tasks = self.tasks[m.hash]
+            alone = proportioned(
+                tasks if any(tasks.values()) else dict.fromkeys(tasks, 1.0), shares
+            )  # 0: too short to tell
+            scale = self.whole(k).seconds / sum(alone.values())
             made[m.hash] = {t: s * scale for t, s in alone.items()}
         return made
 
@@ -120,10 +124,24 @@ class BothSides:
         problem = self.problem
         device_s, _, server_s, _ = part_times(problem, plan)[0].sum(axis=0).tolist()
         all_s = simulate_offload(problem, plan).duration_s or 1.0
-        device, server = min(1.0, device_s / all_s), min(1.0, server_s / self.threads / all_s)
-        if max(abs(self.device.beside - server), abs(self.server.beside - device)) < NEAR:
+        device = _disturbed(self.device, self.server, server_s / all_s)
+        server = _disturbed(self.server, self.device, device_s / all_s)
+        if max(abs(self.device.beside - device), abs(self.server.beside - server)) < NEAR:
             return self
-        return replace(self, device=replace(self.device, beside=server), server=replace(self.server, beside=device))
+        return replace(self, device=replace(self.device, beside=device), server=replace(self.server, beside=server))
+
+
+def _disturbed(side: SideTimes, other: SideTimes, busy: float) -> float:
+    """How much, as a share of what it was beside the other one's turns, where the other is busy for a share of the time.
+
+    A side's caches are full of the other's once that has computed as long as the side itself.
+
+    >>> eighth, whole = (SideTimes((), {}, t, t) for t in (Turns((), Speed(1.0, 0.125)), Turns((), Speed(1.0))))
+    >>> [_disturbed(*sides, busy) for sides in ((eighth, whole), (whole, eighth)) for busy in (0.0625, 0.5)]
+    [0.5, 1.0, 0.0625, 0.5]
+    """
+    own, its = side.turns.speed.share, other.turns.speed.share
+    return min(1.0, min(own, busy * its) / min(own, its))
 
 
 def measure_both_sides(

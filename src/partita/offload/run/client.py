@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 
 from partita.clock import clock_ahead
-from partita.errors import PartitaError
+from partita.errors import PartitaError, sentence_of
 from partita.nouns.offload import OffloadLink
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.in_turn import Item, Turns
@@ -31,11 +31,14 @@ from partita.offload.run.wire import (
     zeros,
 )
 
+_T = TypeVar("_T")
 _CALL_S = 10.0  #: for a small call
 _MODEL_S = 600.0  #: for a model on its way up, or measured
+_SLOW_S = 60.0  #: for a little on a slow link
 _ECHOES = 10
 _LEAST_LINK_BYTES, _MOST_LINK_BYTES = 32 << 10, 48_000_000  #: of a measurement of the link
 _PART_BYTES = 32 << 10  #: of it, about, or frames come in now one more and now one less
+_TICK_S = 1e-9  #: what takes less was not timed
 _SINK_SHARE = 0.25  #: of its bytes left out, the first ones: a shaped link lets a burst through
 _CHANNEL: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -96,7 +99,7 @@ class Client:
 
     def hello(self, timeout_s: float = _CALL_S) -> Welcome:
         """Raises Unreachable; Refused where the server speaks another protocol or does not know the token."""
-        said = self._unary("Hello", {"protocol": PROTOCOL}, timeout_s)
+        said = self._asked("Hello", {"protocol": PROTOCOL}, lambda said: said, timeout_s)
         if said.get("protocol") != PROTOCOL:
             raise Refused(
                 f"{self.target} runs Partita {said.get('partita')} with protocol {said.get('protocol')}; "
@@ -105,15 +108,17 @@ class Client:
             )
         if said.get("draining"):
             raise Unreachable(f"{self.target} is about to stop")
-        ahead, round_trip = clock_ahead(lambda: float(self._unary("Echo", {}, timeout_s)["at"]), _ECHOES)
-        return Welcome(int(said["threads"]), int(said["message_bytes"]), ahead, round_trip)
+        threads, most = self._read("Hello", said, lambda said: (int(said["threads"]), int(said["message_bytes"])))
+        if min(threads, most) < 1:
+            raise self._strange("Hello", f"{threads} threads, messages of {most} bytes")
+        return Welcome(threads, most, *clock_ahead(partial(self._echo, "at", timeout_s), _ECHOES))
 
     def cpu_s(self) -> float:
         """CPU seconds that the server's process has used."""
-        return float(self._unary("Echo", {})["cpu_s"])
+        return self._echo("cpu_s")
 
     def have(self, model: OnnxModel) -> bool:
-        return bool(self._unary("Have", {"model": model.hash})["have"])
+        return self._asked("Have", {"model": model.hash}, lambda said: bool(said["have"]))
 
     def put(self, model: OnnxModel) -> bool:
         """Make the server have a model; returns whether it had to go up. Raises NoMemory, Refused, Unreachable."""
@@ -125,24 +130,24 @@ class Client:
 
     def prepare(self, model: OnnxModel, device_tasks: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Have the server build and warm its half; returns the names it reads and makes. The model must be there."""
-        said = self._unary("Prepare", {"model": model.hash, "tasks": sorted(device_tasks)}, _MODEL_S)
-        return tuple(said["inputs"]), tuple(said["outputs"])
+        asked = {"model": model.hash, "tasks": sorted(device_tasks)}
+        return self._asked("Prepare", asked, lambda said: (_names(said["inputs"]), _names(said["outputs"])), _MODEL_S)
 
     def measure(self, model: OnnxModel, budget_s: float = 4.0) -> InferenceTimes:
         """The tasks' times on the server, which measures itself once a model."""
         self.put(model)
-        said = self._unary("Measure", {"model": model.hash, "budget_s": budget_s}, _MODEL_S)
-        return InferenceTimes.from_json(said, f"what {self.target} measured")
+        asked, what = {"model": model.hash, "budget_s": budget_s}, f"what {self.target} measured"
+        return self._asked("Measure", asked, lambda said: InferenceTimes.from_json(said, what), _MODEL_S)
 
     def turns(self, items: Sequence[Item], budget_s: float = 4.0) -> Turns:
         """What the server's halves take one after the other, measured now; the models must be there."""
         halves = [[model.hash, sorted(cut)] for model, cut in items]
-        said = self._unary("Turns", {"halves": halves, "budget_s": budget_s}, _MODEL_S)
-        return Turns.from_json(said, len(items), f"what {self.target} measured")
+        asked, what = {"halves": halves, "budget_s": budget_s}, f"what {self.target} measured"
+        return self._asked("Turns", asked, lambda said: Turns.from_json(said, len(items), what), _MODEL_S)
 
     def metrics(self) -> str:
         """Prometheus text."""
-        return str(self._unary("Metrics", {})["text"])
+        return self._asked("Metrics", {}, lambda said: str(said["text"]))
 
     def link(self, seconds: float = 1.0) -> OffloadLink:
         """Rates and round trip, measured with up to about `seconds` of traffic each way; medians over parts of it. Raises Unreachable."""
@@ -151,25 +156,55 @@ class Client:
         source = self._channel.unary_stream(f"/{SERVICE}/Source")
 
         def send(size: int) -> list[tuple[int, float]]:
-            raw = sink(zeros(size), timeout=_MODEL_S, metadata=self._credentials.metadata())
+            raw = sink(zeros(size), timeout=longest_s, metadata=self._credentials.metadata())
             return _checked_stamps(unpack(raw)[0].get("stamps"), self.target)
 
         def fetch(size: int) -> list[tuple[int, float]]:
-            answers = source(pack({"bytes": size}), timeout=_MODEL_S, metadata=self._credentials.metadata())
-            return [(len(chunk), time.perf_counter()) for chunk in answers]
+            answers = source(pack({"bytes": size}), timeout=longest_s, metadata=self._credentials.metadata())
+            stamps, left = list[tuple[int, float]](), size
+            for chunk in answers:
+                stamps.append((len(chunk), time.perf_counter()))
+                left -= len(chunk)
+                if left < 0:
+                    answers.cancel()
+                    raise no_link(self.target)
+            return stamps
 
         enough_s = max(seconds / 2, 4 * welcome.round_trip_s)  # or it would tell of the round trip
+        longest_s = _SLOW_S + 8 * enough_s
         up, down = (_rate(self._called(partial(_long_enough, way, enough_s))) for way in (send, fetch))
-        return OffloadLink(up, down, welcome.round_trip_s)
+        link = OffloadLink(up, down, welcome.round_trip_s)
+        if link.check():
+            raise no_link(self.target)
+        return link
 
     def work(self, messages: Iterator[bytes]) -> Any:
         """The stream of jobs: an iterator over replies that can be cancelled."""
         return self._channel.stream_stream(f"/{SERVICE}/Work")(messages, metadata=self._credentials.metadata())
 
-    def _unary(self, method: str, head: Head, timeout_s: float = _CALL_S) -> dict[str, Any]:
+    def _echo(self, what: str, timeout_s: float = _CALL_S) -> float:
+        found = self._asked("Echo", {}, lambda said: float(said[what]), timeout_s)
+        if not math.isfinite(found):
+            raise self._strange("Echo", f"{what} = {found}")
+        return found
+
+    def _asked(self, method: str, head: Head, read: Callable[[Head], _T], timeout_s: float = _CALL_S) -> _T:
+        """What `read` makes of the answer. Raises Refused where it can make nothing of it."""
         call = self._channel.unary_unary(f"/{SERVICE}/{method}")
         raw = self._called(lambda: call(pack(head), timeout=timeout_s, metadata=self._credentials.metadata()))
-        return unpack(raw)[0]
+        return self._read(method, unpack(raw)[0], read)
+
+    def _read(self, method: str, said: Head, read: Callable[[Head], _T]) -> _T:
+        try:
+            return read(said)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise self._strange(method, sentence_of(error)) from error
+
+    def _strange(self, method: str, what: str) -> Refused:
+        return Refused(
+            f"{self.target} answers {method} as no server of this version does: {what}",
+            hint="install the same Partita on both sides",
+        )
 
     def _called(self, call: Callable[[], Any]) -> Any:
         try:
@@ -201,6 +236,13 @@ def sentence(error: grpc.RpcError, target: str) -> PartitaError:
     return Unreachable(f"{target} cannot be reached: {fact}", hint="start partita offload serve there")
 
 
+def _names(said: Any) -> tuple[str, ...]:
+    """Raises TypeError for what is no list of names."""
+    if not (isinstance(said, list) and all(isinstance(name, str) for name in said)):
+        raise TypeError(f"{said!r:.100} is no list of names")
+    return tuple(said)
+
+
 def _model_chunks(model: OnnxModel) -> Iterator[bytes]:
     data = model.data
     yield pack({"model": model.hash, "bytes": len(data), "name": model.name})
@@ -217,8 +259,12 @@ def _checked_stamps(said: Any, target: str) -> list[tuple[int, float]]:
     except (TypeError, ValueError, OverflowError):
         fair = False
     if not fair:
-        raise Unreachable(f"{target} measures no link", hint="install the same Partita on both sides")
+        raise no_link(target)
     return stamps
+
+
+def no_link(target: str) -> Unreachable:
+    return Unreachable(f"{target} measures no link", hint="install the same Partita on both sides")
 
 
 def _long_enough(move: Callable[[int], list[tuple[int, float]]], enough_s: float) -> list[tuple[int, float]]:
@@ -232,7 +278,7 @@ def _long_enough(move: Callable[[int], list[tuple[int, float]]], enough_s: float
         spent_s = stamps[-1][1] - stamps[0][1] if stamps else 0.0
         if spent_s >= enough_s or waited_s >= 8 * enough_s or size >= _MOST_LINK_BYTES:
             return stamps
-        size = min(_MOST_LINK_BYTES, int(size * min(2 * enough_s / max(spent_s, 1e-9), 8)))
+        size = min(_MOST_LINK_BYTES, int(size * min(2 * enough_s / max(spent_s, _TICK_S), 8)))
 
 
 def _rate(stamps: Sequence[Sequence[float]]) -> float:
@@ -242,7 +288,7 @@ def _rate(stamps: Sequence[Sequence[float]]) -> float:
     marks = np.linspace(_SINK_SHARE, 1.0, int(np.clip(total / _PART_BYTES, 1, 8)) + 1) * total
     ends = np.unique(np.searchsorted(came, marks)) if total else np.empty(0, np.int64)
     spent_s = np.diff(at_s[ends])
-    rates = np.diff(came[ends])[spent_s > 0] / spent_s[spent_s > 0]
+    rates = np.diff(came[ends])[spent_s > _TICK_S] / spent_s[spent_s > _TICK_S]
     if not len(rates):
         raise Unreachable("the link carried too little to measure its rate", hint="check the link")
     return float(np.median(rates))

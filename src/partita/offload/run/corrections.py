@@ -1,13 +1,14 @@
 """How much longer jobs take than the plan has it: by model, from the jobs done so far, for those that are still to do.
 
-A model's latest inferences count, so that what changes slowly is followed. A side whose latest jobs take much longer than those before,
-or much less, has changed (a quota, a neighbour that came or left): what was seen before counts as many times as long from then on,
-also of the models that have not run since. Each is compared with the median of the same model and price, for two cuts of a model may be
-priced unlike, and one in seven may wait for its quota without any change.
+A model's latest inferences count, so that what changes slowly is followed. A side has a level: how slow it is now, as times of what it
+was when a model, at a price, was seen first (two cuts of a model may be priced unlike). What was seen at another level counts as it would
+be at that of now, also of models that have not run since. The level follows every inference a little, and at once where the latest are
+nearly all off: a quota, a neighbour that came or left; one in seven may wait for its quota without any change.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +19,9 @@ from partita.nouns.offload import OffloadProblem, OffloadTask
 FEWEST = 3  #: inferences of a side before it is judged: under a quota one of them may wait for a period or not
 #: so many in a row, one of them excepted, off by so many times what was expected: the side has changed
 LATEST, CHANGED = 6, 1.4
-MEMORY = 20  #: inferences of a model that count beside the latest
+LONE = 10.0  #: times the median: what a single inference counts as at most, for a pause of the machine; waits for a quota recur
+ABSURD = 1e9  #: times as long, or as short, as planned
+MEMORY = 20  #: inferences of a model that count beside the latest; also those that tell what a model takes at level 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,12 @@ class Inference:
     model: str  #: its hash
     took_s: float
     planned_s: float
+    level: float  #: of the side
 
     @property
     def slower(self) -> float:
-        """Times as long as planned."""
-        return self.took_s / self.planned_s
+        """Times as long as planned, at level 1."""
+        return self.took_s / self.planned_s / self.level
 
 
 @dataclass(slots=True)
@@ -41,51 +45,56 @@ class Tally:
     """Inferences of one side."""
 
     before: dict[str, deque[Inference]] = field(default_factory=dict)  #: by the model's hash, without the latest
-    sums: dict[str, tuple[float, float]] = field(default_factory=dict)  #: of those: what they took, what was planned
+    first: dict[tuple[str, float], list[Inference]] = field(default_factory=dict)  #: by model and price
     latest: deque[Inference] = field(default_factory=deque)  #: of all models, of those that can be judged
+    level: float = 1.0
     count: int = 0
 
     def add(self, model: str, took_s: float, planned_s: float) -> None:
-        """Nothing is learnt where nothing was planned. O(LATEST x MEMORY)."""
-        if not (planned_s > 0 and took_s > 0):
+        """Nothing is learnt where nothing was planned, or what came has nothing to do with it. O(LATEST x MEMORY)."""
+        if not (planned_s > 0 and 1 / ABSURD < took_s / planned_s < ABSURD):
             return
         self.count += 1
-        inference = Inference(self.count, model, took_s, planned_s)
-        if self._usual(inference) is None:
+        inference = Inference(self.count, model, took_s, planned_s, self.level)
+        if self._off(inference) is None:
             self._remember(inference)
             return
         self.latest.append(inference)
         self._notice_change()
+        off = self._off(inference) or 1.0
+        self.level *= min(max(off, 1 / CHANGED), CHANGED) ** (1 / MEMORY)
         if len(self.latest) == LATEST:
             self._remember(self.latest.popleft())
 
     def _remember(self, inference: Inference) -> None:
         self.before.setdefault(inference.model, deque(maxlen=MEMORY)).append(inference)
-        self._sum(inference.model)
+        first = self.first.setdefault((inference.model, inference.planned_s), [])
+        if len(first) < MEMORY:
+            first.append(inference)
 
-    def _sum(self, model: str) -> None:
-        self.sums[model] = sum(i.took_s for i in self.before[model]), sum(i.planned_s for i in self.before[model])
-
-    def _usual(self, inference: Inference) -> float | None:
-        """Times as long as planned, of those of the same model and price: the median. None where there are too few."""
-        alike = [i.slower for i in self.before.get(inference.model, ()) if i.planned_s == inference.planned_s]
-        return statistics.median(alike) if len(alike) >= FEWEST else None
+    def _off(self, inference: Inference) -> float | None:
+        """Times as long as its model, at its price, is expected to take now. None where too few were seen."""
+        first = self.first.get((inference.model, inference.planned_s), ())
+        if len(first) < FEWEST:
+            return None
+        return inference.slower * inference.level / (statistics.median(i.slower for i in first) * self.level)
 
     def _notice_change(self) -> None:
-        """Where the latest are all off, or all but one: what was before, at the speed of now."""
-        pairs = [(i, i.slower / usual) for i in self.latest if (usual := self._usual(i))]
+        """Where the latest are all off, or all but one, the side is at another level."""
+        pairs = [(i, x) for i in self.latest if (x := self._off(i))]
         off = sorted(x for _, x in pairs)
         if len(off) < LATEST or not (off[1] > CHANGED or off[-2] < 1 / CHANGED):
             return
-        factor = statistics.median(off)
+        self.level *= statistics.median(off)
         # the one that is not off may be from before
-        self.latest = deque(i for i, x in pairs if not 1 / CHANGED <= x <= CHANGED)
-        for model, inferences in self.before.items():
-            older = (
-                replace(i, took_s=i.took_s * factor) if i.number < self.latest[0].number else i for i in inferences
-            )
-            self.before[model] = deque(older, MEMORY)
-            self._sum(model)
+        self.latest = deque(replace(i, level=self.level) for i, x in pairs if not 1 / CHANGED <= x <= CHANGED)
+        since = self.latest[0].number
+
+        def at_its_level(i: Inference) -> Inference:
+            return replace(i, level=self.level) if i.number >= since else i
+
+        self.before = {m: deque(map(at_its_level, seen), MEMORY) for m, seen in self.before.items()}
+        self.first = {k: list(map(at_its_level, seen)) for k, seen in self.first.items()}
 
     @property
     def slower(self) -> float:
@@ -96,7 +105,7 @@ class Tally:
         >>> round(tally.slower, 3), round(tally.of("a"), 3), round(tally.of("b"), 3)
         (1.5, 1.5, 1.5)
         """
-        return self._times(self.sums) or 1.0 if self.count >= FEWEST else 1.0
+        return self._times({*self.before, *(i.model for i in self.latest)}) or 1.0 if self.count >= FEWEST else 1.0
 
     def of(self, model: str) -> float:
         """Times as long as planned; a model that has not run is as slow as the others."""
@@ -107,9 +116,17 @@ class Tally:
         return self._times([model])
 
     def _times(self, models: Collection[str]) -> float | None:
-        rows = [self.sums[m] for m in models if m in self.sums]
-        rows += [(i.took_s, i.planned_s) for i in self.latest if i.model in models]
-        return sum(took_s for took_s, _ in rows) / sum(planned_s for _, planned_s in rows) if rows else None
+        rows = [row for m in models for row in self._counted(m)]
+        return self.level * sum(t for t, _ in rows) / sum(planned_s for _, planned_s in rows) if rows else None
+
+    def _counted(self, model: str) -> list[tuple[float, float]]:
+        """What a model's inferences took, at level 1, and what was planned. One alone that took very long (a pause) counts as less."""
+        seen = [*self.before.get(model, ()), *(i for i in self.latest if i.model == model)]
+        by_length = sorted(i.slower for i in seen)
+        most = math.inf
+        if len(seen) > FEWEST and by_length[-2] <= (rare := LONE * by_length[len(seen) // 2]):
+            most = rare
+        return [(min(i.slower, most) * i.planned_s, i.planned_s) for i in seen]
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ def split_address(address: str) -> tuple[str, int]:
     ('[::1]', 7070)
     """
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 65536):
+    if not (colon and host and port.isascii() and port.isdecimal() and int(port) < 65536):
         raise BadInput(f"{address!r} is no address", hint="write HOST:PORT, e.g. 127.0.0.1:7070")
     if ":" in host and not host.startswith("["):
         raise BadInput(f"{address!r} is no address", hint=f"write IPv6 hosts in brackets: [{host}]:{port}")
@@ -121,7 +121,6 @@ def _make_certificate(folder: Path, cert: Path, key: Path) -> None:
             "a server beyond loopback needs a certificate, and there is no openssl command to make one",
             hint="give --cert and --key, or listen on 127.0.0.1",
         )
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_secret(key, "")
     words = [
         tool, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3650",
@@ -136,10 +135,13 @@ def _make_certificate(folder: Path, cert: Path, key: Path) -> None:
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """A new file that only its owner reads."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
+    """A new file that only its owner reads. Raises BadInput where it cannot be made."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be made: {error.strerror}", hint="name another folder with --keys") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,8 +376,8 @@ class _Device:
     # ---- hearing ------------------------------------------------------------------------------------------------------
 
     def _hear_all(self) -> None:
-        while self._hear(0.0):
-            pass
+        for _ in range(self.connection.events.qsize() if self.connection else 0):  # what comes meanwhile waits its turn
+            self._hear(0.0)
 
     def _hear(self, timeout_s: float) -> str:
         """Take one event; returns its kind, "" where there was none in time."""
@@ -404,8 +404,6 @@ class _Device:
         elif event.kind == "refused-model":
             self._say(f"{event.why}: the device does those jobs")
         else:
-            if event.kind != "sent":  # that is our own word
-                self.heard_s = max(self.heard_s, event.at_s)
             self._take_reply(event)
 
     def _lost(self, event: Event) -> None:
@@ -427,12 +425,14 @@ class _Device:
             self.counts["late"] += event.kind == "answer"
         elif event.kind == "sent":
             sent.bytes, sent.left_s = int(head["bytes"]), event.at_s
-        elif event.kind == "received":
-            self._uploaded(j, sent, float(head["received"]))
-        elif event.kind == "answer":
-            self._take_answer(j, event)
-        elif event.kind == "refused":
-            self._refused(j, str(head.get("code")), str(head.get("why")))
+        elif event.kind != "received" or not sent.received:  # saying a thing again is no sign of life
+            self.heard_s = max(self.heard_s, event.at_s)
+            if event.kind == "received":
+                self._uploaded(j, sent, float(head["received"]))
+            elif event.kind == "answer":
+                self._take_answer(j, event)
+            elif event.kind == "refused":
+                self._refused(j, str(head.get("code")), str(head.get("why")))
 
     def _refused(self, j: int, code: str, why: str) -> None:
         """The device does the job. A server that has dropped a model gets it again, over a new connection."""
