@@ -64,6 +64,16 @@ def test_one_outlier_is_no_change() -> None:
     assert quiet(tally)
 
 
+@pytest.mark.parametrize("before", [3, 5, 30])
+def test_one_pause_hardly_counts_however_few_came_before(before: int) -> None:
+    tally = Tally()
+    for _ in range(before):
+        tally.add("a", 1.0, 1.0)
+    tally.add("a", 150.0, 1.0)
+    tally.add("once", 150.0, 1.0)
+    assert max(tally.of("a"), tally.of("once"), tally.slower) < 1.4
+
+
 def test_waiting_for_a_quota_now_and_then_is_no_change() -> None:
     tally = with_a_still_one()
     for k in range(700):
@@ -81,7 +91,8 @@ def test_a_stranger_among_the_latest_does_not_hide_a_change() -> None:
         if k % 3 == 0:
             tally.add(f"new {k}", 3.0, 1.0)
     assert tally.of("a") == pytest.approx(3.0)
-    assert tally.of("new 0") == pytest.approx(3.0)
+    assert tally.seen("new 0") == pytest.approx(3.0)
+    assert tally.of("new 0") == tally.slower  # until it has run more often
 
 
 def test_all_models_are_corrected_quickly_however_many_there_are() -> None:

@@ -17,7 +17,7 @@ from partita.errors import CaptureError
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.onnx_session import Session
-from partita.offload.plan.online import Policy, State
+from partita.offload.plan.online import Decision, Policy, State
 from partita.offload.run import execute as runner
 from partita.offload.run.client import Client, Unreachable, Welcome, _checked_stamps, _rate
 from partita.offload.run.execute import Decide, RunSettings, execute
@@ -172,7 +172,7 @@ def test_a_replanner_that_fails_costs_no_answer(with_policy: bool, server: str) 
     assert any("the one at hand stays" in line for line in said)
 
 
-def test_a_new_plan_without_all_jobs_costs_no_answer() -> None:
+def test_a_new_plan_without_all_jobs_costs_no_answer(server: str) -> None:
     n, said = 12, list[str]()
     problem, inputs = slower_than_planned(n), [image(k, 64) for k in range(n)]
 
@@ -181,7 +181,7 @@ def test_a_new_plan_without_all_jobs_costs_no_answer() -> None:
         return replace(plan, order=plan.order[1:])
 
     settings = RunSettings(replan=forgetful, say=said.append)
-    run = execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, None, settings)
+    run = execute(problem, plan_of(problem, [-1] * n), [NET] * n, inputs, lambda: Client(server), settings)
     assert_right(run.outputs, inputs)  # type: ignore[arg-type]
     assert any("the one at hand stays" in line for line in said)
 
@@ -204,17 +204,41 @@ def test_a_new_plans_half_that_is_refused_costs_no_answer(server: str, monkeypat
     assert any("is refused; the device does those jobs whole" in line for line in said)
 
 
-def test_a_policy_that_fails_costs_no_answer(server: str) -> None:
+def test_a_first_plans_half_that_is_refused_costs_no_answer(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    problem, inputs = problem_of([NET] * 3), [image(k, 64) for k in range(3)]
+
+    def session(data: bytes, name: str) -> Session:
+        if len(data) < len(NET.data):
+            raise CaptureError(f"{name} is refused")
+        return Session(data, name)
+
+    monkeypatch.setattr(runner, "Session", session)
+    settings = RunSettings(say=said.append)
+    run = execute(problem, plan_of(problem, [2] * 3), [NET] * 3, inputs, lambda: Client(server), settings)
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
+    assert any("is refused; the device does those jobs whole" in line for line in said)
+
+
+def fail(state: State) -> None:
+    raise ZeroDivisionError("a fault of ours")
+
+
+@pytest.mark.parametrize("policy", [fail, lambda state: Decision(99, frozenset(), 0.0)])
+def test_a_policy_that_fails_costs_no_answer(server: str, policy: Decide) -> None:
     n, said = 6, list[str]()
     problem, inputs = problem_of([NET] * n), [image(k, 64) for k in range(n)]
-
-    def fail(state: State) -> None:
-        raise ZeroDivisionError("a fault of ours")
-
-    settings = RunSettings(policy=lambda problem: fail, say=said.append)
+    settings = RunSettings(policy=lambda problem: policy, say=said.append)
     run = execute(problem, plan_of(problem, [0] * n), [NET] * n, inputs, lambda: Client(server), settings)
     assert_right(run.outputs, inputs)  # type: ignore[arg-type]
     assert any("the policy failed" in line for line in said)
+
+
+def test_a_policy_that_never_decides_costs_no_answer(server: str) -> None:
+    problem, inputs = problem_of([NET] * 3), [image(k, 64) for k in range(3)]
+    settings = RunSettings(policy=lambda problem: lambda state: None)
+    run = execute(problem, plan_of(problem, [0] * 3), [NET] * 3, inputs, lambda: Client(server), settings)
+    assert_right(run.outputs, inputs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stamps", [None, 3, [], [[1, float("nan")]], [[1, 2.0], [1, 1.0]], [[0, 1.0]], [[10**400, 1.0]], [["a", 1]], [[1, 1.0]]])  # fmt: skip

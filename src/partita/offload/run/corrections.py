@@ -19,7 +19,9 @@ from partita.nouns.offload import OffloadProblem, OffloadTask
 FEWEST = 3  #: inferences of a side before it is judged: under a quota one of them may wait for a period or not
 #: so many in a row, one of them excepted, off by so many times what was expected: the side has changed
 LATEST, CHANGED = 6, 1.4
-LONE = 10.0  #: times the median: what a single inference counts as at most, for a pause of the machine; waits for a quota recur
+LONE = (
+    1 / 3
+)  #: of the median: what one that took very long adds to its model at most, for a pause of the machine; waits for a quota recur
 ABSURD = 1e9  #: times as long, or as short, as planned
 MEMORY = 20  #: inferences of a model that count beside the latest; also those that tell what a model takes at level 1
 
@@ -105,11 +107,12 @@ class Tally:
         >>> round(tally.slower, 3), round(tally.of("a"), 3), round(tally.of("b"), 3)
         (1.5, 1.5, 1.5)
         """
-        return self._times({*self.before, *(i.model for i in self.latest)}) or 1.0 if self.count >= FEWEST else 1.0
+        known = [m for m, seen in self.before.items() if len(seen) >= FEWEST]
+        return (self.count >= FEWEST and self._times(known or self.before)) or 1.0
 
     def of(self, model: str) -> float:
-        """Times as long as planned; a model that has not run is as slow as the others."""
-        return (self.count >= FEWEST and self._times([model])) or self.slower
+        """Times as long as planned; a model that has hardly run is as slow as the others."""
+        return (len(self.before.get(model, ())) >= FEWEST and self._times([model])) or self.slower
 
     def seen(self, model: str) -> float | None:
         """Times as long as planned, however few ran; None where it has not run."""
@@ -124,7 +127,7 @@ class Tally:
         seen = [*self.before.get(model, ()), *(i for i in self.latest if i.model == model)]
         by_length = sorted(i.slower for i in seen)
         most = math.inf
-        if len(seen) > FEWEST and by_length[-2] <= (rare := LONE * by_length[len(seen) // 2]):
+        if len(seen) >= FEWEST and by_length[-2] <= (rare := (1 + LONE * len(seen)) * by_length[len(seen) // 2]):
             most = rare
         return [(min(i.slower, most) * i.planned_s, i.planned_s) for i in seen]
 

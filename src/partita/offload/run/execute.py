@@ -144,7 +144,11 @@ class _Device:
     def get_ready(self, connect: Callable[[], Client] | None) -> None:
         """Sessions here, the connection up and the server ready, or known to be out of reach."""
         for j, cut in enumerate(self.cuts):
-            self._warm(j, cut)
+            if not self._can_be_cut(j, cut):
+                self.cuts[j] = self.whole[j]
+        for j in {(m.hash, c): j for j, (m, c) in enumerate(zip(self.models, self.cuts, strict=True))}.values():
+            self._warm(j, self.cuts[j])
+        for j, cut in enumerate(self.cuts):
             self._tasks_s(j, cut)
         halves = {
             (m.hash, c): (m, c) for m, c, all_ in zip(self.models, self.cuts, self.whole, strict=True) if c != all_
@@ -248,14 +252,14 @@ class _Device:
             else:
                 try:
                     decision = self.decide(self._state(come))
+                    if decision is None and self.sent:
+                        return None
+                    if decision is not None:
+                        j = come[decision.position]
+                        self.cuts[j] = decision.cut
                 except Exception as error:  # by the plan's cuts, as they come, all are answered, too
                     self._say(f"the policy failed: {sentence_of(error)}; the plan's cuts stay")
                     self.decide = None
-                else:
-                    if decision is None:
-                        return None
-                    j = come[decision.position]
-                    self.cuts[j] = decision.cut
         self.todo.remove(j)
         return j
 
@@ -493,7 +497,11 @@ class _Device:
             began = max(_left(first), self.uplink_free_s)
             self.rate.still_waiting(first.bytes, time.perf_counter() - began)
         replan, share = self.settings.replan, self.settings.replan_share
-        if replan is None or not (self.rate.drifted(share) or self.corrections.drifted(share)):
+        if (
+            replan is None
+            or self.connection is None
+            or not (self.rate.drifted(share) or self.corrections.drifted(share))
+        ):
             return
         rest = [j for j in self.todo if j not in self.crossing]
         if len(rest) < 2:
