@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import repeat
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,10 +20,10 @@ from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.onnx_session import Session
 from partita.offload.plan.online import Decision, Policy, State
 from partita.offload.run import execute as runner
-from partita.offload.run.client import Client, Unreachable, Welcome, _checked_stamps, _rate
+from partita.offload.run.client import Client, Refused, Unreachable, Welcome, _checked_stamps, _rate
 from partita.offload.run.execute import Decide, RunSettings, execute
 from partita.offload.run.link_rate import RateEstimate
-from partita.offload.run.message_cost import MOST_LAYERS, _computing
+from partita.offload.run.message_cost import MOST_LAYERS, _computing, message_cost
 from partita.offload.run.wire import pack
 
 # ---- rates -----------------------------------------------------------------------------------------------------------------
@@ -276,6 +277,11 @@ def test_what_is_computed_between_messages_goes_up_a_slow_link_and_fills_the_cac
     assert len(model.data) < 60_000
     made = Session(model.data, "computing").run(random_inputs(model))
     assert all(1e-3 < float(np.abs(y).max()) < 1e3 for y in made.values())
+
+
+def test_messages_that_were_not_taken_have_no_price(tmp_path: Path) -> None:
+    with served(tmp_path, "--memory-mb", "3") as (where, _), pytest.raises(Refused, match="while messages were priced"):
+        message_cost(lambda: Client(where), 2e6, jobs=2, rounds=1)
 
 
 def test_a_policy_is_made_anew_for_sides_that_are_not_as_fast_as_planned(server: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from partita.clock import clock_ahead
 from partita.errors import PartitaError, sentence_of
-from partita.nouns.offload import OffloadLink
+from partita.nouns.offload import LARGEST, OffloadLink
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.in_turn import Item, Turns
 from partita.offload.measure.inference import InferenceTimes
@@ -254,7 +254,7 @@ def _checked_stamps(said: Any, target: str) -> list[tuple[int, float]]:
     """Sizes and times of chunks. Raises Unreachable for what is none."""
     try:
         stamps = [(int(n), float(at_s)) for n, at_s in said]
-        fair = all(0 < n <= CHUNK_BYTES and math.isfinite(at_s) for n, at_s in stamps)
+        fair = all(0 < n <= CHUNK_BYTES and abs(at_s) <= LARGEST for n, at_s in stamps)
         fair = fair and all(a <= b for (_, a), (_, b) in pairwise(stamps))
     except (TypeError, ValueError, OverflowError):
         fair = False

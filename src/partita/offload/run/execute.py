@@ -497,11 +497,7 @@ class _Device:
             began = max(_left(first), self.uplink_free_s)
             self.rate.still_waiting(first.bytes, time.perf_counter() - began)
         replan, share = self.settings.replan, self.settings.replan_share
-        if (
-            replan is None
-            or self.connection is None
-            or not (self.rate.drifted(share) or self.corrections.drifted(share))
-        ):
+        if replan is None or not (self.rate.drifted(share) or self.corrections.drifted(share)):
             return
         rest = [j for j in self.todo if j not in self.crossing]
         if len(rest) < 2:

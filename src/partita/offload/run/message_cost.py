@@ -35,7 +35,7 @@ from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.speed import Lap, Speedometer
 from partita.offload.onnx_session import Session
-from partita.offload.run.client import Client, Unreachable
+from partita.offload.run.client import Client, Refused, Unreachable
 from partita.offload.run.connection import Connection
 from partita.offload.run.execute import RunSettings, execute
 from partita.offload.run.record import inferring_cpu_s
@@ -142,6 +142,12 @@ def _cpu_s(
         settings = RunSettings(begin=lambda: before.append(client.cpu_s()))
         done = execute(problem, plan, models * jobs, feeds * jobs, connect, settings)
         used = np.array([done.cpu_s, client.cpu_s() - before[0]])
+    answered = sum(t.server is not None for t in done.times)
+    if message and answered < jobs:
+        raise Refused(
+            f"the server did {answered} of {jobs} jobs while messages were priced",
+            hint="measure when it has room, or start it with more --queue and --memory-mb",
+        )
     inferring = np.array(list(inferring_cpu_s(done.times).values()))
     # the device probes behind its inferences with and without messages; the server infers, and probes, behind messages only
     others = np.array([idle_s * done.makespan_s if message else 0.0, sum(t.server_probe_s for t in done.times)])
