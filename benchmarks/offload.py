@@ -286,7 +286,7 @@ def predicted_of(file: OffloadFile) -> Json:
 
 
 def planned(on: Stage, methods: Sequence[str], budget_s: float, **asked: Any) -> tuple[Json, dict[str, OffloadFile]]:
-    """Measured as asked, and all methods' plans, with the halves that they use measured too."""
+    """Measured as asked, and all methods' plans, with the halves that they use measured too; the bed is left without limits."""
 
     def plans(found: Json) -> dict[str, OffloadFile]:
         return {m: plan_offload(OffloadProblem.from_json(found["problem"]), m) for m in methods}

@@ -2,9 +2,8 @@
 
 import os
 
-os.environ.setdefault(
-    "GRPC_VERBOSITY", "NONE"
-)  # gRPC's own log is no output of ours; what fails is told by our sentences
+# gRPC's own log is no output of ours; what fails is told by our sentences
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 VERBS = {
     "measure": "measure ONNX models here, on a server, and the link between",

@@ -93,13 +93,14 @@ def _check(options: argparse.Namespace) -> OffloadLink | None:
 
 
 def _link_of(text: str) -> OffloadLink:
+    hint = "give UP,DOWN,RTT, e.g. 2.5e6,2.5e6,0.01"
     try:
         up, down, round_trip = (float(x) for x in text.split(","))
     except ValueError as error:
-        raise BadInput(f"--link is {text!r}", hint="give UP,DOWN,RTT, e.g. 2.5e6,2.5e6,0.01") from error
+        raise BadInput(f"--link is {text!r}", hint=hint) from error
     link = OffloadLink(up, down, round_trip)
     if faults := link.check():
-        raise BadInput(f"--link is {text!r}: {'; '.join(faults)}", hint="give UP,DOWN,RTT, e.g. 2.5e6,2.5e6,0.01")
+        raise BadInput(f"--link is {text!r}: {'; '.join(faults)}", hint=hint)
     return link
 
 

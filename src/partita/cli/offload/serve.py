@@ -108,14 +108,11 @@ def _settings(options: argparse.Namespace) -> ServerSettings:
 def _check(options: argparse.Namespace) -> None:
     if not _HOST.fullmatch(options.host):
         raise BadInput(f"--host {options.host!r} is no address", hint="give a name or an IP address, e.g. 127.0.0.1")
-    for name, most in (("threads", 1024), ("queue", 1_000_000), ("clients", 100_000)):
+    ports = (("port", 0, 65535), ("metrics_port", 0, 65535))
+    for name, least, most in (*ports, ("threads", 1, 1024), ("queue", 1, 1_000_000), ("clients", 1, 100_000)):
         value = getattr(options, name)
-        if value is not None and not 1 <= value <= most:
-            raise BadInput(f"--{name} is {value}", hint=f"1 to {most} are possible")
-    for name in ("port", "metrics_port"):
-        value = getattr(options, name)
-        if value is not None and not 0 <= value <= 65535:
-            raise BadInput(f"--{name.replace('_', '-')} is {value}", hint="0 to 65535 are possible, 0: any free one")
+        if value is not None and not least <= value <= most:
+            raise BadInput(f"--{name.replace('_', '-')} is {value}", hint=f"{least} to {most} are possible")
     for name in ("limit_s", "stall_s"):
         if not 0 < getattr(options, name) <= 86400:
             raise BadInput(f"--{name.replace('_', '-')} is {getattr(options, name)}", hint="above 0, at most a day")

@@ -167,7 +167,7 @@ class Client:
                 left -= len(chunk)
                 if left < 0:
                     answers.cancel()
-                    raise no_link(self.target)
+                    raise _no_link(self.target)
             return stamps
 
         enough_s = max(seconds / 2, 4 * welcome.round_trip_s)  # or it would tell of the round trip
@@ -175,7 +175,7 @@ class Client:
         up, down = (_rate(self._called(partial(_long_enough, way, enough_s))) for way in (send, fetch))
         link = OffloadLink(up, down, welcome.round_trip_s)
         if link.check():
-            raise no_link(self.target)
+            raise _no_link(self.target)
         return link
 
     def work(self, messages: Iterator[bytes]) -> Any:
@@ -259,11 +259,11 @@ def _checked_stamps(said: Any, target: str) -> list[tuple[int, float]]:
     except (TypeError, ValueError, OverflowError):
         fair = False
     if not fair:
-        raise no_link(target)
+        raise _no_link(target)
     return stamps
 
 
-def no_link(target: str) -> Unreachable:
+def _no_link(target: str) -> Unreachable:
     return Unreachable(f"{target} measures no link", hint="install the same Partita on both sides")
 
 

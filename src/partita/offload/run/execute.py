@@ -146,10 +146,9 @@ class _Device:
         for j, cut in enumerate(self.cuts):
             if not self._can_be_cut(j, cut):
                 self.cuts[j] = self.whole[j]
+            self._tasks_s(j, self.cuts[j])
         for j in {(m.hash, c): j for j, (m, c) in enumerate(zip(self.models, self.cuts, strict=True))}.values():
             self._warm(j, self.cuts[j])
-        for j, cut in enumerate(self.cuts):
-            self._tasks_s(j, cut)
         halves = {
             (m.hash, c): (m, c) for m, c, all_ in zip(self.models, self.cuts, self.whole, strict=True) if c != all_
         }
