@@ -425,6 +425,19 @@ def test_beds_are_not_changed_from_their_own_hosts() -> None:
 
 
 @needs_hosts
+def test_what_cannot_be_removed_is_told_and_stays_written_down() -> None:
+    """Where the groups are out of sight, as in a container that shares /run."""
+    words = [sys.executable, "-m", "partita", "testbed", "down", "--name", "test-unseen"]
+    blind = ["unshare", "-m", "sh", "-c", 'umount -R /sys/fs/cgroup && exec "$@"', "sh", *words]
+    with Testbed.up(1, cpu=[50], name="test-unseen") as bed:
+        done = subprocess.run(blind, capture_output=True, text=True)
+        assert (done.returncode, "removed" in done.stdout) == (2, False), done.stderr
+        assert f"cpu group {bed.hosts[0].group} could not be removed" in done.stderr
+        assert beds.find("test-unseen") is not None
+    assert left_behind("test-unseen") == []
+
+
+@needs_hosts
 def test_a_damaged_state_stands_in_nobody_elses_way() -> None:
     damaged = beds.FOLDER / "test-damaged.json"
     with Testbed.up(1, name="test-other"):

@@ -78,8 +78,8 @@ def limit_memory(most_bytes: float) -> None:
     onnxruntime.create_and_register_allocator(where, limits)
 
 
-def open_session(data: bytes, name: str, profile: Path | None = None, limit: TimeLimit | None = None) -> Any:
-    """ONNX Runtime's own session, with these options. Raises CaptureError where it refuses the model, TookTooLong."""
+def _open(data: bytes, name: str, profile: Path | None, limit: TimeLimit | None) -> Any:
+    """ONNX Runtime's own session. Raises CaptureError where it refuses the model, TookTooLong."""
     options = session_options(profile)
     try:
         if limit is not None:
@@ -170,21 +170,38 @@ class Watchdog:
 
 
 class Session:
-    """A model ready to run on one thread. Safe to run from several threads. Raises CaptureError where it is refused."""
+    """A model ready to run on one thread. Safe to run from several threads. Raises CaptureError where it is refused.
 
-    def __init__(self, model: bytes, name: str, limit: TimeLimit | None = None) -> None:
-        self._session: Any = open_session(model, name, limit=limit)
+    With `profile`, a prefix of its file, it is watched until `profiled` is asked.
+    """
+
+    def __init__(self, model: bytes, name: str, limit: TimeLimit | None = None, profile: Path | None = None) -> None:
+        self._session: Any = _open(model, name, profile, limit)
+        self._name = name
         self.inputs: tuple[str, ...] = tuple(i.name for i in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
 
     def run(
         self, feeds: Mapping[str, Array], wanted: Sequence[str] | None = None, limit: TimeLimit | None = None
     ) -> dict[str, Array]:
-        """Name -> output; feeds that are no inputs are left out. Raises KeyError for a missing one."""
+        """Name -> output; feeds that are no inputs are left out. Raises KeyError for a missing one, CaptureError where ONNX Runtime
+        cannot compute it, TookTooLong."""
         names = self.outputs if wanted is None else tuple(wanted)
-        options = limit.options if limit else None
-        values = self._session.run(list(names), {name: feeds[name] for name in self.inputs}, options)
+        own = {name: feeds[name] for name in self.inputs}
+        try:
+            values = self._session.run(list(names), own, limit.options if limit else None)
+        except Exception as error:  # a class for each code of ONNX Runtime, with no root of their own
+            if limit is not None and limit.over:
+                raise limit.error() from error
+            raise CaptureError(
+                f"{self._name}: ONNX Runtime {onnxruntime.__version__} cannot compute it: {sentence_of(error)}",
+                hint="run it with onnxruntime alone, on an input of the same shapes",
+            ) from error
         return dict(zip(names, values, strict=True))
+
+    def profiled(self) -> Path:
+        """The file of what was watched; the end of watching."""
+        return Path(self._session.end_profiling())
 
     def zeros(self, most_bytes: float) -> dict[str, Array] | None:
         """Inputs of zeros; None where a shape or a type is not known, or they would be larger than `most_bytes`."""

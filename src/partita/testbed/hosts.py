@@ -193,12 +193,17 @@ class Testbed:
         self._state.write()
 
     def down(self) -> None:
-        """End the hosts' processes and take everything away that the bed made; nothing where it is gone already."""
+        """End the hosts' processes and take everything away that the bed made; nothing where it is gone already. Raises BadInput
+        where something of it is left."""
         with beds.locked():
             state = self._found()
-            if state is not None:
-                dismantle(state)
+            left = [] if state is None else dismantle(state)
         self._dismiss()
+        if left:
+            raise BadInput(
+                f"test bed {self.name!r}: {', '.join(left)} could not be removed",
+                hint="call it outside of containers, as the root that made the bed",
+            )
 
     def _leave(self) -> None:
         """From now on the bed belongs to nobody. Raises BadInput where somebody has taken it down meanwhile."""
@@ -258,10 +263,7 @@ def sweep() -> list[str]:
 
 
 def _sweep() -> list[str]:
-    stale = [state for state in beds.every() if state.stale]
-    for state in stale:
-        dismantle(state)
-    return [state.name for state in stale]
+    return [state.name for state in beds.every() if state.stale and not dismantle(state)]
 
 
 # ------------------------------------------------------------------------------------------------ before
@@ -467,18 +469,24 @@ def _launch(host: Host, command: Sequence[str]) -> list[str]:
 # ----------------------------------------------------------------------------------------------- unmaking
 
 
-def dismantle(state: State) -> None:
-    """Take away what the state names, as far as it is there, and forget it. The caller holds the lock.
+def dismantle(state: State) -> list[str]:
+    """Take away what the state names, as far as it is there, and forget it; what could not be removed, which is left written down.
+    The caller holds the lock.
 
-    Processes are asked to end, and a second later made to. What cannot be removed is left written down.
+    Processes are asked to end, and a second later made to.
     """
     _end_processes(state)
+    left = list[str]()
     for namespace in (*(h.namespace for h in state.hosts), state.switch):
-        with contextlib.suppress(BadInput):
+        try:
             _ip("netns", "del", namespace)
-    groups = [processors.remove(Path(h.group)) for h in state.hosts if h.group is not None]
-    if all(groups):
+        except BadInput:
+            if namespace in _ip("netns", "list").split():
+                left.append(f"namespace {namespace}")
+    left += [f"cpu group {h.group}" for h in state.hosts if h.group and not processors.remove(Path(h.group))]
+    if not left:
         state.forget()
+    return left
 
 
 def _end_processes(state: State) -> None:

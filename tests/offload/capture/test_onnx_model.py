@@ -17,7 +17,7 @@ from partita.offload.capture.cut import NEVER_S, crossing
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.capture.onnx_weights import with_random_weights
-from partita.offload.measure.inference import open_session
+from partita.offload.onnx_session import Session
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 TASKS = {
@@ -39,9 +39,7 @@ def light(name: str) -> OnnxModel:
 
 
 def answers(data: bytes, feeds: dict[str, Any]) -> dict[str, Any]:
-    session = open_session(data, "test")
-    names = [o.name for o in session.get_outputs()]
-    return dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()}), strict=True))
+    return Session(data, "test").run(feeds)
 
 
 def crossing_bytes(graph: TaskGraph, device: frozenset[str]) -> float:
@@ -213,6 +211,33 @@ def test_no_cut_goes_through_a_tensor_of_unknown_size() -> None:
     feeds = random_inputs(model)
     for k in range(4):
         assert_equal_split(model, frozenset(model.tasks_topological[:k]), feeds, answers(model.data, feeds))
+
+
+@pytest.mark.parametrize("strange", ["BFLOAT16", "INT4", "FLOAT8E4M3FN"])
+def test_no_cut_goes_through_what_numpy_has_no_array_for(strange: str) -> None:
+    """relu -> cast to it -> cast back -> exp."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("Cast", ["r"], ["s"], name="there", to=getattr(TensorProto, strange)),
+        helper.make_node("Cast", ["s"], ["f"], name="back", to=TensorProto.FLOAT),
+        helper.make_node("Exp", ["f"], ["y"], name="exp"),
+    ]
+    model = OnnxModel.from_bytes(made(nodes, [("x", [1, 4])], [("y", [1, 4])], opset=21), "strange")
+    assert model.tasks_topological == ("relu", "there", "exp")
+    feeds = random_inputs(model)
+    for k in range(4):
+        assert_equal_split(model, frozenset(model.tasks_topological[:k]), feeds, answers(model.data, feeds))
+    ends = OnnxModel.from_bytes(made(nodes[:2], [("x", [1, 4])], [], opset=21), "ends")
+    ends.proto.graph.output.append(helper.make_tensor_value_info("s", getattr(TensorProto, strange), [1, 4]))
+    with pytest.raises(CaptureError, match="ends: 's' has a type of which numpy has no arrays"):
+        ends.layout  # noqa: B018 - raises
+
+
+def test_what_onnx_runtime_cannot_compute_is_a_sentence() -> None:
+    nodes = [helper.make_node("Gather", ["x", "far"], ["y"], name="gather")]
+    model = OnnxModel.from_bytes(made(nodes, [("x", [4])], [("y", [1])], {"far": np.array([9])}), "far")
+    with pytest.raises(CaptureError, match=r"test: ONNX Runtime .* cannot compute it: .*\[-4,3\]"):
+        answers(model.data, random_inputs(model))
 
 
 def test_an_answer_of_unknown_size_is_made_on_the_device() -> None:

@@ -1,8 +1,9 @@
 """From the nodes of an ONNX model to tasks.
 
 constant   a node that reads only constants and always makes the same: no task
-task       any other node; nodes between which a tensor of unknown size flows are one task together, and so are those on
-           a way from one of these nodes to another, for a circle of tasks could not be cut
+task       any other node; nodes between which a tensor flows that cannot cross (its size is not known, or numpy has no array of
+           its type) are one task together, and so are those on a way from one of these nodes to another, for a circle of
+           tasks could not be cut
 pinned     a task that reads an input or makes an output of unknown size: its transfer has no price, it stays on the device
 """
 
@@ -40,8 +41,15 @@ class Layout:
 
 
 def layout_of(model: onnx.ModelProto, name: str, types: Mapping[str, Value]) -> Layout:
-    """Tasks and tensors of a canonical model. O(nodes + edges). Raises CaptureError where nothing computes an output."""
+    """Tasks and tensors of a canonical model. O(nodes + edges). Raises CaptureError where nothing computes an output, and where an
+    input or output has a type of which numpy has no arrays."""
     graph = model.graph
+    strange = [v.name for v in (*graph.input, *graph.output) if v.name in types and types[v.name].strange]
+    if strange:
+        raise CaptureError(
+            f"{name}: {strange[0]!r} has a type of which numpy has no arrays that ONNX Runtime takes and gives",
+            hint="cast it to a usual one inside the model",
+        )
     constants = _constant_nodes(graph)
     makers = {o: n for n, node in enumerate(graph.node) if n not in constants for o in node.output if o}
     lost = [o.name for o in graph.output if o.name not in makers]
@@ -97,7 +105,7 @@ def _constant_nodes(graph: onnx.GraphProto) -> set[int]:
 
 def _size(types: Mapping[str, Value], value: str) -> float | None:
     found = types.get(value)
-    return None if found is None else found.size_bytes
+    return None if found is None or found.dtype is None else found.size_bytes
 
 
 def _groups(n: int, edges: Sequence[tuple[int, int]], unknown: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
@@ -155,4 +163,5 @@ def _name(graph: onnx.GraphProto, members: Sequence[int]) -> str:
 def _weight_sizes(graph: onnx.GraphProto, types: Mapping[str, Value], constants: Set[int]) -> dict[str, float]:
     """Name -> bytes of every constant whose size is known."""
     sizes = {t.name: Value(t.name, tuple(t.dims), t.data_type).size_bytes or 0.0 for t in graph.initializer}
-    return sizes | {o: _size(types, o) or 0.0 for n in constants for o in graph.node[n].output}
+    made = [types[o] for n in constants for o in graph.node[n].output if o in types]
+    return sizes | {v.name: v.size_bytes or 0.0 for v in made}

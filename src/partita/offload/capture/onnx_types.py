@@ -7,8 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from partita.errors import CaptureError, sentence_of
+
+#: Of which numpy has arrays that ONNX Runtime takes and gives: not bfloat16, no number of less than a byte, no text.
+_ARRAYS = {
+    *(TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL),
+    *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+    *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +29,20 @@ class Value:
 
     @property
     def dtype(self) -> str | None:
-        """numpy's name of its type, e.g. "float32"; None where it is no tensor of numbers."""
-        if self.element is None or self.element == onnx.TensorProto.STRING:
+        """numpy's name of its type, e.g. "float32"; None where it is no array: it cannot enter or leave a model."""
+        if self.element not in _ARRAYS:
             return None
         return str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.element)).name)
 
     @property
+    def strange(self) -> bool:
+        """Whether it is a tensor that cannot enter or leave a model."""
+        return self.element is not None and self.element not in _ARRAYS
+
+    @property
     def size_bytes(self) -> float | None:
-        """None where shape or type are not known."""
-        if self.shape is None or self.dtype is None or self.element is None:
+        """None where shape or type are not known, or it is text."""
+        if self.shape is None or self.element in (None, TensorProto.STRING):
             return None
         return float(math.prod(self.shape) * onnx.helper.tensor_dtype_to_np_dtype(self.element).itemsize)
 

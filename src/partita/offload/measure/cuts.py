@@ -22,7 +22,7 @@ import numpy as np
 from partita.errors import CaptureError
 from partita.nouns.graph import FloatArray
 from partita.offload.capture.onnx_model import OnnxModel
-from partita.offload.onnx_session import TimeLimit, open_session
+from partita.offload.onnx_session import Session, TimeLimit
 
 Side = Literal["device", "server"]
 
@@ -74,7 +74,7 @@ def measured_halves(
     points: Sequence[int],
     side: Side,
     feeds: Mapping[str, Any],
-    whole: Any,
+    whole: Session,
     budget_s: float,
     limit: TimeLimit | None = None,
 ) -> dict[int, float]:
@@ -82,7 +82,7 @@ def measured_halves(
 
     A half and the whole run in turns, so that a change of the machine's speed meets both; CPU time, so that others on the
     machine and a quota do not count. Points are measured from the middle outwards until `budget_s` is spent; a half that
-    ONNX Runtime refuses has no point.
+    ONNX Runtime refuses or cannot compute has no point.
     """
     began, found = time.perf_counter(), dict[int, float]()
     for k, point in enumerate(_spread(points)):
@@ -112,18 +112,18 @@ def _share_of_half(
     point: int,
     side: Side,
     feeds: Mapping[str, Any],
-    whole: Any,
+    whole: Session,
     budget_s: float,
     limit: TimeLimit | None,
 ) -> float | None:
     began = time.perf_counter()
     try:
         data = model.half(frozenset(model.tasks_topological[:point]), side)
-        half = open_session(data or b"", model.name, limit=limit)
+        half = Session(data or b"", model.name, limit)
+        own = feeds_of(model, half, feeds)
+        _cpu_s(half, own, limit)
     except CaptureError:
         return None
-    own = feeds_of(model, half, feeds)
-    _cpu_s(half, own, limit)
     shares: list[float] = []
     while len(shares) < FEWEST or (len(shares) < MOST and time.perf_counter() - began < budget_s):
         a, b, c = _cpu_s(whole, feeds, limit), _cpu_s(half, own, limit), _cpu_s(whole, feeds, limit)
@@ -131,19 +131,19 @@ def _share_of_half(
     return statistics.median(shares)
 
 
-def feeds_of(model: OnnxModel, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+def feeds_of(model: OnnxModel, session: Session, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """What a half reads: the model's inputs, and numbers for the tensors that cross."""
     chance = np.random.default_rng(0)
     made: dict[str, Any] = {}
-    for name in (i.name for i in session.get_inputs()):
+    for name in session.inputs:
         value = model.types[name]
         made[name] = feeds[name] if name in feeds else chance.standard_normal(value.shape or ()).astype(value.dtype)
     return made
 
 
-def _cpu_s(session: Any, feeds: Mapping[str, Any], limit: TimeLimit | None) -> float:
+def _cpu_s(session: Session, feeds: Mapping[str, Any], limit: TimeLimit | None) -> float:
     before = time.thread_time()
-    session.run(None, feeds, limit.options if limit else None)
+    session.run(feeds, limit=limit)
     return time.thread_time() - before
 
 

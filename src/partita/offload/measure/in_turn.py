@@ -23,7 +23,7 @@ from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cuts import Side, feeds_of
 from partita.offload.measure.speed import Sightings, Speedometer
-from partita.offload.onnx_session import TimeLimit, open_session
+from partita.offload.onnx_session import Session, TimeLimit
 
 FEWEST, MOST = 3, 60  #: turns
 
@@ -77,16 +77,15 @@ def measure_in_turn(
     """One inference of the side's half of each item after the other, FEWEST to MOST turns, some `budget_s`.
 
     With a `limit` it ends, with TookTooLong, when that is over. Raises CaptureError where an input's shape is not known, where
-    ONNX Runtime refuses a half, and where there is none. `alone` as of a `Speedometer`.
+    ONNX Runtime refuses a half or cannot compute it, and where there is none. `alone` as of a `Speedometer`.
     """
-    options = limit.options if limit else None
     ready = []
     for model, cut in items:
         data = model.half(cut, side)
         if data is None:
             raise CaptureError(f"a cut of {model.name} leaves nothing for the {side}")
-        session = open_session(data, model.name, limit=limit)
-        ready.append(partial(session.run, None, feeds_of(model, session, random_inputs(model)), options))
+        session = Session(data, model.name, limit)
+        ready.append(partial(session.run, feeds_of(model, session, random_inputs(model)), limit=limit))
         ready[-1]()  # the first run asks for memory
     meter, sightings, seen = Speedometer(alone=alone), Sightings(), [list[float]() for _ in items]
     began, turns = time.perf_counter(), 0

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.cuts import Side, cut_points, fitted, measured_halves
 from partita.offload.measure.profile import kernels_of, shares
-from partita.offload.onnx_session import TimeLimit, open_session
+from partita.offload.onnx_session import Session, TimeLimit
 from partita.temporary import temporary_folder
 
 WINDOW_S = 0.25  #: some periods of any usual CPU quota
@@ -103,12 +102,11 @@ def measure_model(
     """Seconds per task on this machine, for the half that `side` does. Takes about `budget_s` or less, and loading the model
     twice and a half a few times.
 
-    With a `limit` it ends, with TookTooLong, when that is over. Raises CaptureError where an input's shape is not known or ONNX Runtime refuses the model.
+    With a `limit` it ends, with TookTooLong, when that is over. Raises CaptureError where an input's shape is not known or ONNX Runtime refuses the model or cannot compute it.
     """
     feeds = random_inputs(model)
-    session = _warm(open_session(model.data, model.name, limit=limit), feeds, limit)
-    options = limit.options if limit else None
-    plain = _windows(lambda: session.run(None, feeds, options), budget_s / 4)
+    session = _warm(Session(model.data, model.name, limit), feeds, limit)
+    plain = _windows(lambda: session.run(feeds, limit=limit), budget_s / 4)
     walls, cpus = (np.array([getattr(w, what) / w.runs for w in plain]) for what in ("wall_s", "cpu_s"))
     share = _shares(model, feeds, budget_s / 4, limit)
     whole = float(np.median(walls))
@@ -140,8 +138,8 @@ class _Window:
     cpu_s: float
 
 
-def _warm(session: Any, feeds: Mapping[str, Any], limit: TimeLimit | None) -> Any:
-    session.run(None, feeds, limit.options if limit else None)  # the first run asks for memory
+def _warm(session: Session, feeds: Mapping[str, Any], limit: TimeLimit | None) -> Session:
+    session.run(feeds, limit=limit)  # the first run asks for memory
     return session
 
 
@@ -170,11 +168,9 @@ def _steady(windows: list[_Window]) -> bool:
 def _shares(model: OnnxModel, feeds: Mapping[str, Any], budget_s: float, limit: TimeLimit | None) -> FloatArray:
     """[windows, tasks] seconds of each task as the profiler sees them, averaged over the runs of a window."""
     with temporary_folder("profile") as folder:
-        session = _warm(open_session(model.data, model.name, folder / "run", limit), feeds, limit)
-        options = limit.options if limit else None
+        session = _warm(Session(model.data, model.name, limit, folder / "run"), feeds, limit)
         most = max(1, MOST_KERNELS // max(1, len(model.graph)))
-        windows = _windows(lambda: session.run(None, feeds, options), budget_s, most)
-        path = Path(session.end_profiling())
-        runs = shares(model, kernels_of(path, 1 + sum(w.runs for w in windows)))[1:]
+        windows = _windows(lambda: session.run(feeds, limit=limit), budget_s, most)
+        runs = shares(model, kernels_of(session.profiled(), 1 + sum(w.runs for w in windows)))[1:]
     ends = np.cumsum([w.runs for w in windows])
     return np.array([part.mean(axis=0) for part in np.split(runs, ends[:-1])])
