@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -36,7 +35,7 @@ from typing import IO, Any
 
 import onnx
 from harness import Json, Machine, order, parser, run_script, said
-from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap
+from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap, verdict
 
 from partita import __version__
 from partita.cli.talk import Talk
@@ -107,6 +106,10 @@ def device(server: str, names: Sequence[str]) -> None:
             prepare(models, connect, Path(asked["kept"]), asked["budget_s"])
             tell({})
             continue
+        if asked["do"] == "during":
+            assert found is not None
+            tell(told(found.during(OffloadPlan.from_json(asked["plan"]))))
+            continue
         before = found
         found = looked(asked, found, models, connect)
         tell({"known": True} if found is before and asked["do"] == "halves" else told(found))
@@ -115,14 +118,11 @@ def device(server: str, names: Sequence[str]) -> None:
 def looked(
     asked: Json, found: BothSides | None, models: Mapping[str, OnnxModel], connect: Callable[[], Client]
 ) -> BothSides:
-    """What was measured so far, and what is asked for: all of it, the models in turn once more, the halves of plans, or what it all
-    takes while the jobs are done by a plan."""
+    """What was measured so far, and what is asked for: all of it, the models in turn once more, or the halves of plans."""
     if asked["do"] == "measure" or found is None:
         return measured(asked, models, connect)
     if asked["do"] == "again":
         return as_now(found, connect, asked["budget_s"])
-    if asked["do"] == "during":
-        return found.during(OffloadPlan.from_json(asked["plan"]))
     return with_plans(found, [OffloadPlan.from_json(p) for p in asked["plans"]], connect, asked["budget_s"])
 
 
@@ -139,7 +139,7 @@ def prepare(models: Mapping[str, OnnxModel], connect: Callable[[], Client], kept
 
 
 def measured(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[[], Client]) -> BothSides:
-    """The jobs measured; what the models take by themselves is kept in a folder, for this quota."""
+    """The jobs measured; how each model divides over its tasks is kept in a folder, whatever the quota was."""
 
     def here(model: OnnxModel, budget_s: float) -> InferenceTimes:
         return cached_times(model, Path(asked["kept"]), budget_s)[0]
@@ -174,7 +174,6 @@ def carried_out(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[
 
     inputs = [random_inputs(m, seed) for seed, m in enumerate(of_job)]
     done = execute(problem, plan, of_job, inputs, connect, RunSettings(begin=begin))
-    whole = [sum(t.sent_bytes for t in done.times), sum(t.where == "device" for t in done.times)]
     return {
         "makespan_s": done.makespan_s,
         "at_run_speed_s": done.facts["predicted_at_run_speed_s"],
@@ -184,9 +183,9 @@ def carried_out(asked: Json, models: Mapping[str, OnnxModel], connect: Callable[
         "corrections": done.facts["corrections"],
         "load": os.getloadavg()[0],
         "busy_s": busy_s(done.times),
-        "sent_bytes": whole[0],
-        "on_device": whole[1],
-        "trouble": {k: done.facts[k] for k in ("lost", "refused", "late", "replans")},
+        "sent_bytes": sum(t.sent_bytes for t in done.times),
+        "on_device": sum(t.where == "device" for t in done.times),
+        "trouble": {k: done.facts[k] for k in ("lost", "refused", "late")},
     }
 
 
@@ -319,13 +318,13 @@ def during(on: Stage, method: str, file: OffloadFile, known: dict[OffloadPlan, O
 def run_once(
     on: Stage, work: Sequence[str], files: Mapping[str, OffloadFile], share: int, mbit: int
 ) -> dict[str, Json]:
-    """Method -> its run. Methods of one plan share it."""
-    ran: dict[OffloadPlan, Json] = {}
+    """Method -> its run. Methods of one plan, foreseen alike, share it."""
+    ran: dict[tuple[OffloadPlan, OffloadProblem], Json] = {}
     for f in files.values():
-        if f.plan not in ran:
+        if (f.plan, f.problem) not in ran:
             asked = {"do": "run", "problem": f.problem.to_json(), "plan": f.plan.to_json(), "models": list(work)}
-            ran[f.plan] = on.run(asked, share, mbit)
-    return {m: ran[f.plan] for m, f in files.items()}
+            ran[f.plan, f.problem] = on.run(asked, share, mbit)
+    return {m: ran[f.plan, f.problem] for m, f in files.items()}
 
 
 def row_of(rounds: Sequence[OffloadFile], runs: Sequence[Json]) -> Json:
@@ -483,7 +482,8 @@ def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
 
 
 def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
-    """Where only some settings are run: the others, from the file to be written, but none that an older benchmark wrote."""
+    """Where only some settings are run: the others, from the file to be written, but none that an older benchmark wrote; each has the
+    machine's record of its own time."""
     rows: dict[str, list[Json]] = {part: [] for part in PARTS}
     if out is None or not only or not out.exists():
         return rows
@@ -491,7 +491,7 @@ def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
     for part in PARTS:
         found = old.get(part, {}).get("settings", [])
         others = [r for r in found if (part, r["device_percent"], r["mbit_per_s"]) not in again]
-        rows[part] = [r for r in others if all("predicted_each_s" in m for m in r["methods"].values())]
+        rows[part] = [r for r in others if "machine_record" in r]
         if len(rows[part]) < len(others):
             print(
                 f"{out}: {len(others) - len(rows[part])} settings of {part} are of an older form: left out",
@@ -518,24 +518,25 @@ def benchmark(machine: Machine, quick: bool, out: Path | None, rounds: int, only
     """All settings, or those named; written to `out` after each."""
     began = time.time()
     mix = MIXED[:2] if quick else MIXED
-    load = machine.facts["load"]
-    found: Json = {"benchmark": "offload", "quick": quick, "machine": platform.platform(), "load": load}
-    found["versions"] = {"partita": __version__, **{n: machine.facts[n] for n in PACKAGES}}
-    found["time"] = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
+    found: Json = {"benchmark": "offload", "quick": quick}
     with tempfile.TemporaryDirectory() as kept, stage([ALEXNET, *mix]) as on:
         rows = kept_rows(out, only)
         on.ask(do="prepare", kept=kept, budget_s=budget_s)
         for part, share, mbit in cases_of(quick, only):
+            since, at = len(machine.probed), time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
             machine.look_again()
             names = [ALEXNET] * 6 if part == "alexnet" else list(mix) * (3 if quick else 6)
             row = setting(on, Path(kept), names, share, mbit, ("auto", "exact", *BASELINES), budget_s, rounds)
+            machine.look_again()
+            row |= {"time": at, "partita": __version__, "machine_record": machine.record(since)}
             rows[part] = sorted([*rows[part], row], key=lambda r: (r["device_percent"], r["mbit_per_s"]))
             found |= {p: {"settings": r, "figures": figures(r)} for p, r in rows.items() if r}
             found["seconds"] = time.time() - began
             if out:
                 out.write_text(json.dumps(found, indent=1) + "\n")
     found["machine_record"] = machine.finished()
-    found["verdicts"] = machine.verdicts(claimed(found))
+    drift = max(r["machine_record"]["drift"]["drift"] for of_part in rows.values() for r in of_part)
+    found["verdicts"] = {name: verdict(claim, value, drift) for name, (claim, value) in claimed(found).items()}
     if out:
         out.write_text(json.dumps(found, indent=1) + "\n")
     return found

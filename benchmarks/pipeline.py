@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import side_by_side
-from engines import WARMUP, Compared, plans_in_turn
+from engines import Compared, add_turns, plans_in_turn
 from harness import Json, Machine, parser, run_script, said
 from intervals import WITHIN_ROUNDS, Claim, Interval
 
@@ -137,8 +137,7 @@ def main() -> int:
     options.add_argument("--data", required=True, metavar="DIR")
     options.add_argument("--devices", type=int, default=2)
     options.add_argument("--micro-batches", type=int, default=16)
-    options.add_argument("--rounds", type=int, default=24, help=f"{WARMUP} of them are not counted; default: 24")
-    options.add_argument("--blocks", type=int, default=3, help="the rounds are taken in so many blocks; default: 3")
+    add_turns(options, rounds=24, blocks=3)
     options.add_argument("--out", metavar="DIR", help="keep the timelines here")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,6 @@ import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, with_models
 from harness import Json, Machine, machine_line, parser, run_script
@@ -107,8 +106,7 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
 
 
 def text(found: list[Json]) -> str:
-    said: dict[str, Any] = {f"{r['model']}, {r['plan']}": r["verdicts"]["prediction"] for r in found}
-    lines = [f"{name}: {line}" for name, line in zip(said, sentences(said).splitlines(), strict=True)]
+    lines = [f"{r['model']}, {r['plan']}: {line}" for r in found for line in sentences(r["verdicts"]).splitlines()]
     return "\n".join([figures_table(found), *lines, machine_line(found[0]["machine_record"])])
 
 

@@ -46,6 +46,7 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
     found = []
     for model in options.only:
         since = len(machine.probed)
+        machine.look_again()
         profile = measure_job(f"{JOBS}:{model}", devices=2, budget_s=options.budget_s)
         files = plans(profile)
         runs = plans_in_turn(

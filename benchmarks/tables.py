@@ -310,8 +310,11 @@ def offload(found: Mapping[str, Any]) -> str:
         f"Last columns: predicted over measured of auto, as planned and at the speed that the machines had in the run. Of all plans the "
         f"median error at run speed is {percent(figures['error_at_run_speed_median'])}, the worst {percent(figures['error_at_run_speed_worst'])}; "
         f"as planned {percent(figures['error_median'])} and {percent(figures['error_worst'])}. "
-        f"Medians of {min(rounds)} to {max(rounds)} runs in turn, {found['time'][:10]}.{_verdicts(found)}"
+        f"Medians of {min(rounds)} to {max(rounds)} runs in turn. Claims: {_claims(found['verdicts'])}."
     )
+    if records := [s["machine_record"] for s in settings if "machine_record" in s]:
+        drifts, days = [r["drift"]["drift"] for r in records], sorted({s["time"][:10] for s in settings})
+        end += f" The machine drifted by {percent(min(drifts))} to {percent(max(drifts))} within a setting, {' and '.join(days)}."
     return f"{markdown(['setting', *names, 'error', 'at run speed'], body)}\n\n{end}"
 
 

@@ -86,6 +86,16 @@ class OffloadLink:
             faults += _number_fault("the link", what, getattr(self, what))
         return faults
 
+    def carrying(self, up_bytes_per_s: float) -> OffloadLink:
+        """The same with another uplink rate: what bytes take of the sides goes by how long they pass."""
+        longer = self.up_bytes_per_s / up_bytes_per_s
+        return replace(
+            self,
+            up_bytes_per_s=up_bytes_per_s,
+            send_s_per_byte=self.send_s_per_byte * longer,
+            receive_s_per_byte=self.receive_s_per_byte * longer,
+        )
+
     def slower(self, device: float, server: float) -> OffloadLink:
         """The same between sides so many times slower."""
         return replace(

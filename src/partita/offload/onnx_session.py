@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import CaptureError, MissingDependency, PartitaError, sentence_of
+from partita.offload.capture.onnx_types import value_of
 
 try:
     import onnx
@@ -34,16 +35,7 @@ SILENT = (
 )
 _LOOK_S = 0.1  #: how often a time limit is looked at
 
-_TYPES = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(int8)": np.int8,
-    "tensor(uint8)": np.uint8,
-    "tensor(bool)": np.bool_,
-}
+_RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 
 
 class TookTooLong(PartitaError):
@@ -78,20 +70,11 @@ def limit_memory(most_bytes: float) -> None:
     onnxruntime.create_and_register_allocator(where, limits)
 
 
-def _open(data: bytes, name: str, profile: Path | None, limit: TimeLimit | None) -> Any:
-    """ONNX Runtime's own session. Raises CaptureError where it refuses the model, TookTooLong."""
-    options = session_options(profile)
-    try:
-        if limit is not None:
-            limit.building(options)
-        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # a class for each code of ONNX Runtime, with no root of their own
-        if limit is not None and limit.over:
-            raise limit.error() from error
-        raise CaptureError(
-            f"{name}: ONNX Runtime {onnxruntime.__version__} refuses it: {sentence_of(error)}",
-            hint="export it for an older opset, or update onnxruntime",
-        ) from error
+def _failure(error: Exception, what: str, hint: str, limit: TimeLimit | None) -> PartitaError:
+    """Of what ONNX Runtime raised: a class for each of its codes, with no root of their own."""
+    if limit is not None and limit.over:
+        return limit.error()
+    return CaptureError(f"{what}: {sentence_of(error)}", hint=hint)
 
 
 class TimeLimit:
@@ -104,11 +87,15 @@ class TimeLimit:
         self.options = onnxruntime.RunOptions()  #: for `run` of ONNX Runtime's sessions
         self.options.log_severity_level = SILENT
         self._building: Any = None
+        self._abandoned = False
 
     def begin(self) -> None:
-        """The time counts from now on, whatever was waited for before."""
+        """The time counts from now on, whatever was waited for before. Raises TookTooLong where nobody waits any more."""
         self.over, self.options.terminate = False, False
         self.ends_s = time.monotonic() + self.seconds
+        if self._abandoned:  # looked at last: `abandon` may come between
+            self.end()
+            raise self.error()
 
     def building(self, options: Any) -> None:
         """A session with these options is about to be built."""
@@ -121,6 +108,11 @@ class TimeLimit:
         self.options.terminate = True
         if self._building is not None:
             self._building.set_load_cancellation_flag(True)
+
+    def abandon(self) -> None:
+        """End it, for nobody waits for the result: it does not begin again."""
+        self._abandoned = True
+        self.end()
 
     def error(self) -> TookTooLong:
         return TookTooLong(
@@ -139,19 +131,13 @@ class Watchdog:
         self._thread.start()
 
     @contextmanager
-    def limit(self, seconds: float) -> Iterator[TimeLimit]:
-        """What is done under the limit, with its `options`, ends after about so long. Raises TookTooLong then."""
-        limit = TimeLimit(seconds)
+    def watching(self, limit: TimeLimit) -> Iterator[None]:
+        """What is done meanwhile, with the limit's `options`, ends soon after its time is over. Raises as `begin` does."""
+        limit.begin()
         with self._lock:
             self._limits.add(limit)
         try:
-            yield limit
-        except TookTooLong:
-            raise
-        except Exception as error:
-            if limit.over:
-                raise limit.error() from error
-            raise
+            yield
         finally:
             with self._lock:
                 self._limits.discard(limit)
@@ -170,34 +156,35 @@ class Watchdog:
 
 
 class Session:
-    """A model ready to run on one thread. Safe to run from several threads. Raises CaptureError where it is refused.
+    """A model ready to run on one thread. Safe to run from several threads. Raises CaptureError where ONNX Runtime refuses it,
+    TookTooLong.
 
     With `profile`, a prefix of its file, it is watched until `profiled` is asked.
     """
 
     def __init__(self, model: bytes, name: str, limit: TimeLimit | None = None, profile: Path | None = None) -> None:
-        self._session: Any = _open(model, name, profile, limit)
+        options = session_options(profile)
+        if limit is not None:
+            limit.building(options)
+        try:
+            self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            hint = "export it for an older opset, or update onnxruntime"
+            raise _failure(error, f"{name}: {_RUNTIME} refuses it", hint, limit) from error
         self._name = name
         self.inputs: tuple[str, ...] = tuple(i.name for i in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
 
-    def run(
-        self, feeds: Mapping[str, Array], wanted: Sequence[str] | None = None, limit: TimeLimit | None = None
-    ) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array], limit: TimeLimit | None = None) -> dict[str, Array]:
         """Name -> output; feeds that are no inputs are left out. Raises KeyError for a missing one, CaptureError where ONNX Runtime
         cannot compute it, TookTooLong."""
-        names = self.outputs if wanted is None else tuple(wanted)
         own = {name: feeds[name] for name in self.inputs}
         try:
-            values = self._session.run(list(names), own, limit.options if limit else None)
-        except Exception as error:  # a class for each code of ONNX Runtime, with no root of their own
-            if limit is not None and limit.over:
-                raise limit.error() from error
-            raise CaptureError(
-                f"{self._name}: ONNX Runtime {onnxruntime.__version__} cannot compute it: {sentence_of(error)}",
-                hint="run it with onnxruntime alone, on an input of the same shapes",
-            ) from error
-        return dict(zip(names, values, strict=True))
+            values = self._session.run(list(self.outputs), own, limit.options if limit else None)
+        except Exception as error:
+            hint = "run it with onnxruntime alone, on an input of the same shapes"
+            raise _failure(error, f"{self._name}: {_RUNTIME} cannot compute it", hint, limit) from error
+        return dict(zip(self.outputs, values, strict=True))
 
     def profiled(self) -> Path:
         """The file of what was watched; the end of watching."""
@@ -205,14 +192,11 @@ class Session:
 
     def zeros(self, most_bytes: float) -> dict[str, Array] | None:
         """Inputs of zeros; None where a shape or a type is not known, or they would be larger than `most_bytes`."""
-        shapes: dict[str, tuple[list[int], Any]] = {}
-        for i in self._session.get_inputs():
-            if i.type not in _TYPES or not all(isinstance(n, int) and n >= 0 for n in i.shape):
-                return None
-            shapes[i.name] = i.shape, np.dtype(_TYPES[i.type])
-        if sum(float(np.prod(s, dtype=float)) * t.itemsize for s, t in shapes.values()) > most_bytes:
+        values = [value_of(i.name, i.shape, i.type) for i in self._session.get_inputs()]
+        sizes = [v.size_bytes for v in values if v.dtype is not None]
+        if len(sizes) < len(values) or None in sizes or sum(s or 0 for s in sizes) > most_bytes:
             return None
-        return {name: np.zeros(s, t) for name, (s, t) in shapes.items()}
+        return {v.name: np.zeros(v.shape or (), v.dtype) for v in values}
 
     def warm(self, limit: TimeLimit | None = None, most_bytes: float = 1e9) -> None:
         """Run once, so that the first job finds memory and caches as later ones do."""

@@ -200,10 +200,7 @@ class Testbed:
             left = [] if state is None else dismantle(state)
         self._dismiss()
         if left:
-            raise BadInput(
-                f"test bed {self.name!r}: {', '.join(left)} could not be removed",
-                hint="call it outside of containers, as the root that made the bed",
-            )
+            raise not_removed(self.name, left)
 
     def _leave(self) -> None:
         """From now on the bed belongs to nobody. Raises BadInput where somebody has taken it down meanwhile."""
@@ -255,15 +252,23 @@ def unavailable() -> str:
     return ""
 
 
-def sweep() -> list[str]:
-    """Take the beds down whose owners are dead; their names. Raises BadInput without root."""
+def sweep() -> dict[str, list[str]]:
+    """Take the beds down whose owners are dead: their names, and what of each could not be removed. Raises BadInput without root."""
     _ready()
     with beds.locked():
         return _sweep()
 
 
-def _sweep() -> list[str]:
-    return [state.name for state in beds.every() if state.stale and not dismantle(state)]
+def _sweep() -> dict[str, list[str]]:
+    return {state.name: dismantle(state) for state in beds.every() if state.stale}
+
+
+def not_removed(name: str, left: Sequence[str]) -> BadInput:
+    """What to say of a bed of which something is left."""
+    return BadInput(
+        f"test bed {name!r}: {', '.join(left)} could not be removed",
+        hint="take it down where it was made, as root, once nothing runs in it",
+    )
 
 
 # ------------------------------------------------------------------------------------------------ before
@@ -476,13 +481,15 @@ def dismantle(state: State) -> list[str]:
     Processes are asked to end, and a second later made to.
     """
     _end_processes(state)
-    left = list[str]()
-    for namespace in (*(h.namespace for h in state.hosts), state.switch):
-        try:
+    namespaces = (*(h.namespace for h in state.hosts), state.switch)
+    for namespace in namespaces:
+        with contextlib.suppress(BadInput):  # it may never have been made
             _ip("netns", "del", namespace)
-        except BadInput:
-            if namespace in _ip("netns", "list").split():
-                left.append(f"namespace {namespace}")
+    try:
+        there = _ip("netns", "list").split()
+    except BadInput:  # not seen to be gone
+        there = list(namespaces)
+    left = [f"namespace {n}" for n in namespaces if n in there]
     left += [f"cpu group {h.group}" for h in state.hosts if h.group and not processors.remove(Path(h.group))]
     if not left:
         state.forget()

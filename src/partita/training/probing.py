@@ -42,8 +42,8 @@ class Prober:
         device: torch.device,
         precision: Precision = contextlib.nullcontext,
     ) -> None:
-        """`part` is a micro-batch of the size that `captured` has; what the pieces take need be known about, but the same wherever
-        readings are compared. Raises what torch raises where a piece cannot run so."""
+        """`part` is a micro-batch of the size that `captured` has. What the pieces take need not be known exactly, only be the same
+        wherever readings are compared. Raises what torch raises where a piece cannot run so."""
         self._now = work_clock(device)
         leaves = batch_leaves(part, device)
         known = {

@@ -17,6 +17,7 @@ from partita.offload.capture.cut import NEVER_S, crossing
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.capture.onnx_weights import with_random_weights
+from partita.offload.measure.cuts import feeds_of
 from partita.offload.onnx_session import Session
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -233,6 +234,34 @@ def test_no_cut_goes_through_what_numpy_has_no_array_for(strange: str) -> None:
         ends.layout  # noqa: B018 - raises
 
 
+def test_an_answer_that_is_text_is_made_on_the_device() -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="relu"),
+        helper.make_node("Cast", ["a"], ["label"], to=TensorProto.STRING, name="label"),
+    ]
+    proto = OnnxModel.from_bytes(made(nodes[:1], [("x", [1, 2])], [("a", [1, 2])]), "text").proto
+    proto.graph.node.append(nodes[1])
+    proto.graph.output.append(helper.make_tensor_value_info("label", TensorProto.STRING, [1, 2]))
+    model = OnnxModel.from_bytes(proto.SerializeToString(), "text")
+    assert model.layout.pinned == {"label"}
+    assert answers(model.data, random_inputs(model))["label"].dtype == object
+
+
+def test_inputs_are_made_up_for_whatever_type_crosses() -> None:
+    """Also of a server's half that ONNX Runtime describes itself."""
+    for element in (TensorProto.UINT16, TensorProto.INT16, TensorProto.UINT64, TensorProto.BOOL, TensorProto.FLOAT16):
+        nodes = [
+            helper.make_node("Cast", ["x"], ["a"], to=element, name="there"),
+            helper.make_node("Cast", ["a"], ["y"], to=TensorProto.FLOAT, name="back"),
+        ]
+        model = OnnxModel.from_bytes(made(nodes, [("x", [1, 4])], [("y", [1, 4])]), "cast")
+        half = Session(model.half(frozenset(["there"]), "server"), "half")
+        for feeds in (half.zeros(1e9), feeds_of(model, half, {})):
+            assert feeds is not None
+            assert feeds["a"].dtype == model.types["a"].dtype
+            half.run(feeds)
+
+
 def test_what_onnx_runtime_cannot_compute_is_a_sentence() -> None:
     nodes = [helper.make_node("Gather", ["x", "far"], ["y"], name="gather")]
     model = OnnxModel.from_bytes(made(nodes, [("x", [4])], [("y", [1])], {"far": np.array([9])}), "far")
@@ -252,7 +281,7 @@ def test_where_nothing_is_known_there_is_one_task_for_the_device() -> None:
     model = OnnxModel.from_bytes(made(nodes, [("x", [1, "length"])], [("y", [1, "length"])]), "unknown")
     assert len(model.graph) == 1
     assert model.layout.pinned == set(model.tasks_topological)
-    with pytest.raises(CaptureError, match="the shape of its input 'x' is not known"):
+    with pytest.raises(CaptureError, match="the shape or type of its input 'x' is not known"):
         random_inputs(model)
 
 

@@ -49,11 +49,16 @@ def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: 
             if "before the clock starts" in line:
                 break
         cut = threading.Timer(3.0, lambda: bed.cpu("h0", 10))
+        back = threading.Timer(
+            20.0, lambda: bed.cpu("h0", 100)
+        )  # the run is over: a tenth of a core would check for long
         cut.start()
+        back.start()
         try:
             text, rest = device.communicate(timeout=120)
         finally:
             cut.cancel()
+            back.cancel()
     assert device.returncode == 0, [*said, rest]
     document = json.loads(text)
     assert document["largest_difference"] < 1e-5

@@ -284,6 +284,19 @@ def test_messages_that_were_not_taken_have_no_price(tmp_path: Path) -> None:
         message_cost(lambda: Client(where), 2e6, jobs=2, rounds=1)
 
 
+def test_a_policy_may_cut_models_that_the_first_plan_leaves_whole(tmp_path: Path) -> None:
+    """A server that has seen none of them gets all before the clock starts."""
+    with served(tmp_path) as (where, _):
+        models = [NET, net("other", 5)] * 3
+        problem = problem_of(models)
+        half = [frozenset(m.tasks_topological[:1]) for m in models]
+        settings = RunSettings(policy=lambda p: lambda state: Decision(0, half[state.waiting[0].model], 0.0))
+        inputs = [image(k, m.inputs[0].shape[-1]) for k, m in enumerate(models)]
+        run = execute(problem, plan_of(problem, [1, -1] * 3), models, inputs, lambda: Client(where), settings)
+    assert [t.where for t in run.times] == ["both"] * 6
+    assert (run.facts["refused"], run.facts["connections"]) == (0, 1)
+
+
 def test_a_policy_is_made_anew_for_sides_that_are_not_as_fast_as_planned(server: str) -> None:
     """It decides on every job, so that a plan for the rest would change nothing."""
     known: list[float] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -16,11 +18,12 @@ import numpy as np
 import pytest
 from offload.run.small_nets import image, net, served
 
-from partita.offload.onnx_session import Session, TimeLimit
+from partita.offload.onnx_session import Session, TimeLimit, TookTooLong
 from partita.offload.run import client as clients
 from partita.offload.run.client import Client, NoMemory, Refused, Unreachable
 from partita.offload.run.codec import encode
 from partita.offload.run.credentials import ClientCredentials
+from partita.offload.run.job_streams import Compute
 from partita.offload.run.model_store import Busy, ModelStore, NoRoom, Unknown, cut_id
 from partita.offload.run.wire import HEALTH, SERVICE, pack, unpack
 
@@ -262,6 +265,44 @@ def test_a_half_that_waits_for_others_to_be_built_is_not_called_slow() -> None:
         store.session(NET.hash, cut, limit)
     limit.end()  # its time is over meanwhile, through no fault of its own
     assert store.session(NET.hash, cut, limit) is store.session(NET.hash, cut)
+
+
+def test_a_half_that_nobody_waits_for_any_more_is_not_built() -> None:
+    store = ModelStore(1e9)
+    store.put(NET, len(NET.data))
+    cut, limit = store.name_cut(NET.hash, HALF), TimeLimit(30.0)
+    with ThreadPoolExecutor(1) as thread:
+        with store._building:
+            building = thread.submit(store.session, NET.hash, cut, limit)
+            time.sleep(0.1)
+            limit.abandon()
+        with pytest.raises(TookTooLong):
+            building.result(10.0)
+    assert store._find(NET.hash, cut) is None
+
+
+def test_a_thread_that_is_still_at_work_for_one_who_left_takes_no_time_of_the_next() -> None:
+    began = threading.Event()
+
+    def deaf(limit: TimeLimit) -> None:
+        began.set()
+        time.sleep(1.0)
+
+    def short(limit: TimeLimit) -> bool:
+        time.sleep(0.2)
+        return limit.over
+
+    async def both() -> None:
+        compute = Compute(1, limit_s=0.4)
+        gone = asyncio.create_task(compute.run("gone", deaf))
+        await asyncio.to_thread(began.wait)
+        gone.cancel()
+        assert not await compute.run("next", short)
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        compute.close()
+
+    asyncio.run(both())
 
 
 def test_models_on_their_way_up_are_counted() -> None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from partita.offload.run.record import OffloadRun
 
 
+_OTHER_LINK = 0.25  #: how far off an uplink is another one than was planned for
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", metavar="JOBS", help="JOBS.toml: models, how often, their inputs")
     parser.add_argument(
@@ -49,7 +52,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="jobs come one by one, RATE a second, and are decided on as they come",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of plan and arrivals; default: 0")
-    parser.add_argument("--keep-plan", action="store_true", help="never plan anew, whatever becomes of the link")
+    parser.add_argument(
+        "--keep-plan", action="store_true", help="never plan anew, whatever becomes of the link and the sides"
+    )
     parser.add_argument(
         "--patience-s",
         type=float,
@@ -186,7 +191,7 @@ def _measured(
         return _alone(work)
     talk.step(f"measuring {len({w.model.hash for w in work})} models here and on {options.server}")
     try:
-        found = measure_both_sides(work, connect, options.measure_s)
+        found = measure_both_sides(work, connect, options.measure_s, say=lambda line: talk.say(f"   {line}"))
         codec = _codec_cost(options.transfer, work)
         return planned(
             found,
@@ -236,6 +241,7 @@ def _document(
         "error_at_run_speed": relative_error(at_speed, done.makespan_s) if at_speed else None,
         "error_of_machines": relative_error(predicted, at_speed) if predicted and at_speed else None,
         "speeds": {"measured": asdict(s) if (s := file.problem.speeds) else None, "run": done.facts["speeds"]},
+        "up_bytes_per_s": {"planned": file.problem.link.up_bytes_per_s, "run": done.facts["up_bytes_per_s"]},
         "corrections": done.facts["corrections"],
         "method": file.verdict.method,
         "transfer": options.transfer,
@@ -276,6 +282,16 @@ def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
         write_whole(folder / "outputs" / f"{j:04d}.safetensors", save(dict(outputs)))
 
 
+def _cause(d: dict[str, Any]) -> str:
+    """Of the error: the prediction is of the first plan, on the link as it was."""
+    up = d["up_bytes_per_s"]
+    if d["replans"] or d["lost"] or d["refused"]:
+        return "what ran is not what was predicted"
+    if abs(relative_error(up["planned"], up["run"])) > _OTHER_LINK:
+        return f"the uplink carried {size(up['run'])}/s, not {size(up['planned'])}/s"
+    return f"mostly the {'machines' if abs(d['error_of_machines']) > abs(d['error_at_run_speed']) else 'model'}"
+
+
 def text(document: dict[str, Any]) -> str:
     d = document
     rows = [("makespan", seconds(d["makespan_s"]))]
@@ -284,8 +300,7 @@ def text(document: dict[str, Any]) -> str:
     if d["predicted_at_run_speed_s"] is not None:
         at_speed, off = seconds(d["predicted_at_run_speed_s"]), percent(d["error_at_run_speed"], signed=True)
         machines = percent(d["error_of_machines"], signed=True)
-        cause = "machines" if abs(d["error_of_machines"]) > abs(d["error_at_run_speed"]) else "model"
-        rows.append(("at run speed", f"{at_speed}, {off}; machines {machines}: mostly the {cause}"))
+        rows.append(("at run speed", f"{at_speed}, {off}; machines {machines}: {_cause(d)}"))
     rows += [
         ("latency", f"median {seconds(d['latency_median_s'])}, worst {seconds(d['latency_worst_s'])}"),
         ("on device", f"{d['made_on_device']} of {len(d['jobs'])} jobs made there wholly"),

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from partita.cli.talk import Talk
-from partita.testbed.hosts import Testbed, sweep
+from partita.testbed.hosts import Testbed, not_removed, sweep
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +14,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
-    """End the bed's processes and remove it, and beds whose owners are dead. Raises BadInput where there is none."""
-    removed = sweep()
-    if options.name not in removed:
+    """End the bed's processes and remove it, and beds whose owners are dead. Raises BadInput where there is none, and where something
+    of it is left."""
+    swept = sweep()
+    if swept.get(options.name):
+        raise not_removed(options.name, swept[options.name])
+    if options.name not in swept:
         Testbed.open(options.name).down()
-        removed.append(options.name)
-    return {"removed": removed}
+    return {"removed": [*(name for name, left in swept.items() if not left and name != options.name), options.name]}
 
 
 def text(document: dict[str, Any]) -> str:

@@ -22,13 +22,14 @@ def random_inputs(model: OnnxModel, seed: int = 0) -> dict[str, Any]:
             hint="check the shapes of its inputs",
         )
     chance = np.random.default_rng(seed)
-    return {v.name: _random_input(model.name, v, chance) for v in model.inputs}
+    return {v.name: random_array(model.name, v, chance) for v in model.inputs}
 
 
-def _random_input(model: str, value: Value, chance: np.random.Generator) -> Any:
+def random_array(model: str, value: Value, chance: np.random.Generator) -> Any:
+    """Normal numbers, zeros where it is of integers. Raises CaptureError where shape or type are not known."""
     if value.shape is None or value.dtype is None:
         raise CaptureError(
-            f"{model}: the shape of its input {value.name!r} is not known",
+            f"{model}: the shape or type of its input {value.name!r} is not known",
             hint="fix it with python -m onnxruntime.tools.make_dynamic_shape_fixed",
         )
     if value.dtype.startswith("float"):

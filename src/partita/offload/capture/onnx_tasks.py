@@ -4,7 +4,7 @@ constant   a node that reads only constants and always makes the same: no task
 task       any other node; nodes between which a tensor flows that cannot cross (its size is not known, or numpy has no array of
            its type) are one task together, and so are those on a way from one of these nodes to another, for a circle of
            tasks could not be cut
-pinned     a task that reads an input or makes an output of unknown size: its transfer has no price, it stays on the device
+pinned     a task that reads an input or makes an output that cannot cross: it stays on the device
 """
 
 from __future__ import annotations

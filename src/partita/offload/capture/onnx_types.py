@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx import TensorProto
 
 from partita.errors import CaptureError, sentence_of
 
-#: Of which numpy has arrays that ONNX Runtime takes and gives: not bfloat16, no number of less than a byte, no text.
+#: Numbers of which numpy has arrays that ONNX Runtime takes and gives: not bfloat16, none of less than a byte.
 _ARRAYS = {
     *(TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL),
     *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
@@ -29,15 +30,15 @@ class Value:
 
     @property
     def dtype(self) -> str | None:
-        """numpy's name of its type, e.g. "float32"; None where it is no array: it cannot enter or leave a model."""
+        """numpy's name of its type, e.g. "float32"; None where it is no array of numbers: it cannot cross a cut."""
         if self.element not in _ARRAYS:
             return None
         return str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.element)).name)
 
     @property
     def strange(self) -> bool:
-        """Whether it is a tensor that cannot enter or leave a model."""
-        return self.element is not None and self.element not in _ARRAYS
+        """Whether it is a tensor that cannot enter or leave a model; text can, as an array of objects."""
+        return self.element not in (*_ARRAYS, TensorProto.STRING, None)
 
     @property
     def size_bytes(self) -> float | None:
@@ -51,6 +52,14 @@ class Value:
         if self.element is None:
             raise ValueError(f"{self.name!r} has no known type")
         return onnx.helper.make_tensor_value_info(self.name, self.element, self.shape)
+
+
+def value_of(name: str, shape: Sequence[object], type_name: str) -> Value:
+    """Of what ONNX Runtime says of an input or output: `type_name` is e.g. "tensor(float)"."""
+    kind, _, element = type_name.removesuffix(")").partition("(")
+    number = dict(TensorProto.DataType.items()).get(element.upper()) if kind == "tensor" else None
+    sizes = tuple(n for n in shape if isinstance(n, int) and n >= 0)
+    return Value(name, sizes if len(sizes) == len(shape) else None, number)
 
 
 def types_of(model: onnx.ModelProto, name: str) -> dict[str, Value]:

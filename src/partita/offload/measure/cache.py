@@ -1,7 +1,7 @@
 """Measurements kept by model and hardware, so that a model is measured once a machine.
 
-The key says all that a time depends on: the model's hash, the processor, its quota, the version of ONNX Runtime. A file that is
-damaged or not this model's is measured again and replaced.
+The key says what a time depends on: the model's hash, the processor, its quota, the version of ONNX Runtime. On a host of a test bed
+the quota cannot be seen, and its group's name stands for it. A file that is damaged or not this model's is measured again and replaced.
 """
 
 from __future__ import annotations

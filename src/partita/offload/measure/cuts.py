@@ -21,6 +21,7 @@ import numpy as np
 
 from partita.errors import CaptureError
 from partita.nouns.graph import FloatArray
+from partita.offload.capture.onnx_inputs import random_array
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.onnx_session import Session, TimeLimit
 
@@ -134,11 +135,7 @@ def _share_of_half(
 def feeds_of(model: OnnxModel, session: Session, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """What a half reads: the model's inputs, and numbers for the tensors that cross."""
     chance = np.random.default_rng(0)
-    made: dict[str, Any] = {}
-    for name in session.inputs:
-        value = model.types[name]
-        made[name] = feeds[name] if name in feeds else chance.standard_normal(value.shape or ()).astype(value.dtype)
-    return made
+    return {n: feeds[n] if n in feeds else random_array(model.name, model.types[n], chance) for n in session.inputs}
 
 
 def _cpu_s(session: Session, feeds: Mapping[str, Any], limit: TimeLimit | None) -> float:

@@ -124,7 +124,7 @@ class _Device:
         self.times = [JobTimes() for _ in range(n)]
         self.served: list[int] = []
         self.rate = RateEstimate(problem.link.up_bytes_per_s)
-        self.round_trip_s = 0.0
+        self.round_trip_s = problem.link.round_trip_s
         self.uplink_free_s = self.downlink_free_s = 0.0
         self.heard_s = 0.0
         self.start_s = 0.0
@@ -137,6 +137,7 @@ class _Device:
         self.behind_s, self.behind_there_s = (speeds.device.behind_s, speeds.server.behind_s) if speeds else (0.0, 0.0)
         self.corrections = Corrections()
         self.decide = settings.policy(problem) if settings.policy else None
+        self.decided_by = problem  #: what the policy goes by
         self.counts = {"lost": 0, "refused": 0, "late": 0, "replans": 0, "connections": 0}
 
     # ---- before and after ---------------------------------------------------------------------------------------------
@@ -152,10 +153,11 @@ class _Device:
         halves = {
             (m.hash, c): (m, c) for m, c, all_ in zip(self.models, self.cuts, self.whole, strict=True) if c != all_
         }
-        if connect is None or not (halves or self.settings.replan):
+        may_change = self.settings.replan or self.settings.policy
+        if connect is None or not (halves or may_change):
             return
-        several = {m.hash: m for m, _ in halves.values()} or {m.hash: m for m in self.models}
-        self.connection = Connection(connect, list(several.values()), list(halves.values()), self.settings.codec)
+        wanted = {m.hash: m for m in (self.models if may_change else (m for m, _ in halves.values()))}
+        self.connection = Connection(connect, list(wanted.values()), list(halves.values()), self.settings.codec)
         until = time.perf_counter() + self.settings.first_patience_s
         answered = False
         while not answered and time.perf_counter() < until:
@@ -276,12 +278,12 @@ class _Device:
             now + queued_s * self.problem.link.up_bytes_per_s / rate,
             (now + backlog_s,) * self.problem.server_threads,
             now,
-            replace(link, up_bytes_per_s=rate),
+            link.carrying(rate),
         )
 
     def _asked(self, j: int) -> tuple[float, float]:
-        """What a job asks of uplink and server: seconds, as the problem has them."""
-        one = replace(self.problem, jobs=(self.problem.jobs[j],))
+        """What a job asks of uplink and server: seconds, as the policy has them."""
+        one = replace(self.decided_by, jobs=(self.decided_by.jobs[j],))
         times, _ = part_times(one, replace(self.plan, order=(0,), cuts=(self.cuts[j],)))
         return float(times[0, 1]), float(times[0, 2])
 
@@ -490,13 +492,15 @@ class _Device:
             self.connection.hang_up()
 
     def _replan_if_drifted(self) -> None:
-        """Between jobs: a new plan for those not begun, where the link is not what the plan took it for."""
+        """Between jobs: a new plan for those not begun, where the link or a side is not what the plan took it for."""
         first = min((s for s in self.sent.values() if s.left_s and not s.received), key=_left, default=None)
         if first is not None:
             began = max(_left(first), self.uplink_free_s)
             self.rate.still_waiting(first.bytes, time.perf_counter() - began)
         replan, share = self.settings.replan, self.settings.replan_share
         if replan is None or not (self.rate.drifted(share) or self.corrections.drifted(share)):
+            return
+        if self.settings.policy and self.decide is None:  # it has failed
             return
         rest = [j for j in self.todo if j not in self.crossing]
         if len(rest) < 2:
@@ -514,7 +518,8 @@ class _Device:
     def _plan_anew(self, replan: Replan, rest: Sequence[int]) -> None:
         if self.settings.policy is not None:
             # for all jobs, with the sides as they are; it is told the link with every question
-            self.decide = self.settings.policy(self.corrections.applied(self.problem, [m.hash for m in self.models]))
+            self.decided_by = self.corrections.applied(self.problem, [m.hash for m in self.models])
+            self.decide = self.settings.policy(self.decided_by)
             return
         left = self._rest(rest)
         plan = replan(left)
@@ -543,7 +548,7 @@ class _Device:
     def _rest(self, rest: Sequence[int]) -> OffloadProblem:
         """What is left to plan: link and sides as they are now, releases as seconds from now."""
         now = self._now()
-        link = replace(self.problem.link, up_bytes_per_s=self.rate.now, round_trip_s=self.round_trip_s)
+        link = replace(self.problem.link.carrying(self.rate.now), round_trip_s=self.round_trip_s)
 
         def left(job: OffloadJob) -> OffloadJob:
             return replace(job, release_s=max(0.0, job.release_s - now), deadline_s=max(0.0, job.deadline_s - now))

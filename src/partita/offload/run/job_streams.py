@@ -15,9 +15,8 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -45,15 +44,8 @@ class Turns:
         self._free = threads
         self._waiting: OrderedDict[object, deque[asyncio.Future[None]]] = OrderedDict()
 
-    @asynccontextmanager
-    async def turn(self, who: object) -> AsyncIterator[None]:
-        await self._begin(who)
-        try:
-            yield
-        finally:
-            self._end()
-
-    async def _begin(self, who: object) -> None:
+    async def begin(self, who: object) -> None:
+        """Wait for a thread. It is given back by `end`."""
         if self._free:
             self._free -= 1
             return
@@ -63,10 +55,10 @@ class Turns:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():  # the turn came at the same moment
-                self._end()
+                self.end()
             raise
 
-    def _end(self) -> None:
+    def end(self) -> None:
         while self._waiting:
             who, queue = self._waiting.popitem(last=False)
             first = queue.popleft()
@@ -89,14 +81,21 @@ class Compute:
 
     async def run(self, who: object, work: Callable[[TimeLimit], _T], more_s: float = 0.0) -> _T:
         """`work` on a thread, when it is the turn of `who`. Raises TookTooLong after `limit_s` + `more_s`; one who no
-        longer waits for the result ends it at once."""
-        async with self._turns.turn(who):
-            with self._watchdog.limit(self.limit_s + more_s) as limit:
-                try:
-                    return await asyncio.get_running_loop().run_in_executor(self._threads, work, limit)
-                except asyncio.CancelledError:
-                    limit.end()
-                    raise
+        longer waits for the result ends it, and the next turn is when its thread is free."""
+        limit = TimeLimit(self.limit_s + more_s)
+
+        def within() -> _T:
+            with self._watchdog.watching(limit):
+                return work(limit)
+
+        await self._turns.begin(who)
+        done = asyncio.get_running_loop().run_in_executor(self._threads, within)
+        done.add_done_callback(lambda _: self._turns.end())
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            limit.abandon()
+            raise
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

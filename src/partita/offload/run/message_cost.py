@@ -156,11 +156,12 @@ def _cpu_s(
 
 def _layer() -> Lap:
     """What a layer takes here and now."""
-    model = _computing(8)
+    layers, runs = 8, 3
+    model = _computing(layers)
     session, feed, meter = Session(model.data, model.name), random_inputs(model), Speedometer()
     session.run(feed)
-    laps = [meter.infer(lambda: session.run(feed))[1] for _ in range(3)]
-    return Lap(*(sum(x) / 24 for x in zip(*map(astuple, laps), strict=True)))
+    laps = [meter.infer(lambda: session.run(feed))[1] for _ in range(runs)]
+    return Lap(*(sum(x) / (layers * runs) for x in zip(*map(astuple, laps), strict=True)))
 
 
 def _computing(layers: int) -> OnnxModel:
