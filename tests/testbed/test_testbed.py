@@ -438,6 +438,40 @@ def test_what_cannot_be_removed_is_told_and_stays_written_down() -> None:
 
 
 @needs_hosts
+def test_a_stale_bed_that_cannot_be_removed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    make = "import time; from partita.testbed.hosts import Testbed"
+    make += "; bed = Testbed.up(1, cpu=[50], name='test-stuck'); time.sleep(60)"
+    owner = subprocess.Popen([sys.executable, "-c", make])
+    deadline = time.monotonic() + 20
+    while (state := beds.find("test-stuck")) is None or not Path(state.hosts[0].group or "").is_dir():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    within = Path(state.hosts[0].group or "") / "within"  # a group with one inside cannot be removed
+    within.mkdir()
+    owner.kill()
+    owner.wait()
+    try:
+        for _ in range(2):  # the companion may be about to remove it the first time
+            assert main(["testbed", "down", "--name", "test-stuck"]) == 2
+            assert f"cpu group {state.hosts[0].group} could not be removed" in capsys.readouterr().err
+    finally:
+        within.rmdir()
+    assert main(["testbed", "down", "--name", "test-stuck"]) == 0
+    assert left_behind("test-stuck") == []
+
+
+@needs_hosts
+def test_an_error_in_a_bed_is_not_hidden_by_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Testbed.up(1, name="test-note"):
+        bed = Testbed.open("test-note")
+        with monkeypatch.context() as patched:
+            patched.setattr(rooms, "dismantle", lambda state: ["namespace x"])
+            with pytest.raises(ZeroDivisionError) as raised, bed:
+                raise ZeroDivisionError
+    assert "namespace x could not be removed" in raised.value.__notes__[0]
+
+
+@needs_hosts
 def test_a_damaged_state_stands_in_nobody_elses_way() -> None:
     damaged = beds.FOLDER / "test-damaged.json"
     with Testbed.up(1, name="test-other"):

@@ -232,7 +232,12 @@ class Testbed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.down()
+        try:
+            self.down()
+        except BadInput as left:
+            if error is None:
+                raise
+            error.add_note(str(left))
 
 
 def unavailable() -> str:
@@ -481,6 +486,9 @@ def dismantle(state: State) -> list[str]:
     Processes are asked to end, and a second later made to.
     """
     _end_processes(state)
+    left = [f"process {pid}" for pid in sorted(_inside(state))]
+    if left:  # without its namespace it would not be found again
+        return left
     namespaces = (*(h.namespace for h in state.hosts), state.switch)
     for namespace in namespaces:
         with contextlib.suppress(BadInput):  # it may never have been made
@@ -500,7 +508,7 @@ def _end_processes(state: State) -> None:
     for number, patience_s in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 2.0)):
         end = time.monotonic() + patience_s
         for pid in _inside(state):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
         while time.monotonic() < end and _inside(state):
             time.sleep(0.02)

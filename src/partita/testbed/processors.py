@@ -89,15 +89,15 @@ def _delegate(root: Path) -> None:
 
 
 def members(folder: Path) -> list[int]:
-    """Process ids in a group; none where it is gone."""
+    """Process ids in a group; none where it is gone. A process of another pid namespace has no number here and is left out."""
     with contextlib.suppress(OSError):
-        return [int(word) for word in (folder / "cgroup.procs").read_text().split()]
+        return [pid for word in (folder / "cgroup.procs").read_text().split() if (pid := int(word)) > 0]
     return []
 
 
 def remove(folder: Path, patience_s: float = 2.0) -> bool:
     """Remove a group, killing those who were still on their way into it; True when it is gone, and not out of sight."""
-    if not folder.parent.is_dir():
+    if not (folder.parent / "cgroup.procs").exists():
         return False
     end = time.monotonic() + patience_s
     while folder.is_dir():
@@ -107,7 +107,7 @@ def remove(folder: Path, patience_s: float = 2.0) -> bool:
             if time.monotonic() > end:
                 return False
             for pid in members(folder):
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
     return True

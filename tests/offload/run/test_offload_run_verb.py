@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from offload.run.small_nets import image, net, problem_of, served
+from onnx import TensorProto, helper
 from safetensors.numpy import load_file
 
 from partita.cli import main
@@ -192,3 +193,31 @@ def test_the_check_finds_a_wrong_answer(work: list[JobSpec]) -> None:
     wrong = [{n: v + (0.5 if k == 3 and n == "y" else 0) for n, v in o.items()} for k, o in enumerate(right)]
     assert largest_difference(work, wrong) == pytest.approx(0.5)
     assert largest_difference(work, [*right[:4], {"y": right[4]["y"] * float("nan")}]) == float("inf")
+
+
+def test_answers_of_text_and_maps_are_compared_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a classifier exported from scikit-learn gives them."""
+    nodes = [
+        helper.make_node(
+            "LinearClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml",
+            coefficients=[1.0, -1.0, -1.0, 1.0], intercepts=[0.0, 0.0], classlabels_strings=["owl", "eel"],
+        ),
+        helper.make_node("ZipMap", ["scores"], ["chances"], domain="ai.onnx.ml", classlabels_strings=["owl", "eel"]),
+    ]  # fmt: skip
+    chances = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    )
+    graph = helper.make_graph(
+        nodes, "zoo", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor_value_info("label", TensorProto.STRING, [1]), helper.make_value_info("chances", chances)],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    (tmp_path / "zoo.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "JOBS.toml").write_text('[[job]]\nname = "a"\nmodel = "zoo.onnx"\n')
+    words = ["offload", "run", str(tmp_path / "JOBS.toml"), "--check", "--json", "-o", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["largest_difference"] == 0
+    written = json.loads((tmp_path / "out" / "outputs" / "0000.json").read_text())
+    assert written["label"][0] in ("owl", "eel")
+    assert set(written["chances"][0]) == {"owl", "eel"}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from partita.cli.settings import check_budget
 from partita.cli.talk import Talk
 from partita.errors import BadInput
-from partita.files import made_folder, write_whole
+from partita.files import dump_json, made_folder, write_whole
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.plan import OffloadFile, Verdict
 from partita.offload.plan.lower import part_times, simulate_offload
@@ -279,7 +281,19 @@ def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
     file.write(folder / "plan.json")
     replace(file, plan=done.plan).write(folder / "executed.json")
     for j, outputs in enumerate(done.outputs):
-        write_whole(folder / "outputs" / f"{j:04d}.safetensors", save(dict(outputs)))
+        numbers = {n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.dtype.kind in "fiub"}
+        write_whole(folder / "outputs" / f"{j:04d}.safetensors", save(numbers))
+        if others := {n: _plain(v) for n, v in outputs.items() if n not in numbers}:
+            write_whole(folder / "outputs" / f"{j:04d}.json", dump_json(others))
+
+
+def _plain(value: Any) -> Any:
+    """Text, sequences and maps, as JSON has them."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _cause(d: dict[str, Any]) -> str:

@@ -27,6 +27,11 @@ def random_inputs(model: OnnxModel, seed: int = 0) -> dict[str, Any]:
 
 def random_array(model: str, value: Value, chance: np.random.Generator) -> Any:
     """Normal numbers, zeros where it is of integers. Raises CaptureError where shape or type are not known."""
+    if value.shape is not None and value.element is not None and value.dtype is None:
+        raise CaptureError(
+            f"{model}: no {value.type_name} can be made up for its input {value.name!r}",
+            hint='write `input = "FILE.npz"` into its row of JOBS.toml',
+        )
     if value.shape is None or value.dtype is None:
         raise CaptureError(
             f"{model}: the shape or type of its input {value.name!r} is not known",

@@ -44,11 +44,11 @@ def layout_of(model: onnx.ModelProto, name: str, types: Mapping[str, Value]) -> 
     """Tasks and tensors of a canonical model. O(nodes + edges). Raises CaptureError where nothing computes an output, and where an
     input or output has a type of which numpy has no arrays."""
     graph = model.graph
-    strange = [v.name for v in (*graph.input, *graph.output) if v.name in types and types[v.name].strange]
+    strange = [types[v.name] for v in (*graph.input, *graph.output) if v.name in types and types[v.name].strange]
     if strange:
         raise CaptureError(
-            f"{name}: {strange[0]!r} has a type of which numpy has no arrays that ONNX Runtime takes and gives",
-            hint="cast it to a usual one inside the model",
+            f"{name}: {strange[0].name!r} is of {strange[0].type_name}: numpy has no arrays of it that ONNX Runtime takes and gives",
+            hint="cast it inside the model, from or to another type",
         )
     constants = _constant_nodes(graph)
     makers = {o: n for n, node in enumerate(graph.node) if n not in constants for o in node.output if o}

@@ -41,6 +41,11 @@ class Value:
         return self.element not in (*_ARRAYS, TensorProto.STRING, None)
 
     @property
+    def type_name(self) -> str:
+        """ONNX's, in lower case."""
+        return str(TensorProto.DataType.Name(self.element or 0)).lower()
+
+    @property
     def size_bytes(self) -> float | None:
         """None where shape or type are not known, or it is text."""
         if self.shape is None or self.element in (None, TensorProto.STRING):

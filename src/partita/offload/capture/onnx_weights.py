@@ -63,7 +63,7 @@ def _draw(chance: np.random.Generator, shape: tuple[int, ...], reader: onnx.Node
     if reader.op_type == "BatchNormalization" and position == 4:
         return chance.uniform(0.5, 1.5, shape).astype(np.float32)
     spread = 0.1
-    if position == 1 and reader.op_type in ("Conv", "Gemm", "MatMul"):
+    if position == 1 and shape and reader.op_type in ("Conv", "Gemm", "MatMul"):
         spread = math.sqrt(2 / _fan_in(shape, reader))
     return chance.standard_normal(shape, np.float32) * np.float32(spread)
 

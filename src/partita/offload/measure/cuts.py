@@ -121,7 +121,7 @@ def _share_of_half(
     try:
         data = model.half(frozenset(model.tasks_topological[:point]), side)
         half = Session(data or b"", model.name, limit)
-        own = feeds_of(model, half, feeds)
+        own = feeds_of(model, frozenset(model.tasks_topological[:point]), half, feeds, limit)
         _cpu_s(half, own, limit)
     except CaptureError:
         return None
@@ -132,10 +132,16 @@ def _share_of_half(
     return statistics.median(shares)
 
 
-def feeds_of(model: OnnxModel, session: Session, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """What a half reads: the model's inputs, and numbers for the tensors that cross."""
+def feeds_of(
+    model: OnnxModel, cut: frozenset[str], half: Session, feeds: Mapping[str, Any], limit: TimeLimit | None
+) -> dict[str, Any]:
+    """What a half reads: the model's inputs, and numbers for the tensors that cross; where integers are among them, which may be a
+    shape, what the device's half makes. Raises CaptureError, TookTooLong."""
+    crossing = [model.types[n] for n in half.inputs if n not in feeds]
+    if any(not (v.dtype or "").startswith("float") for v in crossing):
+        return {**feeds, **Session(model.half(cut, "device") or b"", model.name, limit).run(feeds, limit=limit)}
     chance = np.random.default_rng(0)
-    return {n: feeds[n] if n in feeds else random_array(model.name, model.types[n], chance) for n in session.inputs}
+    return {**feeds, **{v.name: random_array(model.name, v, chance) for v in crossing}}
 
 
 def _cpu_s(session: Session, feeds: Mapping[str, Any], limit: TimeLimit | None) -> float:

@@ -85,7 +85,7 @@ def measure_in_turn(
         if data is None:
             raise CaptureError(f"a cut of {model.name} leaves nothing for the {side}")
         session = Session(data, model.name, limit)
-        ready.append(partial(session.run, feeds_of(model, session, random_inputs(model)), limit=limit))
+        ready.append(partial(session.run, feeds_of(model, cut, session, random_inputs(model), limit), limit=limit))
         ready[-1]()  # the first run asks for memory
     meter, sightings, seen = Speedometer(alone=alone), Sightings(), [list[float]() for _ in items]
     began, turns = time.perf_counter(), 0

@@ -104,14 +104,13 @@ def measure_model(
 
     With a `limit` it ends, with TookTooLong, when that is over. Raises CaptureError where an input's shape is not known or ONNX Runtime refuses the model or cannot compute it.
     """
-    feeds = random_inputs(model)
+    order, feeds = model.graph.order, random_inputs(model)
     session = _warm(Session(model.data, model.name, limit), feeds, limit)
     plain = _windows(lambda: session.run(feeds, limit=limit), budget_s / 4)
     walls, cpus = (np.array([getattr(w, what) / w.runs for w in plain]) for what in ("wall_s", "cpu_s"))
     share = _shares(model, feeds, budget_s / 4, limit)
     whole = float(np.median(walls))
     middle = np.median(share, axis=0)
-    order = model.graph.order
     points = cut_points(model, middle[order])
     halves = measured_halves(model, points, side, feeds, session, budget_s / 2, limit)
     seconds = np.empty_like(middle)

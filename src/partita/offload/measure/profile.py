@@ -33,7 +33,8 @@ def kernels_of(path: Path, runs: int) -> list[list[tuple[str, str, float]]]:
     each = len(nodes) // runs
     if each == 0 or each * runs != len(nodes):
         raise CaptureError(
-            f"the profile has {len(nodes)} kernels for {runs} runs", hint="this ONNX Runtime profiles in another way"
+            f"the profile has {len(nodes)} kernels for {runs} runs",
+            hint="a model of constants has nothing to measure; otherwise this ONNX Runtime profiles in another way",
         )
     rows = [(str(e["name"]).removesuffix(_SUFFIX), str(e["args"]["op_name"]), float(e["dur"]) * 1e-6) for e in nodes]
     return [rows[k * each : (k + 1) * each] for k in range(runs)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +93,19 @@ def largest_difference(jobs: Sequence[JobSpec], outputs: Sequence[Mapping[str, A
         if w.model.hash not in whole:
             whole[w.model.hash] = Session(w.model.data, w.model.name)
         for name, wanted in whole[w.model.hash].run(w.input).items():
-            difference = np.abs(np.asarray(found[name], np.float64) - np.asarray(wanted, np.float64))
-            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0)))
+            worst = max(worst, _difference(found[name], wanted))
     return worst
+
+
+def _difference(found: Any, wanted: Any) -> float:
+    """Between answers: arrays, or sequences and maps of them; of text, infinite where it is another."""
+    if isinstance(wanted, Mapping):
+        wanted, found = list(wanted.values()), [found.get(k) for k in wanted]
+    if isinstance(wanted, list):
+        if len(found) != len(wanted):
+            return np.inf
+        return max((_difference(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
+    if np.asarray(wanted).dtype.kind not in "fiub":
+        return 0.0 if np.array_equal(found, wanted) else np.inf
+    difference = np.abs(np.asarray(found, np.float64) - np.asarray(wanted, np.float64))
+    return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
