@@ -10,7 +10,7 @@ import pytest
 from offload.run.small_nets import image, net, plan_of, problem_of
 
 from partita.errors import CaptureError, CostError
-from partita.nouns.offload import OffloadProblem, OffloadSpeeds, Speed
+from partita.nouns.offload import FOLLOWS, OffloadProblem, OffloadSpeeds, Speed
 from partita.offload.measure.cuts import proportioned
 from partita.offload.measure.in_turn import Turns, measure_in_turn
 from partita.offload.measure.speed import MOST_SHARE, Sightings, Speedometer
@@ -61,10 +61,11 @@ def test_the_more_probes_the_smaller_their_error_and_what_it_explains_is_no_chan
         assert slow
         assert many.error < few.error
         found.append(slow.slower_than(many))
-        off.append(abs(math.log(few.slower_than(many))) / abs(math.log(few.probe_s / many.probe_s)))
+        off.append(abs(math.log(few.slower_than(many))) / FOLLOWS / abs(math.log(few.probe_s / many.probe_s)))
     assert np.mean(off) < 0.4  # where nothing has changed, most of what the probes say is not believed
-    assert np.median(found) == pytest.approx(1.5, rel=0.1)
-    assert np.mean(np.abs(np.array(found) / 1.5 - 1) < 0.25) > 0.9
+    real = 1.5**FOLLOWS
+    assert np.median(found) == pytest.approx(real, rel=0.1)
+    assert np.mean(np.abs(np.array(found) / real - 1) < 0.25) > 0.9
 
 
 def test_only_probes_behind_long_inferences_count_where_there_are_some() -> None:
@@ -92,7 +93,9 @@ def test_a_problem_at_other_speeds() -> None:
     known = OffloadProblem(problem.link, problem.jobs, 1, then)
     slower = known.at_speeds(now)
     assert slower.speeds == now
-    assert simulate_offload(slower, plan).duration_s == pytest.approx(3 * simulate_offload(known, plan).duration_s)
+    assert simulate_offload(slower, plan).duration_s == pytest.approx(
+        2 * 1.5**FOLLOWS * simulate_offload(known, plan).duration_s
+    )
     for wrong in (0.0, -1.0, math.inf, math.nan):
         bad = OffloadProblem(problem.link, problem.jobs, 1, OffloadSpeeds(Speed(wrong), Speed(1e-3)))
         with pytest.raises(CostError, match="the device's speed has probe_s"):

@@ -10,7 +10,8 @@ is the same as the one before, half. So the probes behind inferences of a hundre
 (five networks of 5 to 55 ms in turn: 205 to 255 us; behind the short ones of a run 130 to 280; Xeon, 25 November 2026).
 While a neighbour came and went, six networks took up to 1.5 times as long; windows of 1 s of theirs followed probes of this kind with a
 slope of 0.9 and 3 to 5 % off, the same probes run a second time, from warm caches, with a slope of 0.5 and 9 % off (2 cores of a Xeon
-at 2.5 GHz, 21 November 2026).
+at 2.5 GHz, 21 November 2026). Runs of 0.1 to 15 s, in which the neighbour is mostly the other side, follow with 0.5 to 0.6 (2 cores
+of an EPYC, 25 to 27 November 2026): a probe that finds cold caches feels those who share them more than an inference does.
 
 Six jobs of 35 ms allow for six probes. Their mean was up to 28 % above that of 20 others on a machine at rest, where the jobs took
 what they had taken before: so the middle half counts, with its standard error (25 November 2026).
