@@ -39,6 +39,7 @@ from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap, verdict
 
 from partita import __version__
 from partita.cli.talk import Talk
+from partita.errors import BadInput
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.plan import OffloadFile
 from partita.offload.capture.jobs import JobSpec
@@ -482,8 +483,7 @@ def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
 
 
 def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
-    """Where only some settings are run: the others, from the file to be written, but none that an older benchmark wrote; each has the
-    machine's record of its own time."""
+    """Where only some settings are run: the others, from the file to be written. Raises BadInput where an older benchmark wrote it."""
     rows: dict[str, list[Json]] = {part: [] for part in PARTS}
     if out is None or not only or not out.exists():
         return rows
@@ -491,12 +491,9 @@ def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
     for part in PARTS:
         found = old.get(part, {}).get("settings", [])
         others = [r for r in found if (part, r["device_percent"], r["mbit_per_s"]) not in again]
-        rows[part] = [r for r in others if "machine_record" in r]
-        if len(rows[part]) < len(others):
-            print(
-                f"{out}: {len(others) - len(rows[part])} settings of {part} are of an older form: left out",
-                file=sys.stderr,
-            )
+        if not all("drift" in r for r in others):
+            raise BadInput(f"{out} has settings of an older form", hint="give another --out, or run them all")
+        rows[part] = others
     return rows
 
 
@@ -523,19 +520,21 @@ def benchmark(machine: Machine, quick: bool, out: Path | None, rounds: int, only
         rows = kept_rows(out, only)
         on.ask(do="prepare", kept=kept, budget_s=budget_s)
         for part, share, mbit in cases_of(quick, only):
-            since, at = len(machine.probed), time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+            since, load = len(machine.probed), list(os.getloadavg())
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
             machine.look_again()
             names = [ALEXNET] * 6 if part == "alexnet" else list(mix) * (3 if quick else 6)
             row = setting(on, Path(kept), names, share, mbit, ("auto", "exact", *BASELINES), budget_s, rounds)
             machine.look_again()
-            row |= {"time": at, "partita": __version__, "machine_record": machine.record(since)}
+            row |= {"time": at, "load": load, "partita": __version__}
+            row |= {"drift": machine.drift(since), "probes": machine.probed[since:]}
             rows[part] = sorted([*rows[part], row], key=lambda r: (r["device_percent"], r["mbit_per_s"]))
             found |= {p: {"settings": r, "figures": figures(r)} for p, r in rows.items() if r}
             found["seconds"] = time.time() - began
             if out:
                 out.write_text(json.dumps(found, indent=1) + "\n")
     found["machine_record"] = machine.finished()
-    drift = max(r["machine_record"]["drift"]["drift"] for of_part in rows.values() for r in of_part)
+    drift = max(r["drift"]["drift"] for of_part in rows.values() for r in of_part)
     found["verdicts"] = {name: verdict(claim, value, drift) for name, (claim, value) in claimed(found).items()}
     if out:
         out.write_text(json.dumps(found, indent=1) + "\n")

@@ -312,8 +312,8 @@ def offload(found: Mapping[str, Any]) -> str:
         f"as planned {percent(figures['error_median'])} and {percent(figures['error_worst'])}. "
         f"Medians of {min(rounds)} to {max(rounds)} runs in turn. Claims: {_claims(found['verdicts'])}."
     )
-    if records := [s["machine_record"] for s in settings if "machine_record" in s]:
-        drifts, days = [r["drift"]["drift"] for r in records], sorted({s["time"][:10] for s in settings})
+    if all("drift" in s for s in settings):
+        drifts, days = [s["drift"]["drift"] for s in settings], sorted({s["time"][:10] for s in settings})
         end += f" The machine drifted by {percent(min(drifts))} to {percent(max(drifts))} within a setting, {' and '.join(days)}."
     return f"{markdown(['setting', *names, 'error', 'at run speed'], body)}\n\n{end}"
 

@@ -87,7 +87,7 @@ class OffloadLink:
         return faults
 
     def carrying(self, up_bytes_per_s: float) -> OffloadLink:
-        """The same with another uplink rate: what bytes take of the sides goes by how long they pass."""
+        """The same with another uplink rate: what bytes take of the sides goes by how long they pass, what a message takes stays."""
         longer = self.up_bytes_per_s / up_bytes_per_s
         return replace(
             self,
@@ -114,7 +114,8 @@ CHANGED, BY = (
 
 
 #: by how much an inference takes longer where the probe does: 1430 runs of jobs on a device and a server were foreseen best with 0.5 to
-#: 0.6 of the logarithm, in each of three nights (root mean square of the errors 5.1 to 5.7 % instead of 6.3 to 6.5, and 7.8 instead of 10.3)
+#: 0.6 of the logarithm, in each of three nights (root mean square of the errors 5.1 to 5.7 % instead of 6.3 to 6.5, and 7.8 instead
+#: of 10.3; benchmarks/offload.py on 2 cores of an EPYC, 26 and 27 November 2026)
 FOLLOWS = 0.6
 
 

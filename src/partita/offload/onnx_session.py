@@ -201,12 +201,15 @@ class Session:
         return {v.name: np.zeros(v.shape or (), v.dtype) for v in values}
 
     def warm(self, limit: TimeLimit | None = None, most_bytes: float = 1e9) -> None:
-        """Run once, so that the first job finds memory and caches as later ones do, if zeros can be computed: a shape that crosses
-        is none. Raises TookTooLong."""
+        """Run once, so that the first job finds memory and caches as later ones do. Raises CaptureError, TookTooLong."""
         feeds = self.zeros(most_bytes)
-        if feeds is not None:
-            with contextlib.suppress(CaptureError):
-                self.run(feeds, limit=limit)
+        if feeds is None:
+            return
+        try:
+            self.run(feeds, limit=limit)
+        except CaptureError:
+            if all(x.dtype.kind == "f" for x in feeds.values()):
+                raise  # integers may be a shape, of which zeros are none
 
 
 def model_inputs(model: bytes) -> tuple[str, ...]:

@@ -91,8 +91,9 @@ class Testbed:
             _build(state)
             if keep:
                 bed._leave()
-        except BaseException:
-            bed._undo()
+        except BaseException as error:
+            if left := bed._undo():
+                error.add_note(str(not_removed(state.name, left)))
             raise
         return bed
 
@@ -212,13 +213,15 @@ class Testbed:
             self._state = left
         self._dismiss()
 
-    def _undo(self) -> None:
-        """Take away what was made of the bed, also where somebody has taken it down meanwhile and did not see all of it."""
+    def _undo(self) -> list[str]:
+        """Take away what was made of the bed, also where somebody has taken it down meanwhile and did not see all of it; what is left."""
+        left = list[str]()
         # a damaged file is not what is to be told, but what went wrong before
         with beds.locked(), contextlib.suppress(BadInput):
             if self._found() is not None or beds.find(self.name) is None:
-                dismantle(self._state)
+                left = dismantle(self._state)
         self._dismiss()
+        return left
 
     def _dismiss(self) -> None:
         if self._watcher is not None:
@@ -485,8 +488,7 @@ def dismantle(state: State) -> list[str]:
 
     Processes are asked to end, and a second later made to.
     """
-    _end_processes(state)
-    left = [f"process {pid}" for pid in sorted(_inside(state))]
+    left = [f"process {pid}" for pid in _end_processes(state)]
     if left:  # without its namespace it would not be found again
         return left
     namespaces = (*(h.namespace for h in state.hosts), state.switch)
@@ -504,14 +506,21 @@ def dismantle(state: State) -> list[str]:
     return left
 
 
-def _end_processes(state: State) -> None:
+def _end_processes(state: State) -> list[int]:
+    """Ask them, and make those that stay; which of them this process may not end."""
+    others = set[int]()
     for number, patience_s in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 2.0)):
         end = time.monotonic() + patience_s
         for pid in _inside(state):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            try:
                 os.kill(pid, number)
-        while time.monotonic() < end and _inside(state):
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                others.add(pid)
+        while time.monotonic() < end and _inside(state) - others:
             time.sleep(0.02)
+    return sorted(others & _inside(state))
 
 
 def _inside(state: State) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import repeat
@@ -21,6 +22,7 @@ from partita.offload.onnx_session import Session
 from partita.offload.plan.online import Decision, Policy, State
 from partita.offload.run import execute as runner
 from partita.offload.run.client import Client, Refused, Unreachable, Welcome, _checked_stamps, _rate
+from partita.offload.run.connection import Connection
 from partita.offload.run.execute import Decide, RunSettings, execute
 from partita.offload.run.link_rate import RateEstimate
 from partita.offload.run.message_cost import MOST_LAYERS, _computing, message_cost
@@ -285,16 +287,35 @@ def test_messages_that_were_not_taken_have_no_price(tmp_path: Path) -> None:
 
 
 def test_a_policy_may_cut_models_that_the_first_plan_leaves_whole(tmp_path: Path) -> None:
-    """A server that has seen none of them gets all before the clock starts."""
+    """They go up where they are first wanted, beside the jobs."""
     with served(tmp_path) as (where, _):
-        models = [NET, net("other", 5)] * 3
+        models = [NET, net("other", 5)] * 10
         problem = problem_of(models)
+        problem = replace(problem, jobs=tuple(replace(j, release_s=0.05 * k) for k, j in enumerate(problem.jobs)))
         half = [frozenset(m.tasks_topological[:1]) for m in models]
         settings = RunSettings(policy=lambda p: lambda state: Decision(0, half[state.waiting[0].model], 0.0))
         inputs = [image(k, m.inputs[0].shape[-1]) for k, m in enumerate(models)]
-        run = execute(problem, plan_of(problem, [1, -1] * 3), models, inputs, lambda: Client(where), settings)
-    assert [t.where for t in run.times] == ["both"] * 6
-    assert (run.facts["refused"], run.facts["connections"]) == (0, 1)
+        run = execute(problem, plan_of(problem, [1, -1] * 10), models, inputs, lambda: Client(where), settings)
+    assert {t.where for t in run.times[::2]} == {"both"}
+    assert (run.times[1].where, run.times[-1].where) == ("device", "both")
+    assert (run.facts["lost"], run.facts["connections"]) == (0, 1)
+
+
+def test_a_model_that_the_server_drops_again_and_again_stays_here(server: str) -> None:
+    connection = Connection(lambda: Client(server), [], [])
+    try:
+        assert connection.events.get(timeout=10).kind == "up"
+        for _ in range(2):
+            assert connection.takes(NET)
+            connection.bring(NET)
+            deadline = time.monotonic() + 10
+            while not connection.takes(NET):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        connection.bring(NET)
+        assert not connection.takes(NET)
+    finally:
+        connection.close()
 
 
 def test_a_policy_is_made_anew_for_sides_that_are_not_as_fast_as_planned(server: str) -> None:

@@ -7,19 +7,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from offload.run.small_nets import image, net, problem_of, served
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file
 
 from partita.cli import main
+from partita.cli.offload.run import _cause
 from partita.files import dump_json
 from partita.nouns.timeline import Timeline
 from partita.offload.capture import jobs as offload_jobs
 from partita.offload.capture.jobs import JobSpec
 from partita.offload.onnx_session import Session
 from partita.offload.plan.planner import plan_offload
-from partita.offload.run.problem import come_at_random, stream_plan
+from partita.offload.run.problem import _difference, come_at_random, stream_plan
 
 ONE, TWO = net(), net("two", 1, outputs=2)
 
@@ -221,3 +223,30 @@ def test_answers_of_text_and_maps_are_compared_and_written(tmp_path: Path, capsy
     written = json.loads((tmp_path / "out" / "outputs" / "0000.json").read_text())
     assert written["label"][0] in ("owl", "eel")
     assert set(written["chances"][0]) == {"owl", "eel"}
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "off"),
+    [
+        (np.array(["owl"], object), np.array(["owl"], object), 0.0),
+        (np.array(["owl"], object), np.array(["eel"], object), np.inf),
+        ([{"owl": 0.5}], [{"owl": 0.25}], 0.25),
+        ([{"owl": 0.5}], [{"eel": 0.5}], np.inf),
+        ([{"owl": 0.5}], [{"owl": 0.5}] * 2, np.inf),
+        ([np.zeros(2)], [np.zeros(2), np.zeros(2)], np.inf),
+        (np.zeros(2), np.zeros((1, 2)), np.inf),
+        (None, [1.0], np.inf),
+    ],
+)
+def test_how_far_apart_answers_are(found: object, wanted: object, off: float) -> None:
+    assert _difference(found, wanted) == off
+
+
+def test_what_an_error_is_put_down_to() -> None:
+    said = {"replans": 0, "lost": 0, "as_planned": True, "up_bytes_per_s": {"planned": 1e6, "run": 1e6}}
+    said |= {"error_of_machines": 0.1, "error_at_run_speed": -0.2}
+    assert _cause(said) == "mostly the model"
+    assert _cause(said | {"error_of_machines": -0.3}) == "mostly the machines"
+    assert "uplink carried" in _cause(said | {"up_bytes_per_s": {"planned": 1e6, "run": 0.5e6}})
+    for changed in ({"replans": 1}, {"lost": 1}, {"as_planned": False}):
+        assert _cause(said | changed) == "what ran is not what was predicted"

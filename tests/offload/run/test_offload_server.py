@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -287,13 +288,14 @@ def test_a_thread_that_is_still_at_work_for_one_who_left_takes_no_time_of_the_ne
     def deaf(limit: TimeLimit) -> None:
         began.set()
         time.sleep(1.0)
+        raise limit.error()
 
     def short(limit: TimeLimit) -> bool:
-        time.sleep(0.2)
         return limit.over
 
     async def both() -> None:
-        compute = Compute(1, limit_s=0.4)
+        compute, complaints = Compute(1, limit_s=0.4), []
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(said))
         gone = asyncio.create_task(compute.run("gone", deaf))
         await asyncio.to_thread(began.wait)
         gone.cancel()
@@ -301,6 +303,9 @@ def test_a_thread_that_is_still_at_work_for_one_who_left_takes_no_time_of_the_ne
         with pytest.raises(asyncio.CancelledError):
             await gone
         compute.close()
+        del gone
+        gc.collect()
+        assert complaints == []
 
     asyncio.run(both())
 

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from partita.offload.run.record import OffloadRun
 
 
-_OTHER_LINK = 0.25  #: how far off an uplink is another one than was planned for
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", metavar="JOBS", help="JOBS.toml: models, how often, their inputs")
     parser.add_argument(
@@ -243,7 +240,11 @@ def _document(
         "error_at_run_speed": relative_error(at_speed, done.makespan_s) if at_speed else None,
         "error_of_machines": relative_error(predicted, at_speed) if predicted and at_speed else None,
         "speeds": {"measured": asdict(s) if (s := file.problem.speeds) else None, "run": done.facts["speeds"]},
-        "up_bytes_per_s": {"planned": file.problem.link.up_bytes_per_s, "run": done.facts["up_bytes_per_s"]},
+        "up_bytes_per_s": {
+            "planned": file.problem.link.up_bytes_per_s if predicted else None,
+            "run": done.facts["up_bytes_per_s"] if predicted else None,
+        },
+        "as_planned": (done.plan.order, done.plan.cuts) == (file.plan.order, file.plan.cuts),
         "corrections": done.facts["corrections"],
         "method": file.verdict.method,
         "transfer": options.transfer,
@@ -283,25 +284,32 @@ def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
     for j, outputs in enumerate(done.outputs):
         numbers = {n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.dtype.kind in "fiub"}
         write_whole(folder / "outputs" / f"{j:04d}.safetensors", save(numbers))
-        if others := {n: _plain(v) for n, v in outputs.items() if n not in numbers}:
+        others = {n: _plain(v) for n, v in outputs.items() if n not in numbers}
+        if others:
             write_whole(folder / "outputs" / f"{j:04d}.json", dump_json(others))
+        else:
+            (folder / "outputs" / f"{j:04d}.json").unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:
-    """Text, sequences and maps, as JSON has them."""
+    """Text, sequences and maps, as JSON has them; of what is no finite number, the word."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_plain(v) for v in value]
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cause(d: dict[str, Any]) -> str:
     """Of the error: the prediction is of the first plan, on the link as it was."""
+    from partita.offload.run.execute import RunSettings
+
     up = d["up_bytes_per_s"]
-    if d["replans"] or d["lost"] or d["refused"]:
+    if d["replans"] or d["lost"] or not d["as_planned"]:
         return "what ran is not what was predicted"
-    if abs(relative_error(up["planned"], up["run"])) > _OTHER_LINK:
+    if abs(up["run"] / up["planned"] - 1) > RunSettings().replan_share:
         return f"the uplink carried {size(up['run'])}/s, not {size(up['planned'])}/s"
     return f"mostly the {'machines' if abs(d['error_of_machines']) > abs(d['error_at_run_speed']) else 'model'}"
 

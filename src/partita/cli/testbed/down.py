@@ -21,8 +21,13 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         raise not_removed(options.name, swept[options.name])
     if options.name not in swept:
         Testbed.open(options.name).down()
-    return {"removed": [*(name for name, left in swept.items() if not left and name != options.name), options.name]}
+    return {
+        "removed": [*(name for name, left in swept.items() if not left and name != options.name), options.name],
+        "left": {name: left for name, left in swept.items() if left},
+    }
 
 
 def text(document: dict[str, Any]) -> str:
-    return "removed " + ", ".join(document["removed"])
+    lines = ["removed " + ", ".join(document["removed"])]
+    lines += [f"of {name}, {', '.join(left)} could not be removed" for name, left in document["left"].items()]
+    return "\n".join(lines)

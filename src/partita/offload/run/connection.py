@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -28,6 +29,7 @@ _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.05, 2.0
 _CLOSE_S = 5.0
 _FAR_S, _LEAST_LAP_S, _MOST_LAP_S = 86_400.0, 1e-9, 1e5  #: of what a server stamps, and says that it took
 _HELLO_S = 5.0
+_MOST_BROUGHT = 2  #: times that a model is brought up while jobs run; a server that drops it again has no room for it
 _STAMPS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
     {"received": ("received",), "answer": ("start", "end", "sent"), "refused": ()}
 )  #: kinds of replies, and the times that each has
@@ -78,7 +80,9 @@ class Connection:
         codec: Codec = "raw",
     ) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
-        self.unwelcome: frozenset[str] = frozenset()  #: hashes of models that the server does not take
+        self._unwelcome: frozenset[str] = frozenset()  #: hashes of models that the server does not take
+        self._coming: list[str] = []  #: of those that go up meanwhile
+        self._brought: Counter[str] = Counter()
         self._connect, self._models, self._halves, self._codec = connect, models, halves, codec
         self._outbox: queue.Queue[Parcel | None] | None = None
         self._welcome: Welcome | None = None
@@ -94,6 +98,22 @@ class Connection:
         """The server's words while the connection is up, None while it is down."""
         with self._lock:
             return self._welcome
+
+    def takes(self, model: OnnxModel) -> bool:
+        """Whether a job of the model may be sent now."""
+        with self._lock:
+            return self._welcome is not None and model.hash not in self._unwelcome and model.hash not in self._coming
+
+    def bring(self, model: OnnxModel) -> None:
+        """Bring a model up that the server lacks, in the background: it does not take its jobs meanwhile, nor once it has dropped
+        it too often."""
+        with self._lock:
+            self._brought[model.hash] += 1
+            if self._brought[model.hash] > _MOST_BROUGHT:
+                self._unwelcome |= {model.hash}
+            elif model.hash not in self._coming and self._client is not None:
+                self._coming.append(model.hash)
+                threading.Thread(target=self._bring, args=(model, self._client), daemon=True).start()
 
     def fits(self, tensors: Mapping[str, Array]) -> bool:
         """Whether a parcel is small enough for the server."""
@@ -120,6 +140,22 @@ class Connection:
         self._put_down()
         self.hang_up()
         self._thread.join(_CLOSE_S)
+
+    def _bring(self, model: OnnxModel, client: Client) -> None:
+        try:
+            client.put(model)
+            for m, cut in self._halves:
+                if m.hash == model.hash:
+                    client.prepare(m, cut)
+        except Refused as error:
+            with self._lock:
+                self._unwelcome |= {model.hash}
+            self._tell("refused-model", why=str(error))
+        except Exception:  # what ends the connection is told by its own thread
+            pass
+        finally:
+            with self._lock:
+                self._coming.remove(model.hash)
 
     # ---- the thread ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +205,9 @@ class Connection:
                     refused[model.hash] = str(error)
         for why in refused.values():
             self._tell("refused-model", why=why)
-        self.unwelcome = frozenset(refused)
+        with self._lock:
+            self._unwelcome = frozenset(refused)
+            self._brought.clear()
         return client.hello(_HELLO_S)  # the clocks compared again, now that the way is warm
 
     def _listen(self, client: Client, welcome: Welcome) -> None:

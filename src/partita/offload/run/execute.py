@@ -153,11 +153,10 @@ class _Device:
         halves = {
             (m.hash, c): (m, c) for m, c, all_ in zip(self.models, self.cuts, self.whole, strict=True) if c != all_
         }
-        may_change = self.settings.replan or self.settings.policy
-        if connect is None or not (halves or may_change):
+        if connect is None or not (halves or self.settings.replan or self.settings.policy):
             return
-        wanted = {m.hash: m for m in (self.models if may_change else (m for m, _ in halves.values()))}
-        self.connection = Connection(connect, list(wanted.values()), list(halves.values()), self.settings.codec)
+        planned = {m.hash: m for m, _ in halves.values()}  # others go up where they are first wanted
+        self.connection = Connection(connect, list(planned.values()), list(halves.values()), self.settings.codec)
         until = time.perf_counter() + self.settings.first_patience_s
         answered = False
         while not answered and time.perf_counter() < until:
@@ -266,7 +265,7 @@ class _Device:
 
     def _state(self, come: Sequence[int]) -> State:
         """What an online policy wants to know. The server's backlog is what it was sent and has not answered."""
-        now, link = self._now(), self.problem.link
+        now, link = self._now(), self.decided_by.link
         rate = self.rate.now if self.rate.drifted(self.settings.replan_share) else self.rate.planned
         away = {j: self._asked(j) for j in self.sent}
         backlog_s = sum(server_s for _, server_s in away.values()) / self.problem.server_threads
@@ -275,7 +274,7 @@ class _Device:
             now,
             tuple(Waiting(j, self.problem.jobs[j].release_s) for j in come),
             now,
-            now + queued_s * self.problem.link.up_bytes_per_s / rate,
+            now + queued_s * self.decided_by.link.up_bytes_per_s / rate,
             (now + backlog_s,) * self.problem.server_threads,
             now,
             link.carrying(rate),
@@ -299,7 +298,7 @@ class _Device:
         """The device's part of one job; the rest goes to the server where there is one."""
         self.served.append(j)
         there, cut = self.connection, self.cuts[j]
-        if there is None or cut == self.whole[j] or there.welcome is None or self.models[j].hash in there.unwelcome:
+        if there is None or cut == self.whole[j] or not there.takes(self.models[j]):
             self._do_whole(j)
             return
         if j not in self.crossing:
@@ -440,12 +439,12 @@ class _Device:
                 self._refused(j, str(head.get("code")), str(head.get("why")))
 
     def _refused(self, j: int, code: str, why: str) -> None:
-        """The device does the job. A server that has dropped a model gets it again, over a new connection."""
+        """The device does the job. A model that the server has dropped, or never had, goes up meanwhile."""
         self.counts["refused"] += 1
         self._say(f"the server refuses a job: {why}; the device does it")
         del self.sent[j]
         if code == "unknown" and self.connection is not None:
-            self.connection.hang_up()
+            self.connection.bring(self.models[j])
         self._do_whole(j)
 
     def _uploaded(self, j: int, sent: _Sent, at_s: float) -> None:
@@ -517,9 +516,10 @@ class _Device:
 
     def _plan_anew(self, replan: Replan, rest: Sequence[int]) -> None:
         if self.settings.policy is not None:
-            # for all jobs, with the sides as they are; it is told the link with every question
-            self.decided_by = self.corrections.applied(self.problem, [m.hash for m in self.models])
-            self.decide = self.settings.policy(self.decided_by)
+            # for all jobs, with link and sides as they are
+            link = self.problem.link.carrying(self.rate.now)
+            now = self.corrections.applied(replace(self.problem, link=link), [m.hash for m in self.models])
+            self.decide, self.decided_by = self.settings.policy(now), now
             return
         left = self._rest(rest)
         plan = replan(left)

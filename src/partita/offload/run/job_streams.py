@@ -89,13 +89,22 @@ class Compute:
                 return work(limit)
 
         await self._turns.begin(who)
-        done = asyncio.get_running_loop().run_in_executor(self._threads, within)
-        done.add_done_callback(lambda _: self._turns.end())
+        try:
+            done = asyncio.get_running_loop().run_in_executor(self._threads, within)
+        except RuntimeError:  # closed meanwhile
+            self._turns.end()
+            raise
+        done.add_done_callback(self._thread_is_free)
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
             limit.abandon()
             raise
+
+    def _thread_is_free(self, done: asyncio.Future[Any]) -> None:
+        self._turns.end()
+        if not done.cancelled():
+            done.exception()  # of one who waits no longer, nobody else looks at it
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -98,13 +98,17 @@ def largest_difference(jobs: Sequence[JobSpec], outputs: Sequence[Mapping[str, A
 
 
 def _difference(found: Any, wanted: Any) -> float:
-    """Between answers: arrays, or sequences and maps of them; of text, infinite where it is another."""
+    """Between answers: arrays, or sequences and maps of them; infinite where text, shape or kind is another."""
     if isinstance(wanted, Mapping):
-        wanted, found = list(wanted.values()), [found.get(k) for k in wanted]
+        if not isinstance(found, Mapping) or found.keys() != wanted.keys():
+            return np.inf
+        return max((_difference(found[k], v) for k, v in wanted.items()), default=0.0)
     if isinstance(wanted, list):
-        if len(found) != len(wanted):
+        if not isinstance(found, list) or len(found) != len(wanted):
             return np.inf
         return max((_difference(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
+    if np.shape(found) != np.shape(wanted):
+        return np.inf
     if np.asarray(wanted).dtype.kind not in "fiub":
         return 0.0 if np.array_equal(found, wanted) else np.inf
     difference = np.abs(np.asarray(found, np.float64) - np.asarray(wanted, np.float64))
