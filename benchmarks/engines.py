@@ -22,7 +22,7 @@ from typing import Any
 import side_by_side
 from crew import Crew
 from harness import Json, Machine, order
-from intervals import MOST_DRIFT_ALONE, Claim, Interval, over_median, ratio_within_rounds, within_rounds
+from intervals import MOST_DRIFT_ALONE, Claim, Interval, over_median, ratio_within_rounds, sentences, within_rounds
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -156,6 +156,11 @@ def figures_table(rows: Sequence[Json]) -> str:
             lines.append(f"median error{what} {percent(statistics.median(errors))}, worst {percent(max(errors))}")
     held = [h for r in rows for h in r["interval_held"]]
     return "\n".join([*lines, f"the 90 % intervals at the run's speed held in {sum(held)} of {len(held)} blocks"])
+
+
+def verdict_lines(rows: Sequence[Json]) -> list[str]:
+    """The verdicts of models and plans, a line each."""
+    return [f"{r['model']}, {r['plan']}: {line}" for r in rows for line in sentences(r["verdicts"]).splitlines()]
 
 
 def add_turns(options: argparse.ArgumentParser, rounds: int, blocks: int) -> None:

@@ -19,9 +19,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, with_models
+from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, verdict_lines, with_models
 from harness import Json, Machine, machine_line, parser, run_script
-from intervals import over_median, sentences
+from intervals import over_median
 from slowed import competitor, part_of_core
 
 from partita.cli.talk import Talk
@@ -106,8 +106,7 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
 
 
 def text(found: list[Json]) -> str:
-    lines = [f"{r['model']}, {r['plan']}: {line}" for r in found for line in sentences(r["verdicts"]).splitlines()]
-    return "\n".join([figures_table(found), *lines, machine_line(found[0]["machine_record"])])
+    return "\n".join([figures_table(found), *verdict_lines(found), machine_line(found[0]["machine_record"])])
 
 
 def main() -> int:

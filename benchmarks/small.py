@@ -16,9 +16,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, with_models
+from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, verdict_lines, with_models
 from harness import Json, Machine, machine_line, parser, run_script
-from intervals import WITHIN_ROUNDS, Claim, over_median, ratio_within_rounds, sentences
+from intervals import WITHIN_ROUNDS, Claim, over_median, ratio_within_rounds
 from small_jobs import MODELS
 
 from partita.cli.talk import Talk
@@ -101,8 +101,7 @@ def sentence(row: Json) -> str:
 
 
 def text(found: list[Json]) -> str:
-    lines = [f"{r['model']}, {r['plan']}: {line}" for r in found for line in sentences(r["verdicts"]).splitlines()]
-    return "\n".join([figures_table(found), *lines, machine_line(found[-1]["machine_record"])])
+    return "\n".join([figures_table(found), *verdict_lines(found), machine_line(found[-1]["machine_record"])])
 
 
 def main() -> int:

@@ -195,8 +195,8 @@ class Session:
     def zeros(self, most_bytes: float) -> dict[str, Array] | None:
         """Inputs of zeros; None where a shape or a type is not known, or they would be larger than `most_bytes`."""
         values = [value_of(i.name, i.shape, i.type) for i in self._session.get_inputs()]
-        sizes = [v.size_bytes for v in values if v.dtype is not None]
-        if len(sizes) < len(values) or None in sizes or sum(s or 0 for s in sizes) > most_bytes:
+        sizes = [v.array_bytes for v in values]
+        if None in sizes or sum(s or 0 for s in sizes) > most_bytes:
             return None
         return {v.name: np.zeros(v.shape or (), v.dtype) for v in values}
 

@@ -49,9 +49,8 @@ def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: 
             if "before the clock starts" in line:
                 break
         cut = threading.Timer(3.0, lambda: bed.cpu("h0", 10))
-        back = threading.Timer(
-            20.0, lambda: bed.cpu("h0", 100)
-        )  # the run is over: a tenth of a core would check for long
+        # the run is over by then, and on a tenth of a core the check would take long
+        back = threading.Timer(20.0, lambda: bed.cpu("h0", 100))
         cut.start()
         back.start()
         try:

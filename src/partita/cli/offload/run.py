@@ -189,8 +189,12 @@ def _measured(
     if connect is None:
         return _alone(work)
     talk.step(f"measuring {len({w.model.hash for w in work})} models here and on {options.server}")
+
+    def say(line: str) -> None:
+        talk.say(f"   {line}")
+
     try:
-        found = measure_both_sides(work, connect, options.measure_s, say=lambda line: talk.say(f"   {line}"))
+        found = measure_both_sides(work, connect, options.measure_s, say=say)
         codec = _codec_cost(options.transfer, work)
         return planned(
             found,
@@ -198,7 +202,7 @@ def _measured(
             lambda file: file.plan,
             connect,
             options.measure_s,
-            say=lambda line: talk.say(f"   {line}"),
+            say=say,
         )[1]
     except (Unreachable, Refused) as error:
         talk.say(f"   {error}; the device goes on alone")
@@ -282,13 +286,13 @@ def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
     file.write(folder / "plan.json")
     replace(file, plan=done.plan).write(folder / "executed.json")
     for j, outputs in enumerate(done.outputs):
+        arrays, others = (folder / "outputs" / f"{j:04d}.{kind}" for kind in ("safetensors", "json"))
         numbers = {n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.dtype.kind in "fiub"}
-        write_whole(folder / "outputs" / f"{j:04d}.safetensors", save(numbers))
-        others = {n: _plain(v) for n, v in outputs.items() if n not in numbers}
-        if others:
-            write_whole(folder / "outputs" / f"{j:04d}.json", dump_json(others))
+        write_whole(arrays, save(numbers))
+        if len(numbers) < len(outputs):
+            write_whole(others, dump_json({n: _plain(v) for n, v in outputs.items() if n not in numbers}))
         else:
-            (folder / "outputs" / f"{j:04d}.json").unlink(missing_ok=True)
+            others.unlink(missing_ok=True)  # of a run before
 
 
 def _plain(value: Any) -> Any:
@@ -305,11 +309,12 @@ def _plain(value: Any) -> Any:
 def _cause(d: dict[str, Any]) -> str:
     """Of the error: the prediction is of the first plan, on the link as it was."""
     from partita.offload.run.execute import RunSettings
+    from partita.offload.run.link_rate import RateEstimate
 
     up = d["up_bytes_per_s"]
     if d["replans"] or d["lost"] or not d["as_planned"]:
         return "what ran is not what was predicted"
-    if abs(up["run"] / up["planned"] - 1) > RunSettings().replan_share:
+    if RateEstimate(up["planned"], up["run"]).drifted(RunSettings().replan_share):
         return f"the uplink carried {size(up['run'])}/s, not {size(up['planned'])}/s"
     return f"mostly the {'machines' if abs(d['error_of_machines']) > abs(d['error_at_run_speed']) else 'model'}"
 

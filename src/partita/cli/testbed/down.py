@@ -19,12 +19,11 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     swept = sweep()
     if swept.get(options.name):
         raise not_removed(options.name, swept[options.name])
-    if options.name not in swept:
+    removed = [name for name, left in swept.items() if not left]
+    if options.name not in removed:
         Testbed.open(options.name).down()
-    return {
-        "removed": [*(name for name, left in swept.items() if not left and name != options.name), options.name],
-        "left": {name: left for name, left in swept.items() if left},
-    }
+        removed.append(options.name)
+    return {"removed": removed, "left": {name: left for name, left in swept.items() if left}}
 
 
 def text(document: dict[str, Any]) -> str:

@@ -105,7 +105,7 @@ def _constant_nodes(graph: onnx.GraphProto) -> set[int]:
 
 def _size(types: Mapping[str, Value], value: str) -> float | None:
     found = types.get(value)
-    return None if found is None or found.dtype is None else found.size_bytes
+    return None if found is None else found.array_bytes
 
 
 def _groups(n: int, edges: Sequence[tuple[int, int]], unknown: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:

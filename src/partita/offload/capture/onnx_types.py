@@ -38,7 +38,7 @@ class Value:
     @property
     def strange(self) -> bool:
         """Whether it is a tensor that cannot enter or leave a model; text can, as an array of objects."""
-        return self.element not in (*_ARRAYS, TensorProto.STRING, None)
+        return self.dtype is None and self.element not in (TensorProto.STRING, None)
 
     @property
     def type_name(self) -> str:
@@ -51,6 +51,11 @@ class Value:
         if self.shape is None or self.element in (None, TensorProto.STRING):
             return None
         return float(math.prod(self.shape) * onnx.helper.tensor_dtype_to_np_dtype(self.element).itemsize)
+
+    @property
+    def array_bytes(self) -> float | None:
+        """What it weighs where it crosses a cut; None where it cannot: shape or type are not known, or it is no array of numbers."""
+        return None if self.dtype is None else self.size_bytes
 
     def info(self) -> onnx.ValueInfoProto:
         """As an input or output of a model. Raises ValueError where its type is not known."""

@@ -119,9 +119,9 @@ def _share_of_half(
 ) -> float | None:
     began = time.perf_counter()
     try:
-        data = model.half(frozenset(model.tasks_topological[:point]), side)
-        half = Session(data or b"", model.name, limit)
-        own = feeds_of(model, frozenset(model.tasks_topological[:point]), half, feeds, limit)
+        cut = frozenset(model.tasks_topological[:point])
+        half = Session(model.half(cut, side) or b"", model.name, limit)
+        own = feeds_of(model, cut, half, feeds, limit)
         _cpu_s(half, own, limit)
     except CaptureError:
         return None

@@ -7,6 +7,7 @@ reads between jobs; nothing is shared but that queue and the parcels under way.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -80,8 +81,8 @@ class Connection:
         codec: Codec = "raw",
     ) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
-        self._unwelcome: frozenset[str] = frozenset()  #: hashes of models that the server does not take
-        self._coming: list[str] = []  #: of those that go up meanwhile
+        self._unwelcome: set[str] = set()  #: hashes of models that the server does not take
+        self._coming: set[str] = set()  #: of those that go up meanwhile
         self._brought: Counter[str] = Counter()
         self._connect, self._models, self._halves, self._codec = connect, models, halves, codec
         self._outbox: queue.Queue[Parcel | None] | None = None
@@ -102,7 +103,7 @@ class Connection:
     def takes(self, model: OnnxModel) -> bool:
         """Whether a job of the model may be sent now."""
         with self._lock:
-            return self._welcome is not None and model.hash not in self._unwelcome and model.hash not in self._coming
+            return self._welcome is not None and model.hash not in self._unwelcome | self._coming
 
     def bring(self, model: OnnxModel) -> None:
         """Bring a model up that the server lacks, in the background: it does not take its jobs meanwhile, nor once it has dropped
@@ -110,9 +111,9 @@ class Connection:
         with self._lock:
             self._brought[model.hash] += 1
             if self._brought[model.hash] > _MOST_BROUGHT:
-                self._unwelcome |= {model.hash}
+                self._unwelcome.add(model.hash)
             elif model.hash not in self._coming and self._client is not None:
-                self._coming.append(model.hash)
+                self._coming.add(model.hash)
                 threading.Thread(target=self._bring, args=(model, self._client), daemon=True).start()
 
     def fits(self, tensors: Mapping[str, Array]) -> bool:
@@ -142,20 +143,12 @@ class Connection:
         self._thread.join(_CLOSE_S)
 
     def _bring(self, model: OnnxModel, client: Client) -> None:
-        try:
-            client.put(model)
-            for m, cut in self._halves:
-                if m.hash == model.hash:
-                    client.prepare(m, cut)
-        except Refused as error:
-            with self._lock:
-                self._unwelcome |= {model.hash}
-            self._tell("refused-model", why=str(error))
-        except Exception:  # what ends the connection is told by its own thread
-            pass
-        finally:
-            with self._lock:
-                self._coming.remove(model.hash)
+        refused = set[str]()
+        with contextlib.suppress(Exception):  # what ends the connection is told by its own thread
+            refused = self._up(client, [model])
+        with self._lock:
+            self._unwelcome |= refused
+            self._coming.remove(model.hash)
 
     # ---- the thread ---------------------------------------------------------------------------------------------------
 
@@ -191,24 +184,29 @@ class Connection:
     def _ready(self, client: Client) -> Welcome:
         """Models up, halves built. A model that the server refuses stays on the device; the others are used."""
         client.hello(_HELLO_S)
-        refused: dict[str, str] = {}
-        for model in self._models:
+        refused = self._up(client, self._models)
+        with self._lock:
+            self._unwelcome = refused
+            self._brought.clear()
+        return client.hello(_HELLO_S)  # the clocks compared again, now that the way is warm
+
+    def _up(self, client: Client, models: Sequence[OnnxModel]) -> set[str]:
+        """Models on the server, their halves built; hashes of those that it refuses, which is told."""
+        wanted, refused = {m.hash for m in models}, dict[str, str]()
+        for model in models:
             try:
                 client.put(model)
             except Refused as error:
                 refused[model.hash] = str(error)
         for model, cut in self._halves:
-            if model.hash not in refused:
+            if model.hash in wanted and model.hash not in refused:
                 try:
                     client.prepare(model, cut)
                 except Refused as error:
                     refused[model.hash] = str(error)
         for why in refused.values():
             self._tell("refused-model", why=why)
-        with self._lock:
-            self._unwelcome = frozenset(refused)
-            self._brought.clear()
-        return client.hello(_HELLO_S)  # the clocks compared again, now that the way is warm
+        return set(refused)
 
     def _listen(self, client: Client, welcome: Welcome) -> None:
         outbox: queue.Queue[Parcel | None] = queue.Queue()

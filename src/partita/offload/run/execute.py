@@ -274,7 +274,7 @@ class _Device:
             now,
             tuple(Waiting(j, self.problem.jobs[j].release_s) for j in come),
             now,
-            now + queued_s * self.decided_by.link.up_bytes_per_s / rate,
+            now + queued_s * link.up_bytes_per_s / rate,
             (now + backlog_s,) * self.problem.server_threads,
             now,
             link.carrying(rate),
