@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from partita.errors import CaptureError
 from partita.nouns.graph import TaskGraph
 from partita.offload.capture.cut import NEVER_S, crossing
-from partita.offload.capture.onnx_inputs import random_inputs
+from partita.offload.capture.onnx_inputs import random_array, random_inputs
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.capture.onnx_weights import with_random_weights
 from partita.offload.measure.cuts import feeds_of
@@ -233,6 +233,8 @@ def test_no_cut_goes_through_what_numpy_has_no_array_for(strange: str) -> None:
     ends.proto.graph.output.append(helper.make_tensor_value_info("s", getattr(TensorProto, strange), [1, 4]))
     with pytest.raises(CaptureError, match=r"ends: 's' is of .*: numpy has no arrays of it"):
         ends.layout  # noqa: B018 - raises
+    with pytest.raises(CaptureError, match=r"ends: 's' is of .*: numpy has no arrays of it"):
+        random_array("ends", ends.types["s"], np.random.default_rng(0))
 
 
 def test_an_answer_that_is_text_is_made_on_the_device() -> None:

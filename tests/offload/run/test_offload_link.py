@@ -25,7 +25,8 @@ from partita.offload.run.client import Client, Refused, Unreachable, Welcome, _c
 from partita.offload.run.connection import Connection
 from partita.offload.run.execute import Decide, RunSettings, execute
 from partita.offload.run.link_rate import RateEstimate
-from partita.offload.run.message_cost import MOST_LAYERS, _computing, message_cost
+from partita.offload.run.message_cost import MOST_LAYERS, message_cost
+from partita.offload.run.message_models import computing
 from partita.offload.run.wire import pack
 
 # ---- rates -----------------------------------------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ def test_stamps_that_span_ages_and_transfers_without_end(
 
 
 def test_what_is_computed_between_messages_goes_up_a_slow_link_and_fills_the_caches() -> None:
-    model = _computing(MOST_LAYERS)
+    model = computing(MOST_LAYERS)
     assert len(model.data) < 60_000
     made = Session(model.data, "computing").run(random_inputs(model))
     assert all(1e-3 < float(np.abs(y).max()) < 1e3 for y in made.values())

@@ -9,7 +9,7 @@ import numpy as np
 
 from partita.errors import CaptureError, refuse, sentence_of
 from partita.offload.capture.onnx_model import OnnxModel
-from partita.offload.capture.onnx_types import Value
+from partita.offload.capture.onnx_types import Value, refuse_strange
 
 MOST_INPUT_BYTES = 4e9  #: they are held in memory
 
@@ -27,6 +27,7 @@ def random_inputs(model: OnnxModel, seed: int = 0) -> dict[str, Any]:
 
 def random_array(model: str, value: Value, chance: np.random.Generator) -> Any:
     """Normal numbers, zeros where it is of integers. Raises CaptureError where shape or type are not known."""
+    refuse_strange(model, [value])
     if value.shape is not None and value.element is not None and value.dtype is None:
         raise CaptureError(
             f"{model}: no {value.type_name} can be made up for its input {value.name!r}",

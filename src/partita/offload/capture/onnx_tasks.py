@@ -22,7 +22,7 @@ from scipy.sparse.csgraph import connected_components
 from partita.errors import CaptureError
 from partita.nouns.graph import Task, TaskGraph
 from partita.offload.capture.onnx_canonical import reads
-from partita.offload.capture.onnx_types import Value
+from partita.offload.capture.onnx_types import Value, refuse_strange
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -44,12 +44,7 @@ def layout_of(model: onnx.ModelProto, name: str, types: Mapping[str, Value]) -> 
     """Tasks and tensors of a canonical model. O(nodes + edges). Raises CaptureError where nothing computes an output, and where an
     input or output has a type of which numpy has no arrays."""
     graph = model.graph
-    strange = [types[v.name] for v in (*graph.input, *graph.output) if v.name in types and types[v.name].strange]
-    if strange:
-        raise CaptureError(
-            f"{name}: {strange[0].name!r} is of {strange[0].type_name}: numpy has no arrays of it that ONNX Runtime takes and gives",
-            hint="cast it inside the model, from or to another type",
-        )
+    refuse_strange(name, (types[v.name] for v in (*graph.input, *graph.output) if v.name in types))
     constants = _constant_nodes(graph)
     makers = {o: n for n, node in enumerate(graph.node) if n not in constants for o in node.output if o}
     lost = [o.name for o in graph.output if o.name not in makers]

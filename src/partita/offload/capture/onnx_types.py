@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +62,16 @@ class Value:
         if self.element is None:
             raise ValueError(f"{self.name!r} has no known type")
         return onnx.helper.make_tensor_value_info(self.name, self.element, self.shape)
+
+
+def refuse_strange(model: str, values: Iterable[Value]) -> None:
+    """Raises CaptureError where one cannot enter or leave a model."""
+    for v in values:
+        if v.strange:
+            raise CaptureError(
+                f"{model}: {v.name!r} is of {v.type_name}: numpy has no arrays of it that ONNX Runtime takes and gives",
+                hint="cast it inside the model, from or to another type",
+            )
 
 
 def value_of(name: str, shape: Sequence[object], type_name: str) -> Value:

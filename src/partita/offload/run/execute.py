@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from partita.errors import CaptureError, PartitaError, PlanError, refuse, sentence_of
+from partita.errors import PartitaError, PlanError, refuse, sentence_of
 from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem, OffloadSpeeds
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.speed import Sightings, Speedometer
-from partita.offload.onnx_session import Session, model_inputs
+from partita.offload.onnx_session import Session
 from partita.offload.plan.lower import part_times, simulate_offload
 from partita.offload.plan.online import Decision, State, Waiting
 from partita.offload.run.client import Client
@@ -32,6 +32,7 @@ from partita.offload.run.codec import Codec
 from partita.offload.run.connection import Connection, Event, Parcel
 from partita.offload.run.corrections import Corrections
 from partita.offload.run.link_rate import RateEstimate
+from partita.offload.run.own_halves import OwnHalves
 from partita.offload.run.record import Interval, JobTimes, OffloadRun, timeline_of
 from partita.offload.run.wire import Array
 
@@ -113,10 +114,8 @@ class _Device:
         same: dict[frozenset[str], frozenset[str]] = {}  # equal cuts are one object: comparing them is quick then
         self.whole = [same.setdefault(w, w) for w in (frozenset(job.index) for job in problem.jobs)]
         self.cuts = [same.setdefault(c, c) for c in plan.cuts]
-        self.known_s: dict[tuple[int, frozenset[str]], tuple[float, float]] = {}  #: see _tasks_s
         self.wanted = [tuple(o.name for o in m.outputs) for m in models]
-        self.sessions: dict[tuple[str, frozenset[str]], tuple[Session | None, tuple[str, ...]]] = {}
-        self.refused: set[tuple[str, frozenset[str]]] = set()  #: cuts whose half cannot be had here
+        self.halves = OwnHalves(problem, models)
         self.crossing: dict[int, dict[str, Array]] = {}  #: made by the device, kept until the job is answered
         self.made: dict[int, dict[str, Array]] = {}  #: outputs of the model that the device's half made
         self.sent: dict[int, _Sent] = {}
@@ -147,9 +146,11 @@ class _Device:
         for j, cut in enumerate(self.cuts):
             if not self._can_be_cut(j, cut):
                 self.cuts[j] = self.whole[j]
-            self._tasks_s(j, self.cuts[j])
+            self.halves.planned_s(j, self.cuts[j])
         for j in {(m.hash, c): j for j, (m, c) in enumerate(zip(self.models, self.cuts, strict=True))}.values():
-            self._warm(j, self.cuts[j])
+            session, _ = self.halves.of(j, self.cuts[j])
+            if session is not None:
+                session.run(self.inputs[j])
         halves = {
             (m.hash, c): (m, c) for m, c, all_ in zip(self.models, self.cuts, self.whole, strict=True) if c != all_
         }
@@ -219,21 +220,6 @@ class _Device:
         return OffloadSpeeds(here, there) if here and there else None
 
     # ---- computing ----------------------------------------------------------------------------------------------------
-
-    def _warm(self, j: int, cut: frozenset[str]) -> None:
-        session, _ = self._half(j, cut)
-        if session is not None:
-            session.run(self.inputs[j])
-
-    def _half(self, j: int, cut: frozenset[str]) -> tuple[Session | None, tuple[str, ...]]:
-        """The device's session for a cut (None where it computes nothing), and the names that cross."""
-        model = self.models[j]
-        key = (model.hash, cut)
-        if key not in self.sessions:
-            halves = model.halves(cut)
-            session = Session(halves.device, f"the device's half of {model.name}") if halves.device else None
-            self.sessions[key] = session, model_inputs(halves.server) if halves.server else ()
-        return self.sessions[key]
 
     def _now(self) -> float:
         return time.perf_counter() - self.start_s
@@ -316,30 +302,24 @@ class _Device:
         self._send(there, j, cut)
 
     def _can_be_cut(self, j: int, cut: frozenset[str]) -> bool:
-        """Whether ONNX Runtime takes the device's half: that of a new plan it may refuse."""
-        key = self.models[j].hash, cut
-        if key not in self.refused:
-            try:
-                self._half(j, cut)
-                return True
-            except CaptureError as error:
-                self.refused.add(key)
-                self._say(f"{error}; the device does those jobs whole")
-        return False
+        why = self.halves.why_not(j, cut)
+        if why:
+            self._say(f"{why}; the device does those jobs whole")
+        return why is None
 
     def _do_half(self, j: int, cut: frozenset[str]) -> None:
-        session, names = self._half(j, cut)
-        made = self._infer(j, session, self._tasks_s(j, cut)[0]) if session is not None else {}
+        session, names = self.halves.of(j, cut)
+        made = self._infer(j, session, self.halves.planned_s(j, cut)[0]) if session is not None else {}
         there = {**self.inputs[j], **made}
         self.crossing[j] = {name: there[name] for name in names}
         self.made[j] = {name: made[name] for name in self.wanted[j] if name in made}
 
     def _do_whole(self, j: int) -> None:
-        session, _ = self._half(j, self.whole[j])
+        session, _ = self.halves.of(j, self.whole[j])
         if session is None:
             raise PlanError(f"job {self.problem.jobs[j].name!r} has nothing to compute")
         self.times[j] = JobTimes(attempts=self.times[j].attempts)
-        made = self._infer(j, session, self._tasks_s(j, self.whole[j])[0])
+        made = self._infer(j, session, self.halves.planned_s(j, self.whole[j])[0])
         self._answered(j, {name: made[name] for name in self.wanted[j]}, self._now())
 
     def _infer(self, j: int, session: Session, planned_s: float) -> dict[str, Array]:
@@ -351,14 +331,6 @@ class _Device:
         # before the next message is under way, which has a price of its own
         self.here.probes += self.meter.look(self.behind_s)
         return made
-
-    def _tasks_s(self, j: int, cut: frozenset[str]) -> tuple[float, float]:
-        """What the first plan has for the tasks of a job on either side of a cut, without messages. O(tasks), once."""
-        if (j, cut) not in self.known_s:
-            tasks = self.problem.jobs[j].tasks
-            here, there = (t.device_s for t in tasks if t.id in cut), (t.server_s for t in tasks if t.id not in cut)
-            self.known_s[j, cut] = sum(here), sum(there)
-        return self.known_s[j, cut]
 
     def _send(self, connection: Connection, j: int, cut: frozenset[str]) -> None:
         attempt = self.times[j].attempts + 1
@@ -467,7 +439,9 @@ class _Device:
         self.times[j].server_cpu_s = float(head["cpu_s"])
         self.there.add(float(head["wall_s"]), float(head["received_s"]))
         # not from start to end: the first job of a new cut waits for its session in there
-        self.corrections.server.add(self.models[j].hash, float(head["wall_s"]), self._tasks_s(j, self.cuts[j])[1])
+        self.corrections.server.add(
+            self.models[j].hash, float(head["wall_s"]), self.halves.planned_s(j, self.cuts[j])[1]
+        )
         self.there.probes += [(head["probe_s"], head["cpu_s"])] if head["probe_s"] > 0 else []
         self.times[j].server_probe_s = float(head["probe_s"])
         self.times[j].downlink = self._since(start, end)
@@ -533,8 +507,8 @@ class _Device:
 
     def _left_s(self, rest: Sequence[int]) -> float:
         """At least so long do jobs take that are not begun."""
-        here = sum(self._tasks_s(j, self.cuts[j])[0] for j in rest) * self.corrections.device.slower
-        there = sum(self._tasks_s(j, self.cuts[j])[1] for j in rest) * self.corrections.server.slower
+        here = sum(self.halves.planned_s(j, self.cuts[j])[0] for j in rest) * self.corrections.device.slower
+        there = sum(self.halves.planned_s(j, self.cuts[j])[1] for j in rest) * self.corrections.server.slower
         return max(here, there / self.problem.server_threads)
 
     def _why_anew(self) -> str:

@@ -23,11 +23,8 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from itertools import pairwise
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from partita.nouns.graph import FloatArray
 from partita.nouns.offload import OffloadLink, OffloadPlan, OffloadProblem
@@ -38,13 +35,14 @@ from partita.offload.onnx_session import Session
 from partita.offload.run.client import Client, Refused, Unreachable
 from partita.offload.run.connection import Connection
 from partita.offload.run.execute import RunSettings, execute
+from partita.offload.run.message_models import behind_a_message, computing
 from partita.offload.run.record import inferring_cpu_s
 
 JOBS, ROUNDS = 10, 4
 SMALL, LARGE = 1_000, 150_000  #: floats of a job ...
 LEAST = 400  #: ... and of a large one, on a link so slow that more would take long
 ON_LINK_S = 0.15  #: of a large one
-CHANNELS, SIDE, MOST_LAYERS = 64, 56, 100  #: of what is computed between messages
+MOST_LAYERS = 100  #: of what is computed between messages
 #: of the CPU time that a side has, what bytes on the link take: what was seen on two kinds of machines, and by how much they differed
 TAKEN, SCATTER = (0.09, 0.05), (0.03, 0.025)
 IDLE_S = 1.5  #: for which an open connection is watched
@@ -72,8 +70,8 @@ def message_cost(
     few = min(SMALL, many // 4)
     layer = _layer()
     on_link_s = 4 * many / up_bytes_per_s
-    here, there = (_computing(int(np.clip(on_link_s / s, 1, MOST_LAYERS))) for s in (layer.wall_s, layer.cpu_s))
-    sent = [None, *(_behind_a_message(there, floats) for floats in (few, many))]
+    here, there = (computing(int(np.clip(on_link_s / s, 1, MOST_LAYERS))) for s in (layer.wall_s, layer.cpu_s))
+    sent = [None, *(behind_a_message(there, floats) for floats in (few, many))]
     idle_s = _idle_s(connect)
     seen = np.array([[_cpu_s(connect, here, message, jobs, idle_s) for message in sent] for _ in range(rounds)])
     beside, inferring = np.moveaxis(seen, 2, 0)  # [rounds, sizes, sides]
@@ -81,19 +79,19 @@ def message_cost(
     more = (beside[:, 2] - beside[:, 1] + inferring[:, 2] - inferring[:, 1]) / jobs / (4 * (many - few))
     # CPU seconds that a side has while a byte passes
     byte_s = np.array([layer.received_s / layer.wall_s, 1.0]) / up_bytes_per_s
-    taken = [believed(*side) for side in zip((more / byte_s).T, TAKEN, SCATTER, strict=True)]
+    taken = [shrunk(*side) for side in zip((more / byte_s).T, TAKEN, SCATTER, strict=True)]
     per_byte = (byte_s * taken).tolist()
     device, server = ((max(0.0, s - 4 * few * b), b) for s, b in zip(small.tolist(), per_byte, strict=True))
     return MessageCost(device, server, idle_s)
 
 
-def believed(seen: FloatArray, usual: float, unlike: float) -> float:
+def shrunk(seen: FloatArray, usual: float, unlike: float) -> float:
     """The mean of what was seen, drawn to what is usual; `unlike` is the standard deviation of machines. Not negative.
 
     With normal errors the mean of what is then believed; one number says nothing of its error and counts like its distance.
 
     >>> few, many = np.array([-20.0, 36.0]), np.array([19.0, 21.0, 20.0])
-    >>> round(believed(few, 10.0, 4.0), 1), round(believed(many, 10.0, 4.0), 1)
+    >>> round(shrunk(few, 10.0, 4.0), 1), round(shrunk(many, 10.0, 4.0), 1)
     (10.0, 19.8)
     """
     error = np.std(seen, ddof=1) / np.sqrt(len(seen)) if len(seen) > 1 else abs(seen[0] - usual)
@@ -157,45 +155,8 @@ def _cpu_s(
 def _layer() -> Lap:
     """What a layer takes here and now."""
     layers, runs = 8, 3
-    model = _computing(layers)
+    model = computing(layers)
     session, feed, meter = Session(model.data, model.name), random_inputs(model), Speedometer()
     session.run(feed)
     laps = [meter.infer(lambda: session.run(feed))[1] for _ in range(runs)]
     return Lap(*(sum(x) / (layers * runs) for x in zip(*map(astuple, laps), strict=True)))
-
-
-def _computing(layers: int) -> OnnxModel:
-    """So many convolutions, each with 0.15 MB of weights and 0.8 MB of output. The weights are products that a session makes when it is
-    built: a model of 100 layers goes up a slow link in 50 kB."""
-    shape = [1, CHANNELS, SIDE, SIDE]
-    names = ["x", *(f"y{k}" for k in range(layers))]
-    nodes = [helper.make_node("Mul", ["w", f"s{k}"], [f"w{k}"], f"w{k}") for k in range(layers)]
-    nodes += [
-        helper.make_node("Conv", [a, f"w{k}"], [b], b, pads=[1, 1, 1, 1]) for k, (a, b) in enumerate(pairwise(names))
-    ]
-    # an output is the mean of nine pixels of all inputs, or a little more: as large as it, however many layers
-    columns = {"w": np.full((CHANNELS, 1, 3, 3), 1 / (9 * CHANNELS))}
-    columns |= {f"s{k}": np.full((1, CHANNELS, 1, 1), 1 + 1e-4 * k) for k in range(layers)}
-    weights = [numpy_helper.from_array(column.astype(np.float32), name) for name, column in columns.items()]
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in (names[0], names[-1])]
-    return OnnxModel.of(helper.make_graph(nodes, "computing", ends[:1], ends[1:], weights))
-
-
-def _behind_a_message(computing: OnnxModel, floats: int) -> OnnxModel:
-    """The same work, begun with one number of so many that are sent."""
-    graph = onnx.load_from_string(computing.data).graph
-    start, end = graph.input[0], graph.output[0]
-    shape = [d.dim_value for d in start.type.tensor_type.shape.dim]
-    first = [
-        helper.make_node("ReduceMax", ["message"], ["number"], name="max", keepdims=1),
-        helper.make_node("Expand", ["number", "shape"], [start.name], name="begin"),
-    ]
-    last = helper.make_node("ReduceMax", [end.name], ["y"], name="end", keepdims=1)
-    behind = helper.make_graph(
-        [*first, *graph.node, last],
-        "behind a message",
-        [helper.make_tensor_value_info("message", TensorProto.FLOAT, [floats])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1] * len(shape))],
-        [*graph.initializer, numpy_helper.from_array(np.array(shape, np.int64), "shape")],
-    )
-    return OnnxModel.of(behind)
