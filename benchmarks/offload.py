@@ -5,9 +5,8 @@ r"""Offloading as it really runs, against the plans of others and against its ow
 Device and server are hosts of the test bed: the device a share of core 0, the server core 1, the link shaped both ways.
 Models are those of the onnx wheel with random weights. What a plan has to know is measured as `partita offload measure` does,
 inside the quota and over the shaped link: models in turn, the link and what messages take of both sides, then the halves that
-the plans use, in each setting; how a model divides over its tasks once. Before every round the models take their turns again, all
-plans are made anew, and what a plan has on either side takes turns beside the other's, as `partita offload run` does before its run: from
-one setting's first round to its last, machines drift by a tenth.
+the plans use, in each setting; how a model divides over its tasks once. Before every round the models take their turns again and all
+plans are made anew, as `partita offload run` does before its run: from one setting's first round to its last, machines drift by a tenth.
 
     alexnet   6 jobs of one model    \  device at 10, 25, 100 % of its core, link of 5, 20, 100 Mbit/s:
     mixed     30 jobs of 5 models    /  auto, exact and all baselines
@@ -52,7 +51,7 @@ from partita.offload.measure.inference import InferenceTimes
 from partita.offload.plan.baselines import BASELINES
 from partita.offload.plan.lower import part_times
 from partita.offload.plan.planner import plan_offload
-from partita.offload.run.both_sides import LOOPS, BothSides, as_now, in_company, measure_both_sides, with_plans
+from partita.offload.run.both_sides import LOOPS, BothSides, as_now, measure_both_sides, with_plans
 from partita.offload.run.client import Client
 from partita.offload.run.credentials import ClientCredentials
 from partita.offload.run.execute import RunSettings, execute
@@ -111,6 +110,10 @@ def device(server: str, names: Sequence[str]) -> None:
             prepare(models, connect, Path(asked["kept"]), asked["budget_s"])
             tell({})
             continue
+        if asked["do"] == "during":
+            assert found is not None
+            tell(told(found.during(OffloadPlan.from_json(asked["plan"]))))
+            continue
         before = found
         found = looked(asked, found, models, connect)
         tell({"known": True} if found is before and asked["do"] == "halves" else told(found))
@@ -119,14 +122,11 @@ def device(server: str, names: Sequence[str]) -> None:
 def looked(
     asked: Json, found: BothSides | None, models: Mapping[str, OnnxModel], connect: Callable[[], Client]
 ) -> BothSides:
-    """What was measured so far, and what is asked for: all of it, the models in turn once more, the halves of plans, or those of one
-    in each other's company."""
+    """What was measured so far, and what is asked for: all of it, the models in turn once more, or the halves of plans."""
     if asked["do"] == "measure" or found is None:
         return measured(asked, models, connect)
     if asked["do"] == "again":
         return as_now(found, connect, asked["budget_s"])
-    if asked["do"] == "in company":
-        return in_company(found, OffloadPlan.from_json(asked["plan"]), connect, asked["budget_s"])
     return with_plans(found, [OffloadPlan.from_json(p) for p in asked["plans"]], connect, asked["budget_s"])
 
 
@@ -289,7 +289,7 @@ def predicted_of(file: OffloadFile) -> Json:
 
 
 def planned(on: Stage, methods: Sequence[str], budget_s: float, **asked: Any) -> tuple[Json, dict[str, OffloadFile]]:
-    """Measured as asked, and all methods' plans, with the halves that they use measured too."""
+    """Measured as asked, and all methods' plans, with the halves that they use measured too; the bed is left without limits."""
 
     def plans(found: Json) -> dict[str, OffloadFile]:
         return {m: plan_offload(OffloadProblem.from_json(found["problem"]), m) for m in methods}
@@ -301,18 +301,18 @@ def planned(on: Stage, methods: Sequence[str], budget_s: float, **asked: Any) ->
         if "known" in better:
             break
         found, files = better, plans(better)
-    return found, files
+    on.limit(100, FAST)  # what follows is arithmetic
+    known: dict[OffloadPlan, OffloadProblem] = {}
+    return found, {m: during(on, m, f, known) for m, f in files.items()}
 
 
-def in_company_of(
-    on: Stage, method: str, file: OffloadFile, known: dict[OffloadPlan, OffloadProblem], budget_s: float
-) -> OffloadFile:
-    """A method's plan for what its halves take beside each other; `known` keeps that, by plan."""
+def during(on: Stage, method: str, file: OffloadFile, known: dict[OffloadPlan, OffloadProblem]) -> OffloadFile:
+    """A method's plan for sides that are as busy as it has them; `known` keeps what they take then, by plan."""
     for _ in range(LOOPS):
         problem = known.get(file.plan)
         if problem is None:
-            found = on.ask(do="in company", plan=file.plan.to_json(), budget_s=budget_s)
-            problem = known[file.plan] = OffloadProblem.from_json(found["problem"])
+            problem = OffloadProblem.from_json(on.ask(do="during", plan=file.plan.to_json())["problem"])
+            known[file.plan] = problem
         if problem == file.problem:
             break
         file = plan_offload(problem, method)
@@ -379,9 +379,6 @@ def setting(
     for turn in range(max(rounds, more)):
         on.limit(share, f"{mbit}mbit")
         found, files = planned(on, methods, budget_s / 3, do="again")
-        known: dict[OffloadPlan, OffloadProblem] = {}
-        files = {m: in_company_of(on, m, f, known, budget_s / 3) for m, f in files.items()}
-        on.limit(100, FAST)
         made.append(files)
         run = order(short if turn < rounds else near, turn)
         ran.append(run_once(on, names, {m: files[m] for m in run}, share, mbit))

@@ -17,7 +17,7 @@ from partita.offload.capture.jobs import JobSpec
 from partita.offload.measure.in_turn import Item, Turns
 from partita.offload.measure.link import LinkTimes
 from partita.offload.plan.lower import part_times
-from partita.offload.run.both_sides import BothSides, SideTimes, _at_once, _with_halves, in_company
+from partita.offload.run.both_sides import BothSides, SideTimes, _at_once, _with_halves
 from partita.offload.run.client import Client
 from partita.offload.run.message_cost import MessageCost
 
@@ -65,51 +65,6 @@ def test_a_side_is_slowed_by_the_other_as_long_as_that_computes() -> None:
         now = replace(side, beside=share)
         assert now.whole(0).seconds == pytest.approx(took_s)
         assert now.speed.probe_s == pytest.approx(probe_s)
-
-
-def test_a_half_takes_what_it_does_in_its_company() -> None:
-    """Half as long as the whole while the other side rests; 1.9 s instead of 1.5 beside what a plan has there."""
-    model = net(side=64)
-    tasks = model.tasks_topological
-    quiet, beside = (Turns(((s,),), Speed(1e-3)) for s in (2.0, 3.0))
-    half = model.hash, frozenset(tasks[:4])
-    side = SideTimes((model,), {model.hash: dict.fromkeys(tasks, 1.0)}, beside, quiet, halves={half: 0.5})
-
-    def seconds(side: SideTimes) -> tuple[float, float]:
-        found = side.seconds()[model.hash]
-        return sum(found[t] for t in half[1]), sum(found.values())
-
-    assert seconds(replace(side, beside=0.0)) == pytest.approx((1.0, 2.0))
-    assert seconds(replace(side, beside=1.0)) == pytest.approx((1.5, 3.0))
-    met = replace(side, met={half: 1.9, (model.hash, frozenset(tasks)): 3.4})
-    assert seconds(replace(met, beside=0.0)) == pytest.approx((1.0, 2.0))
-    assert seconds(replace(met, beside=0.5)) == pytest.approx((1.45, 2.7))
-    assert seconds(replace(met, beside=1.0)) == pytest.approx((1.9, 3.4))
-
-
-def test_what_a_plan_has_on_either_side_is_measured_beside_the_other(tmp_path: Path) -> None:
-    model = net(side=64)
-    tasks = model.tasks_topological
-    with served(tmp_path) as (where, _):
-
-        def connect() -> Client:
-            return Client(where)
-
-        with connect() as client:
-            client.put(model)
-        side = SideTimes((model,), {model.hash: dict.fromkeys(tasks, 1.0)}, TURNS, TURNS)
-        link = OffloadLink(1e12, 1e12)
-        jobs = tuple(JobSpec(str(k), model, {}) for k in range(3))
-        found = BothSides(jobs, 1, side, side, LinkTimes(link, link, link), MessageCost((0.0, 0.0), (0.0, 0.0)))
-        plan = plan_of(found.problem, [-1, 3, 0])
-        now = in_company(found, plan, connect, 0.1)
-        assert in_company(found, plan_of(found.problem, [-1, -1, -1]), connect, 0.1).device.met == {}
-    first, last, every = frozenset(tasks[:3]), frozenset(tasks[3:]), frozenset(tasks)
-    assert now.device.met.keys() == {(model.hash, first), (model.hash, every)}
-    assert now.server.met.keys() == {(model.hash, last), (model.hash, every)}
-    assert all(0 < s < 1 for side in (now.device, now.server) for s in side.met.values())
-    assert now.device.halves.keys() == {(model.hash, first)}
-    assert now.server.halves.keys() == {(model.hash, last)}
 
 
 def test_a_model_whose_tasks_are_too_short_to_tell_takes_what_it_takes() -> None:

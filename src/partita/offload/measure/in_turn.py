@@ -46,12 +46,6 @@ class Turns:
         low, middle, high = np.quantile(self.cpu_s[item], (0.1, 0.5, 0.9)) / self.speed.share
         return Estimate(float(middle), float(low), float(high), "measured")
 
-    def mean_cpu_s(self, item: int) -> float:
-        """One inference: the mean of those between the 10 % and 90 % quantiles. What meets another's like half of the time takes one
-        time or the other, and a median only one of them."""
-        low, high = np.quantile(self.cpu_s[item], (0.1, 0.9))
-        return float(np.mean([s for s in self.cpu_s[item] if low <= s <= high]))
-
     def ratio(self, item: int, whole: int) -> float:
         """One item by another: the median over turns, for a change of the machine's speed meets both."""
         return float(np.median(np.divide(self.cpu_s[item], np.maximum(self.cpu_s[whole], 1e-12))))

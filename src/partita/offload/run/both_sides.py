@@ -4,16 +4,14 @@ Inside whatever quota the device's process has. What is counted is CPU time: of 
 same for long), then of all models in turn, now, then of messages. A side that has its core for a share of the time only (a quota,
 neighbours, an open connection) takes so many times as long; the share is seen while the models take their turns, and the machines' speeds stand beside the problem.
 
-Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
-and planning and measuring take turns until the plans' cuts have all been measured. In the minutes that this takes a machine drifts
-by a tenth, so then the models take their turns again, and the plan is made for what they take now.
-
 Where both sides are hosts of one machine, with caches and memory in common, each disturbs the other: networks of a device with a tenth
 of a core take 1.3 times as long while the server computes. So the models take their turns on both sides at once and on each alone, and
 in what is predicted they take what lies between, by how much the other side computes for each second that this one does: a side that
-waits for its quota finds its caches emptied by whatever ran meanwhile. And which layers meet matters: AlexNet's last ones take 1.3 times
-as long beside each other, and not a tenth longer beside its first ones. So at last the halves of the plan take their turns, those of
-either side beside those of the other.
+waits for its quota finds its caches emptied by whatever ran meanwhile.
+
+Plans are drawn to cuts that are priced too low. So the halves that plans use are measured too, in turn with the whole models,
+and planning and measuring take turns until the plans' cuts have all been measured. In the minutes that this takes a machine drifts
+by a tenth, so then the models take their turns again, and the plan is made for what they take now.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ from partita.offload.run.problem import problem_of
 
 LOOPS = 3  #: of planning and measuring
 NEAR = 0.05  #: of the time: shares that are told apart
-Half = tuple[str, frozenset[str]]  #: hash of its model, and its tasks
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
@@ -54,29 +51,19 @@ class SideTimes:
     turns: Turns  #: of the whole models, while the other side has its turns, too
     quiet: Turns  #: while it has not
     taken: float = 0.0  #: of a core: CPU seconds a second that go to an open connection
-    halves: Mapping[Half, float] = field(default_factory=dict)  #: shares of the whole, while the other side rests
-    #: CPU seconds of what a plan has here, wholes too, beside what it has on the other side
-    met: Mapping[Half, float] = field(default_factory=dict)
+    halves: Mapping[tuple[str, frozenset[str]], float] = field(
+        default_factory=dict
+    )  #: (hash, tasks) -> share of the whole
     beside: float = 0.5  #: where, from quiet (0) to beside (1), what is predicted lies
 
     def whole(self, model: int) -> Estimate:
         """On the clock, in company."""
-        beside, quiet = self._whole_s(model)
-        usual = self.turns.seconds(model)
-        now = self._between(beside, quiet)
-        slower = now / usual.seconds if usual.seconds > 0 else 1.0
-        return replace(usual, low=usual.low * slower, seconds=now, high=usual.high * slower)
+        beside, quiet = ((t.seconds(model), t.speed.share / self.share) for t in (self.turns, self.quiet))
 
-    def _whole_s(self, model: int) -> tuple[float, float]:
-        """Seconds on the clock beside the other side, and while it rests."""
-        m = self.models[model]
-        beside, quiet = (t.seconds(model).seconds * t.speed.share for t in (self.turns, self.quiet))
-        return self.met.get((m.hash, _all(m)), beside) / self.share, quiet / self.share
+        def now(part: str) -> float:
+            return self._between(*(getattr(e, part) * slower for e, slower in (beside, quiet)))
 
-    def _half_s(self, model: int, half: Half) -> float:
-        """Seconds on the clock, in company: that of the whole model where the half has not met its own."""
-        beside, quiet = (self.halves[half] * whole for whole in self._whole_s(model))
-        return self._between(self.met[half] / self.share if half in self.met else beside, quiet)
+        return replace(beside[0], low=now("low"), seconds=now("seconds"), high=now("high"))
 
     def _between(self, beside: float, quiet: float) -> float:
         return (1 - self.beside) * quiet + self.beside * beside
@@ -96,12 +83,12 @@ class SideTimes:
         """Hash -> task -> seconds: in sum what the model takes in company, in parts what its halves do."""
         made = {}
         for k, m in enumerate(self.models):
-            whole_s, tasks = self.whole(k).seconds, self.tasks[m.hash]
-            shares = {half[1]: self._half_s(k, half) / whole_s for half in self.halves if half[0] == m.hash}
+            shares = {tasks: share for (h, tasks), share in self.halves.items() if h == m.hash}
+            tasks = self.tasks[m.hash]
             alone = proportioned(
                 tasks if any(tasks.values()) else dict.fromkeys(tasks, 1.0), shares
             )  # 0: too short to tell
-            scale = whole_s / sum(alone.values())
+            scale = self.whole(k).seconds / sum(alone.values())
             made[m.hash] = {t: s * scale for t, s in alone.items()}
         return made
 
@@ -200,27 +187,20 @@ def planned(
     A half that is refused keeps the price that it has. Raises Unreachable, Refused, CaptureError.
     """
 
-    def settled(found: BothSides, measure: Callable[[BothSides, OffloadPlan], BothSides]) -> tuple[BothSides, _T]:
-        """Planned and measured in turn until the plan's halves are those that were measured, LOOPS times at most."""
+    def settled(found: BothSides) -> tuple[BothSides, _T]:
+        """Planned and measured in turn until the plan's halves are known, LOOPS times at most."""
         made = plan(found.problem)
         for _ in range(LOOPS):
-            before = plan_of(made)
-            found = measure(found, before)
-            made = plan(found.problem)
-            if set(_cuts(found, plan_of(made))) == set(_cuts(found, before)):
+            better = with_plans(found, [plan_of(made)], connect, budget_s, say=say).during(plan_of(made))
+            if better is found:
                 break
+            found, made = better, plan(better.problem)
         return found, made
 
-    def known(found: BothSides, plan: OffloadPlan) -> BothSides:
-        return with_plans(found, [plan], connect, budget_s, say=say).during(plan)
-
-    def met(found: BothSides, plan: OffloadPlan) -> BothSides:
-        return in_company(found, plan, connect, budget_s, say=say)
-
     say("measuring the halves that the plan uses")
-    found, _ = settled(found, known)
-    say("measuring the models in turn once more, for machines drift, and the plan's halves beside each other")
-    return settled(as_now(found, connect, budget_s), met)
+    found, _ = settled(found)
+    say("measuring the models in turn once more, for machines drift")
+    return settled(as_now(found, connect, budget_s))
 
 
 def as_now(found: BothSides, connect: Callable[[], Client], budget_s: float) -> BothSides:
@@ -228,7 +208,7 @@ def as_now(found: BothSides, connect: Callable[[], Client], budget_s: float) -> 
     with connect() as client:
         own, there = _in_turn(found.device.models, client, budget_s)
     device, server = (
-        replace(side, turns=beside, quiet=quiet, met={})
+        replace(side, turns=beside, quiet=quiet)
         for side, (beside, quiet) in ((found.device, own), (found.server, there))
     )
     return replace(found, device=device, server=server)
@@ -243,57 +223,18 @@ def with_plans(
     say: Callable[[str], None] = lambda what: None,
 ) -> BothSides:
     """What was measured, with the halves that these plans use; itself where all of them are known. Raises Unreachable."""
-    cuts = {cut for p in plans for cut in _cuts(found, p)}
+    cuts = {(j.model, cut) for p in plans for j, cut in zip(found.jobs, p.cuts, strict=True)}
     here, there = _unmeasured(found.device, cuts, "device"), _unmeasured(found.server, cuts, "server")
     if not here and not there:
         return found
-    device = _with_halves(found.device, here, "device", lambda i: measure_in_turn(i, "device", budget_s), say)
     with connect() as client:
-        server = _with_halves(found.server, there, "server", lambda i: client.turns(i, budget_s), say)
+        device, server = _at_once(
+            client,
+            partial(_with_halves, found.device, here, "device", lambda i: measure_in_turn(i, "device", budget_s), say),
+            partial(_with_halves, found.server, there, "server", lambda i: client.turns(i, budget_s), say),
+        )
     same = device is found.device and server is found.server
     return found if same else replace(found, device=device, server=server)
-
-
-def in_company(
-    found: BothSides,
-    plan: OffloadPlan,
-    connect: Callable[[], Client],
-    budget_s: float = 4.0,
-    *,
-    say: Callable[[str], None] = lambda what: None,
-) -> BothSides:
-    """What was measured, as it is while the jobs are done by a plan: what it has on either side takes turns beside the other's.
-
-    What one side refuses keeps the prices that it has. Takes some `budget_s`, and as much for each side where halves are new. Raises
-    Unreachable.
-    """
-    found = with_plans(found, [plan], connect, budget_s, say=say)
-    cuts = sorted(set(_cuts(found, plan)), key=lambda item: (item[0].hash, sorted(item[1])))
-    here, there = [(m, cut) for m, cut in cuts if cut], [(m, cut) for m, cut in cuts if cut != _all(m)]
-    if here and there:
-        try:
-            with connect() as client:
-                own, its = _at_once(
-                    client,
-                    partial(measure_in_turn, here, "device", budget_s),
-                    partial(client.turns, there, budget_s),
-                )
-        except (CaptureError, Refused) as error:
-            say(f"   {error}")
-        else:
-            device = {(m.hash, cut): own.mean_cpu_s(k) for k, (m, cut) in enumerate(here)}
-            server = {(m.hash, _all(m) - cut): its.mean_cpu_s(k) for k, (m, cut) in enumerate(there)}
-            found = replace(
-                found,
-                device=replace(found.device, met={**found.device.met, **device}),
-                server=replace(found.server, met={**found.server.met, **server}),
-            )
-    return found.during(plan)
-
-
-def _cuts(found: BothSides, plan: OffloadPlan) -> list[Item]:
-    """[jobs]"""
-    return [(j.model, cut) for j, cut in zip(found.jobs, plan.cuts, strict=True)]
 
 
 def _in_turn(
