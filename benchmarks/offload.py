@@ -324,13 +324,13 @@ def run_once(
 ) -> dict[str, Json]:
     """Method -> its run; of short runs, made AGAIN times in turn, the middle one, with all their makespans. Methods of one plan,
     foreseen alike, share it."""
-    ran: dict[tuple[OffloadPlan, OffloadProblem], list[Json]] = {(f.plan, f.problem): [] for f in files.values()}
-    expected_s = {(f.plan, f.problem): f.verdict.value_s for f in files.values()}
+    each = {(f.plan, f.problem): f for f in files.values()}
+    ran: dict[tuple[OffloadPlan, OffloadProblem], list[Json]] = {key: [] for key in each}
     for turn in range(AGAIN):
-        for (plan, problem), runs in ran.items():
-            if turn == 0 or expected_s[plan, problem] <= SHORT_S:
-                asked = {"do": "run", "problem": problem.to_json(), "plan": plan.to_json(), "models": list(work)}
-                runs.append(on.run(asked, share, mbit))
+        for key, f in each.items():
+            if turn == 0 or f.verdict.value_s <= SHORT_S:
+                asked = {"do": "run", "problem": f.problem.to_json(), "plan": f.plan.to_json(), "models": list(work)}
+                ran[key].append(on.run(asked, share, mbit))
     middle = {key: median_run(runs) for key, runs in ran.items()}
     return {m: middle[f.plan, f.problem] for m, f in files.items()}
 

@@ -28,15 +28,15 @@ def random_inputs(model: OnnxModel, seed: int = 0) -> dict[str, Any]:
 def random_array(model: str, value: Value, chance: np.random.Generator) -> Any:
     """Normal numbers, zeros where it is of integers. Raises CaptureError where shape or type are not known."""
     refuse_strange(model, [value])
-    if value.shape is not None and value.element is not None and value.dtype is None:
-        raise CaptureError(
-            f"{model}: no {value.type_name} can be made up for its input {value.name!r}",
-            hint='write `input = "FILE.npz"` into its row of JOBS.toml',
-        )
-    if value.shape is None or value.dtype is None:
+    if value.shape is None or value.element is None:
         raise CaptureError(
             f"{model}: the shape or type of its input {value.name!r} is not known",
             hint="fix it with python -m onnxruntime.tools.make_dynamic_shape_fixed",
+        )
+    if value.dtype is None:
+        raise CaptureError(
+            f"{model}: no {value.type_name} can be made up for its input {value.name!r}",
+            hint='write `input = "FILE.npz"` into its row of JOBS.toml',
         )
     if value.dtype.startswith("float"):
         return chance.standard_normal(value.shape).astype(value.dtype)

@@ -19,9 +19,9 @@ class OwnHalves:
 
     problem: OffloadProblem
     models: Sequence[OnnxModel]  #: [jobs]
-    _sessions: dict[tuple[str, Cut], tuple[Session | None, tuple[str, ...]]] = field(default_factory=dict)
-    _refused: dict[tuple[str, Cut], str] = field(default_factory=dict)
-    _planned_s: dict[tuple[int, Cut], tuple[float, float]] = field(default_factory=dict)
+    _sessions: dict[tuple[str, Cut], tuple[Session | None, tuple[str, ...]]] = field(default_factory=dict, init=False)
+    _refused: dict[tuple[str, Cut], str] = field(default_factory=dict, init=False)
+    _planned_s: dict[tuple[int, Cut], tuple[float, float]] = field(default_factory=dict, init=False)
 
     def of(self, job: int, cut: Cut) -> tuple[Session | None, tuple[str, ...]]:
         """The session (None where the device computes nothing), and the names of what crosses. Raises CaptureError."""
