@@ -20,7 +20,7 @@ from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.offload.capture.onnx_inputs import random_inputs
 from partita.offload.onnx_session import Session
 from partita.offload.plan.online import Decision, Policy, State
-from partita.offload.run import execute as runner
+from partita.offload.run import own_halves
 from partita.offload.run.client import Client, Refused, Unreachable, Welcome, _checked_stamps, _rate
 from partita.offload.run.connection import Connection
 from partita.offload.run.execute import Decide, RunSettings, execute
@@ -198,7 +198,7 @@ def test_a_new_plans_half_that_is_refused_costs_no_answer(server: str, monkeypat
         raise CaptureError(f"{name} is refused")
 
     def replan(rest: OffloadProblem) -> OffloadPlan:
-        monkeypatch.setattr(runner, "Session", refused)
+        monkeypatch.setattr(own_halves, "Session", refused)
         return plan_of(rest, [2] * len(rest.jobs))
 
     settings = RunSettings(replan=replan, say=said.append)
@@ -217,7 +217,7 @@ def test_a_first_plans_half_that_is_refused_costs_no_answer(server: str, monkeyp
             raise CaptureError(f"{name} is refused")
         return Session(data, name)
 
-    monkeypatch.setattr(runner, "Session", session)
+    monkeypatch.setattr(own_halves, "Session", session)
     settings = RunSettings(say=said.append)
     run = execute(problem, plan_of(problem, [2] * 3), [NET] * 3, inputs, lambda: Client(server), settings)
     assert_right(run.outputs, inputs)  # type: ignore[arg-type]
