@@ -305,16 +305,15 @@ def offload(found: Mapping[str, Any]) -> str:
         body.append([f"{s['device_percent']} %, {s['mbit_per_s']} Mbit/s", *cells, *errors])
     figures = found["mixed"]["figures"]
     rounds = [len(m["runs"]) for s in settings for m in s["methods"].values() if m.get("runs")]
+    drifts, days = [s["drift"]["drift"] for s in settings], sorted({s["time"][:10] for s in settings})
     end = (
         f"30 jobs of 5 models; the device has that share of a core; measured makespans, in brackets predicted ones of plans that were not run. "
         f"Last columns: predicted over measured of auto, as planned and at the speed that the machines had in the run. Of all plans the "
         f"median error at run speed is {percent(figures['error_at_run_speed_median'])}, the worst {percent(figures['error_at_run_speed_worst'])}; "
         f"as planned {percent(figures['error_median'])} and {percent(figures['error_worst'])}. "
-        f"Medians of {min(rounds)} to {max(rounds)} runs in turn. Claims: {_claims(found['verdicts'])}."
+        f"Medians of {min(rounds)} to {max(rounds)} runs in turn. Claims: {_claims(found['verdicts'])}. "
+        f"The machine drifted by {percent(min(drifts))} to {percent(max(drifts))} within a setting, {' and '.join(days)}."
     )
-    if all("drift" in s for s in settings):
-        drifts, days = [s["drift"]["drift"] for s in settings], sorted({s["time"][:10] for s in settings})
-        end += f" The machine drifted by {percent(min(drifts))} to {percent(max(drifts))} within a setting, {' and '.join(days)}."
     return f"{markdown(['setting', *names, 'error', 'at run speed'], body)}\n\n{end}"
 
 

@@ -51,9 +51,8 @@ class SideTimes:
     turns: Turns  #: of the whole models, while the other side has its turns, too
     quiet: Turns  #: while it has not
     taken: float = 0.0  #: of a core: CPU seconds a second that go to an open connection
-    halves: Mapping[tuple[str, frozenset[str]], float] = field(
-        default_factory=dict
-    )  #: (hash, tasks) -> share of the whole
+    #: (hash, tasks) -> share of the whole
+    halves: Mapping[tuple[str, frozenset[str]], float] = field(default_factory=dict)
     beside: float = 0.5  #: where, from quiet (0) to beside (1), what is predicted lies
 
     def whole(self, model: int) -> Estimate:
