@@ -37,7 +37,6 @@ import onnx
 from harness import Json, Machine, order, parser, run_script, said
 from intervals import WITHIN_ROUNDS, Claim, Interval, bootstrap, verdict
 
-from partita import __version__
 from partita.cli.talk import Talk
 from partita.errors import BadInput
 from partita.nouns.offload import OffloadPlan, OffloadProblem
@@ -507,7 +506,7 @@ def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
     for part in PARTS:
         found = old.get(part, {}).get("settings", [])
         others = [r for r in found if (part, r["device_percent"], r["mbit_per_s"]) not in again]
-        if not all("drift" in r for r in others):
+        if not all("facts" in r for r in others):
             raise BadInput(f"{out} has settings of an older form", hint="give another --out, or run them all")
         rows[part] = others
     return rows
@@ -529,11 +528,10 @@ def claimed(found: Json) -> dict[str, tuple[Claim, Interval]]:
 
 def benchmark(machine: Machine, quick: bool, out: Path | None, rounds: int, only: str, budget_s: float) -> Json:
     """All settings, or those named; written to `out` after each."""
-    began = time.time()
     mix = MIXED[:2] if quick else MIXED
     found: Json = {"benchmark": "offload", "quick": quick}
+    rows = kept_rows(out, only)
     with tempfile.TemporaryDirectory() as kept, stage([ALEXNET, *mix]) as on:
-        rows = kept_rows(out, only)
         on.ask(do="prepare", kept=kept, budget_s=budget_s)
         for part, share, mbit in cases_of(quick, only):
             since, load = len(machine.probed), list(os.getloadavg())
@@ -542,11 +540,10 @@ def benchmark(machine: Machine, quick: bool, out: Path | None, rounds: int, only
             names = [ALEXNET] * 6 if part == "alexnet" else list(mix) * (3 if quick else 6)
             row = setting(on, Path(kept), names, share, mbit, ("auto", "exact", *BASELINES), budget_s, rounds)
             machine.look_again()
-            row |= {"time": at, "load": load, "partita": __version__}
+            row |= {"time": at, "load": load, "facts": machine.facts}
             row |= {"drift": machine.drift(since), "probes": machine.probed[since:]}
             rows[part] = sorted([*rows[part], row], key=lambda r: (r["device_percent"], r["mbit_per_s"]))
             found |= {p: {"settings": r, "figures": figures(r)} for p, r in rows.items() if r}
-            found["seconds"] = time.time() - began
             if out:
                 out.write_text(json.dumps(found, indent=1) + "\n")
     found["machine_record"] = machine.finished()
@@ -600,7 +597,7 @@ def text(found: Json) -> str:
             f"{part}: at worst {f['worst_against_any_baseline_measured']:+.1%} against any baseline, "
             f"{f['worst_against_any_baseline_at_one_speed']:+.1%} at one speed; {f['runs']} runs",
         ]
-    return "\n".join([*lines, f"{found['seconds']:.0f} s", said(found)])
+    return "\n".join([*lines, said(found)])
 
 
 if __name__ == "__main__":

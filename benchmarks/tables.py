@@ -311,7 +311,7 @@ def offload(found: Mapping[str, Any]) -> str:
         f"Last columns: predicted over measured of auto, as planned and at the speed that the machines had in the run. Of all plans the "
         f"median error at run speed is {percent(figures['error_at_run_speed_median'])}, the worst {percent(figures['error_at_run_speed_worst'])}; "
         f"as planned {percent(figures['error_median'])} and {percent(figures['error_worst'])}. "
-        f"Medians of {min(rounds)} to {max(rounds)} runs in turn. Claims: {_claims(found['verdicts'])}. "
+        f"Medians of {min(rounds)} to {max(rounds)} runs in turn, of short ones each the middle one of three. Claims: {_claims(found['verdicts'])}. "
         f"The machine drifted by {percent(min(drifts))} to {percent(max(drifts))} within a setting, {' and '.join(days)}."
     )
     return f"{markdown(['setting', *names, 'error', 'at run speed'], body)}\n\n{end}"

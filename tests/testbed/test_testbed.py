@@ -488,6 +488,36 @@ def test_an_error_in_a_bed_is_not_hidden_by_what_is_left_of_it(monkeypatch: pyte
 
 
 @needs_hosts
+def test_what_is_left_of_a_bed_that_could_not_be_made_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(state: object) -> None:
+        raise BadInput("no bridge")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rooms, "_build", fail)
+        patched.setattr(rooms, "dismantle", lambda state: ["namespace x"])
+        assert main(["testbed", "up", "--name", "test-left"]) == 2
+    told = capsys.readouterr().err
+    assert "no bridge" in told
+    assert "namespace x could not be removed" in told
+    assert main(["testbed", "down", "--name", "test-left"]) == 0
+
+
+@needs_hosts
+def test_a_process_that_lives_on_keeps_its_bed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does in the middle of reading a disk that is gone."""
+    with Testbed.up(1, name="test-disk") as bed, bed.popen("h0", ["sleep", "30"]) as sleeper:
+        with monkeypatch.context() as patched:
+            patched.setattr(rooms.os, "kill", lambda pid, number: None)
+            with pytest.raises(BadInput, match=f"process {sleeper.pid} could not be removed"):
+                Testbed.open("test-disk").down()
+        assert beds.find("test-disk") is not None
+        sleeper.kill()
+    assert left_behind("test-disk") == []
+
+
+@needs_hosts
 def test_a_damaged_state_stands_in_nobody_elses_way() -> None:
     damaged = beds.FOLDER / "test-damaged.json"
     with Testbed.up(1, name="test-other"):

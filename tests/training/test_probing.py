@@ -141,15 +141,35 @@ def test_a_reading_counts_work_and_not_the_time_that_others_take() -> None:
     assert read < 5 * 0.1
 
 
-@pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 8), (1.1e-3, 3), (1.2e-2, 2), (0.1, 1)])
-def test_a_short_piece_runs_until_it_is_warm_before_it_is_timed_and_a_long_one_does_not(
-    monkeypatch, seconds, calls
+def test_a_run_that_asks_the_system_for_memory_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one does here, and takes ten times as long; where all do, no run is better than the others."""
+    found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), loss, part_of(4, 64))
+    now, ran, asks = [0.0], [0], [{2}]
+
+    def run() -> None:
+        ran[0] += 1
+        now[0] += 0.2 if ran[0] in asks[0] else 0.02
+
+    monkeypatch.setattr(probing, "_work", lambda *_: run)
+    monkeypatch.setattr(probing, "work_clock", lambda _: lambda: now[0])
+    monkeypatch.setattr(probing, "_pages", lambda: 100 * sum(k <= ran[0] for k in asks[0]))
+    prober = Prober([ProbePiece(tuple(found.task_nodes), 0.02)], found, part_of(4, 64), CPU)
+    for asking, runs, seconds in (({2}, 3, 0.02), ({2, 3, 4}, 4, 0.2), (set[int](), 2, 0.02)):
+        ran[0], asks[0] = 0, asking
+        assert prober.read().tolist() == [pytest.approx(seconds)]
+        assert ran[0] == runs
+
+
+@pytest.mark.parametrize("first", [1.0, 40.0])
+@pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 8), (1.1e-3, 3), (1.2e-2, 2), (0.1, 2)])
+def test_a_piece_runs_until_it_is_warm_before_it_is_timed_however_long_its_first_run_takes(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int, first: float
 ) -> None:
     part = part_of(4, 64)
     found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), loss, part)
     ran: list[int] = []
     monkeypatch.setattr(probing, "_work", lambda *_: lambda: ran.append(0))
-    monkeypatch.setattr(probing, "work_clock", lambda _: lambda: len(ran) * seconds)
+    monkeypatch.setattr(probing, "work_clock", lambda _: lambda: (len(ran) + (first - 1 if ran else 0)) * seconds)
     prober = Prober([ProbePiece(tuple(found.task_nodes), seconds)], found, part, CPU)
     assert prober.reading_s == pytest.approx(calls * seconds)
     ran.clear()

@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(json.dumps(document) + "\n" if options.json else module.text(document).rstrip("\n") + "\n")
         sys.stdout.flush()
     except PartitaError as error:
-        talk.error(str(error))
+        talk.error(_with_notes(str(error), error))
         return error.exit_code
-    except KeyboardInterrupt:
-        talk.error("interrupted")
+    except KeyboardInterrupt as error:
+        talk.error(_with_notes("interrupted", error))
         return 130
     except BrokenPipeError:  # the reader of stdout went away: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -69,6 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         talk.error(f"{error.filename}: {error.strerror}. hint: give another path")
         return BadInput.exit_code
     return 0
+
+
+def _with_notes(said: str, error: BaseException) -> str:
+    """With what went wrong besides, while what was begun was undone."""
+    return "\n".join([said, *getattr(error, "__notes__", ())])
 
 
 def end_with_main() -> NoReturn:

@@ -201,15 +201,17 @@ class Session:
         return {v.name: np.zeros(v.shape or (), v.dtype) for v in values}
 
     def warm(self, limit: TimeLimit | None = None, most_bytes: float = 1e9) -> None:
-        """Run once, so that the first job finds memory and caches as later ones do. Raises CaptureError, TookTooLong."""
+        """Run once on zeros, so that the first job finds memory and caches as later ones do. Raises TookTooLong; CaptureError where the
+        zeros cannot be what ONNX Runtime refuses."""
         feeds = self.zeros(most_bytes)
         if feeds is None:
             return
         try:
             self.run(feeds, limit=limit)
         except CaptureError:
-            if all(x.dtype.kind == "f" for x in feeds.values()):
-                raise  # integers may be a shape, of which zeros are none
+            # integers may be a shape, numbers beside others a scale or a step, of which zeros are none
+            if [x.dtype.kind for x in feeds.values()] == ["f"]:
+                raise
 
 
 def model_inputs(model: bytes) -> tuple[str, ...]:

@@ -507,20 +507,23 @@ def dismantle(state: State) -> list[str]:
 
 
 def _end_processes(state: State) -> list[int]:
-    """Ask them, and make those that stay; which of them this process may not end."""
-    others = set[int]()
+    """Ask them, and make those that stay, once each and those that they start meanwhile; which of them were there to the end. Who is
+    still on the way into a group is not seen: who removes that ends him."""
+    inside, others = _inside(state), set[int]()  # others: this process may not end them, so waiting for them is no use
     for number, patience_s in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 2.0)):
-        end = time.monotonic() + patience_s
-        for pid in _inside(state):
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
-            except PermissionError:
-                others.add(pid)
-        while time.monotonic() < end and _inside(state) - others:
+        end, told = time.monotonic() + patience_s, set[int]()
+        while inside - others and time.monotonic() < end:
+            for pid in inside - told:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    pass
+                except PermissionError:
+                    others.add(pid)
+            told |= inside
             time.sleep(0.02)
-    return sorted(others & _inside(state))
+            inside = _inside(state)
+    return sorted(inside)
 
 
 def _inside(state: State) -> set[int]:

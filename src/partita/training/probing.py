@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import resource
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -25,9 +26,10 @@ _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they 
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
 #: A piece is run in a row until it is warm, and the last run counts: whatever its size, the first takes 0.4 ms longer, and behind the
 #: steps of a run more than behind the passes of a measurement (a layer of BERT took 2.9, 2.4, 2.25 ms and 2.5, 2.3, 2.2 ms; one of a
-#: perceptron 0.62, 0.50, 0.43, 0.36, 0.36, 0.33 ms; Xeon, 2026-11-25). One of 20 ms is hardly the longer for it.
-_FEWEST_CALLS, _MOST_CALLS = 3, 8
-_WARM_S, _LONG_S = 3e-3, 2e-2
+#: perceptron 0.62, 0.50, 0.43, 0.36, 0.36, 0.33 ms; Xeon, 2026-11-25).
+_FEWEST_CALLS, _MOST_CALLS = 2, 8
+_FEW_PAGES = 8
+_WARM_S, _SHORT_S = 3e-3, 1e-2  #: all runs of a piece; of one that is shorter, three or more
 _MOST_BYTES = 256e6  #: of parameters that the pieces hold; drawn without those that are too large
 
 
@@ -58,39 +60,43 @@ class Prober:
     @property
     def reading_s(self) -> float:
         """What a reading takes on average."""
-        return sum(_reading_s(p.seconds) for p in self._pieces) / len(self._pieces)
+        return sum(_calls(p.seconds) * p.seconds for p in self._pieces) / len(self._pieces)
 
     def read(self, times: int = 1) -> FloatArray:
         """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`."""
         found = np.full(len(self._runs), np.nan)
         for _ in range(min(times, len(self._runs))):
             i = next(self._order)
-            found[i] = self._warm_s(self._runs[i])
+            found[i] = self._warm_s(self._runs[i], _calls(self._pieces[i].seconds))
         return found
 
-    def _warm_s(self, run: Callable[[], None]) -> float:
-        """The last of several runs."""
-        calls, spent_s, took = 0, 0.0, 0.0
-        while not _warm(calls, spent_s):
-            began = self._now()
+    def _warm_s(self, run: Callable[[], None], calls: int) -> float:
+        """The last of so many runs, and of as many again while they ask the system for memory: a page of 4 kB took 10 us of a virtual
+        machine, so that a convolution of 23 ms took 116, and a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
+        took = 0.0
+        for k in range(2 * calls):
+            pages, began = _pages(), self._now()
             run()
             took = self._now() - began
-            calls, spent_s = calls + 1, spent_s + took
+            if k >= calls - 1 and _pages() - pages <= _FEW_PAGES:
+                break
         return took
 
 
-def _warm(calls: int, spent_s: float) -> bool:
-    """So many runs that took so long are enough."""
-    return calls >= _MOST_CALLS or spent_s >= (_WARM_S if calls >= _FEWEST_CALLS else _LONG_S)
+def _pages() -> int:
+    """That this thread has had to ask the system for so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
-def _reading_s(piece_s: float) -> float:
-    """All runs of a reading.
+def _calls(piece_s: float) -> int:
+    """How often a piece that takes so long is run for a reading: by what is known of it, for the first run, which may take long, is no
+    reason to run it less often.
 
-    >>> [round(_reading_s(s) * 1e3, 3) for s in (1e-4, 7e-4, 2e-3, 1.2e-2, 5e-2)]
-    [0.8, 3.5, 6.0, 24.0, 50.0]
+    >>> [_calls(s) for s in (1e-4, 7e-4, 2e-3, 1.2e-2, 5e-2)]
+    [8, 5, 3, 2, 2]
     """
-    return next(n * piece_s for n in range(1, _MOST_CALLS + 1) if _warm(n, n * piece_s))
+    fewest = _FEWEST_CALLS if piece_s >= _SHORT_S else _FEWEST_CALLS + 1
+    return int(min(_MOST_CALLS, max(fewest, math.ceil(_WARM_S / piece_s))))
 
 
 def _rotation(pieces: int) -> Iterator[int]:

@@ -280,6 +280,26 @@ def test_a_shape_that_crosses_is_what_the_device_makes_of_it() -> None:
     assert len(measure_in_turn([(model, cut)], "server", 0.01).cpu_s) == 1
 
 
+def test_a_scale_that_crosses_beside_a_picture_is_no_fault_of_a_half() -> None:
+    """ONNX Runtime resizes nothing by zero, which is what a half is warmed with."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "relu"),
+        helper.make_node("ReduceMax", ["x"], ["most"], "most", keepdims=0),
+        helper.make_node("Div", ["most", "most"], ["one"], "one"),
+        helper.make_node("Mul", ["one", "twice"], ["scales"], "scales"),
+        helper.make_node("Resize", ["a", "", "scales"], ["y"], "resize"),
+    ]
+    weights = {"twice": np.array([1, 1, 2, 2], np.float32)}
+    ends = [("x", [1, 1, 4, 4])], [("y", [1, 1, 8, 8])]
+    model = OnnxModel.from_bytes(made(nodes, *ends, weights), "scales")
+    cut = frozenset(model.tasks_topological) - {"resize"}
+    half = Session(model.half(cut, "server") or b"", "half")
+    assert len(half.inputs) == 2
+    with pytest.raises(CaptureError):
+        half.run(half.zeros(1e9) or {})
+    half.warm()
+
+
 def test_weights_of_four_bits_give_every_half_what_they_give_the_whole() -> None:
     chance, nodes, width = np.random.default_rng(0), list[Any](), 128
     for k in range(4):

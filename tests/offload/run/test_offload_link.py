@@ -302,21 +302,65 @@ def test_a_policy_may_cut_models_that_the_first_plan_leaves_whole(tmp_path: Path
     assert (run.facts["lost"], run.facts["connections"]) == (0, 1)
 
 
+def test_jobs_that_were_under_way_when_a_model_was_first_wanted_bring_it_up_once(tmp_path: Path) -> None:
+    """Of no work for the device: all ten are sent before the first refusal is heard."""
+    with served(tmp_path) as (where, _):
+        n = 20
+        problem = problem_of([NET] * n)
+        jobs = [replace(j, release_s=0.0 if k < n // 2 else 1.0) for k, j in enumerate(problem.jobs)]
+        settings = RunSettings(policy=lambda p: lambda state: Decision(0, frozenset(), 0.0))
+        run = execute(
+            replace(problem, jobs=tuple(jobs)), plan_of(problem, [-1] * n), [NET] * n, [image(k, 64) for k in range(n)],
+            lambda: Client(where), settings,
+        )  # fmt: skip
+    assert run.facts["refused"] >= 3
+    assert {t.where for t in run.times[n // 2 :]} == {"server"}
+
+
+def brought(connection: Connection, sent_s: float) -> None:
+    """The model is up again, for a job sent then."""
+    assert connection.takes(NET)
+    for _ in range(5):  # as many jobs are refused, the same thing is said of all
+        connection.bring(NET, sent_s)
+    deadline = time.monotonic() + 10
+    while not connection.takes(NET):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_model_that_the_server_drops_again_and_again_stays_here(server: str) -> None:
     connection = Connection(lambda: Client(server), [], [])
     try:
         assert connection.events.get(timeout=10).kind == "up"
+        assert connection.alone_since_s() < 0
         for _ in range(2):
+            before_s = time.perf_counter()
+            brought(connection, before_s)
+            assert connection.alone_since_s() > before_s
+            connection.bring(NET, before_s)  # of a job sent before the model was there
             assert connection.takes(NET)
-            connection.bring(NET)
-            deadline = time.monotonic() + 10
-            while not connection.takes(NET):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        connection.bring(NET)
+        connection.bring(NET, time.perf_counter())
+        assert not connection.takes(NET)
+        assert "has dropped small 2 times" in connection.events.get(timeout=10).why
+    finally:
+        connection.close()
+
+
+def test_a_model_that_does_not_get_up_is_told(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Client, model: object) -> None:
+        raise Unreachable("it took too long")
+
+    connection = Connection(lambda: Client(server), [], [])
+    try:
+        assert connection.events.get(timeout=10).kind == "up"
+        monkeypatch.setattr(Client, "put", fail)
+        connection.bring(NET, time.perf_counter())
+        event = connection.events.get(timeout=10)
+        assert (event.kind, event.why) == ("refused-model", "small did not get to the server: it took too long")
         assert not connection.takes(NET)
     finally:
         connection.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("partita-")]
 
 
 def test_a_policy_is_made_anew_for_sides_that_are_not_as_fast_as_planned(server: str) -> None:

@@ -217,10 +217,15 @@ def test_answers_of_text_and_maps_are_compared_and_written(tmp_path: Path, capsy
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     (tmp_path / "zoo.onnx").write_bytes(model.SerializeToString())
     (tmp_path / "JOBS.toml").write_text('[[job]]\nname = "a"\nmodel = "zoo.onnx"\n')
+    outputs = tmp_path / "out" / "outputs"
+    outputs.mkdir(parents=True)
+    for name in ("0001.safetensors", "0001.json", "mine.json"):
+        (outputs / name).write_text("of a run before, with more jobs, and the user's")
     words = ["offload", "run", str(tmp_path / "JOBS.toml"), "--check", "--json", "-o", str(tmp_path / "out")]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["largest_difference"] == 0
-    written = json.loads((tmp_path / "out" / "outputs" / "0000.json").read_text())
+    assert {p.name for p in outputs.iterdir()} == {"0000.safetensors", "0000.json", "mine.json"}
+    written = json.loads((outputs / "0000.json").read_text())
     assert written["label"][0] in ("owl", "eel")
     assert set(written["chances"][0]) == {"owl", "eel"}
 
@@ -236,6 +241,10 @@ def test_answers_of_text_and_maps_are_compared_and_written(tmp_path: Path, capsy
         ([np.zeros(2)], [np.zeros(2), np.zeros(2)], np.inf),
         (np.zeros(2), np.zeros((1, 2)), np.inf),
         (None, [1.0], np.inf),
+        (np.array([-np.inf, 1.0]), np.array([-np.inf, 1.5]), 0.5),
+        (np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]), np.inf),
+        (np.array([np.inf]), np.array([1.0]), np.inf),
+        (np.array([np.nan]), np.array([np.nan]), np.inf),
     ],
 )
 def test_how_far_apart_answers_are(found: object, wanted: object, off: float) -> None:

@@ -285,6 +285,9 @@ def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
     simulate_offload(file.problem, file.plan).write(folder / "predicted.json")
     file.write(folder / "plan.json")
     replace(file, plan=done.plan).write(folder / "executed.json")
+    for path in (folder / "outputs").iterdir():  # of a run before
+        if path.suffix in (".safetensors", ".json") and path.stem.isdigit() and int(path.stem) >= len(done.outputs):
+            path.unlink()
     for j, outputs in enumerate(done.outputs):
         arrays, others = (folder / "outputs" / f"{j:04d}.{kind}" for kind in ("safetensors", "json"))
         numbers = {n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.dtype.kind in "fiub"}

@@ -1,13 +1,14 @@
 """A connection to the server that comes back by itself: parcels in, events out.
 
 A thread of its own keeps it: it connects, makes sure that the server has the models and the halves, listens, and
-after a loss tries again with growing pauses. Everything that happens becomes an event in one queue, which the device
-reads between jobs; nothing is shared but that queue and the parcels under way.
+after a loss tries again with growing pauses. A model that the server turns out to lack goes up beside the jobs, in a thread of its
+own. Everything that happens becomes an event in one queue, which the device reads between jobs; what the threads share besides,
+parcels under way and what is known of the models, is under one lock.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 import queue
 import threading
 import time
@@ -82,8 +83,9 @@ class Connection:
     ) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
         self._unwelcome: set[str] = set()  #: hashes of models that the server does not take
-        self._coming: set[str] = set()  #: of those that go up meanwhile
+        self._coming: dict[str, threading.Thread] = {}  #: of those that go up meanwhile
         self._brought: Counter[str] = Counter()
+        self._came_s: dict[str, float] = {}  #: when they were up
         self._connect, self._models, self._halves, self._codec = connect, models, halves, codec
         self._outbox: queue.Queue[Parcel | None] | None = None
         self._welcome: Welcome | None = None
@@ -103,18 +105,30 @@ class Connection:
     def takes(self, model: OnnxModel) -> bool:
         """Whether a job of the model may be sent now."""
         with self._lock:
-            return self._welcome is not None and model.hash not in self._unwelcome | self._coming
+            return self._welcome is not None and model.hash not in self._unwelcome | self._coming.keys()
 
-    def bring(self, model: OnnxModel) -> None:
-        """Bring a model up that the server lacks, in the background: it does not take its jobs meanwhile, nor once it has dropped
-        it too often."""
+    def bring(self, model: OnnxModel, sent_s: float) -> None:
+        """Bring a model up in the background, for the server did not know it when a job came that was sent then: it does not take its
+        jobs meanwhile, nor once it has dropped it too often."""
         with self._lock:
-            self._brought[model.hash] += 1
-            if self._brought[model.hash] > _MOST_BROUGHT:
-                self._unwelcome.add(model.hash)
-            elif model.hash not in self._coming and self._client is not None:
-                self._coming.add(model.hash)
-                threading.Thread(target=self._bring, args=(model, self._client), daemon=True).start()
+            h, client = model.hash, self._client
+            if self._welcome is None or client is None or h in self._unwelcome or h in self._coming:
+                return
+            if sent_s < self._came_s.get(h, -math.inf):  # before it was there
+                return
+            self._brought[h] += 1
+            if self._brought[h] > _MOST_BROUGHT:
+                self._give_up(h, f"the server has dropped {model.name} {_MOST_BROUGHT} times")
+                return
+            self._coming[h] = threading.Thread(
+                target=self._bring, args=(model, client), name="partita-bringing", daemon=True
+            )
+            self._coming[h].start()
+
+    def alone_since_s(self) -> float:
+        """Since when the jobs have the link to themselves: the last model that went up beside them was up then."""
+        with self._lock:
+            return math.inf if self._coming else max(self._came_s.values(), default=-math.inf)
 
     def fits(self, tensors: Mapping[str, Array]) -> bool:
         """Whether a parcel is small enough for the server."""
@@ -136,19 +150,36 @@ class Connection:
             client.close()
 
     def close(self) -> None:
-        """Ends the thread within a few seconds."""
+        """Ends the threads within a few seconds."""
         self._closing.set()
         self._put_down()
         self.hang_up()
-        self._thread.join(_CLOSE_S)
+        until_s = time.perf_counter() + _CLOSE_S
+        with self._lock:
+            threads = [self._thread, *self._coming.values()]
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.perf_counter()))
 
     def _bring(self, model: OnnxModel, client: Client) -> None:
-        refused = set[str]()
-        with contextlib.suppress(Exception):  # what ends the connection is told by its own thread
+        refused, why = set[str](), ""
+        try:
             refused = self._up(client, [model])
+        except PartitaError as error:
+            why = str(error)
+        except Exception as error:  # a fault here must not leave the model coming for ever
+            why = sentence_of(error)
         with self._lock:
             self._unwelcome |= refused
-            self._coming.remove(model.hash)
+            # what ends the connection is told by its own thread
+            if why and client is self._client and self._welcome is not None:
+                self._give_up(model.hash, f"{model.name} did not get to the server: {why}")
+            self._came_s[model.hash] = time.perf_counter()
+            del self._coming[model.hash]
+
+    def _give_up(self, model: str, why: str) -> None:
+        """The jobs of a model stay on the device while this connection lasts. The caller holds the lock."""
+        self._unwelcome.add(model)
+        self._tell("refused-model", why=why)
 
     # ---- the thread ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +219,7 @@ class Connection:
         with self._lock:
             self._unwelcome = refused
             self._brought.clear()
+            self._came_s.clear()
         return client.hello(_HELLO_S)  # the clocks compared again, now that the way is warm
 
     def _up(self, client: Client, models: Sequence[OnnxModel]) -> set[str]:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from partita.errors import PartitaError, PlanError, refuse, sentence_of
-from partita.nouns.offload import OffloadJob, OffloadPlan, OffloadProblem, OffloadSpeeds
+from partita.nouns.offload import OffloadJob, OffloadLink, OffloadPlan, OffloadProblem, OffloadSpeeds
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.speed import Sightings, Speedometer
 from partita.offload.onnx_session import Session
@@ -251,7 +251,7 @@ class _Device:
 
     def _state(self, come: Sequence[int]) -> State:
         """What an online policy wants to know. The server's backlog is what it was sent and has not answered."""
-        now, link = self._now(), self.decided_by.link
+        now, planned_rate = self._now(), self.decided_by.link.up_bytes_per_s
         rate = self.rate.now if self.rate.drifted(self.settings.replan_share) else self.rate.planned
         away = {j: self._asked(j) for j in self.sent}
         backlog_s = sum(server_s for _, server_s in away.values()) / self.problem.server_threads
@@ -260,10 +260,10 @@ class _Device:
             now,
             tuple(Waiting(j, self.problem.jobs[j].release_s) for j in come),
             now,
-            now + queued_s * link.up_bytes_per_s / rate,
+            now + queued_s * planned_rate / rate,
             (now + backlog_s,) * self.problem.server_threads,
             now,
-            link.carrying(rate),
+            self._link(rate),
         )
 
     def _asked(self, j: int) -> tuple[float, float]:
@@ -414,9 +414,9 @@ class _Device:
         """The device does the job. A model that the server has dropped, or never had, goes up meanwhile."""
         self.counts["refused"] += 1
         self._say(f"the server refuses a job: {why}; the device does it")
-        del self.sent[j]
+        sent = self.sent.pop(j)
         if code == "unknown" and self.connection is not None:
-            self.connection.bring(self.models[j])
+            self.connection.bring(self.models[j], _left(sent))
         self._do_whole(j)
 
     def _uploaded(self, j: int, sent: _Sent, at_s: float) -> None:
@@ -425,7 +425,12 @@ class _Device:
         end = max(start, at_s - self.round_trip_s / 2)
         self.uplink_free_s, sent.received = end, True
         self.times[j].uplink, self.times[j].sent_bytes = self._since(start, end), sent.bytes
-        self.rate.saw(sent.bytes, end - start)
+        if self._had_link(start):
+            self.rate.saw(sent.bytes, end - start)
+
+    def _had_link(self, since_s: float) -> bool:
+        """Whether a transfer that began then had the link to itself, as far as this run uses it: no model went up beside it."""
+        return self.connection is not None and since_s >= self.connection.alone_since_s()
 
     def _take_answer(self, j: int, event: Event) -> None:
         head, outputs = event.head, {**self.made.get(j, {}), **event.tensors}
@@ -469,7 +474,8 @@ class _Device:
         first = min((s for s in self.sent.values() if s.left_s and not s.received), key=_left, default=None)
         if first is not None:
             began = max(_left(first), self.uplink_free_s)
-            self.rate.still_waiting(first.bytes, time.perf_counter() - began)
+            if self._had_link(began):
+                self.rate.still_waiting(first.bytes, time.perf_counter() - began)
         replan, share = self.settings.replan, self.settings.replan_share
         if replan is None or not (self.rate.drifted(share) or self.corrections.drifted(share)):
             return
@@ -491,8 +497,8 @@ class _Device:
     def _plan_anew(self, replan: Replan, rest: Sequence[int]) -> None:
         if self.settings.policy is not None:
             # for all jobs, with link and sides as they are
-            link = self.problem.link.carrying(self.rate.now)
-            now = self.corrections.applied(replace(self.problem, link=link), [m.hash for m in self.models])
+            now = replace(self.problem, link=self._link(self.rate.now))
+            now = self.corrections.applied(now, [m.hash for m in self.models])
             self.decide, self.decided_by = self.settings.policy(now), now
             return
         left = self._rest(rest)
@@ -521,14 +527,17 @@ class _Device:
 
     def _rest(self, rest: Sequence[int]) -> OffloadProblem:
         """What is left to plan: link and sides as they are now, releases as seconds from now."""
-        now = self._now()
-        link = replace(self.problem.link.carrying(self.rate.now), round_trip_s=self.round_trip_s)
+        now, link = self._now(), self._link(self.rate.now)
 
         def left(job: OffloadJob) -> OffloadJob:
             return replace(job, release_s=max(0.0, job.release_s - now), deadline_s=max(0.0, job.deadline_s - now))
 
         problem = replace(self.problem, link=link, jobs=tuple(left(self.problem.jobs[j]) for j in rest))
         return self.corrections.applied(problem, [self.models[j].hash for j in rest])
+
+    def _link(self, up_bytes_per_s: float) -> OffloadLink:
+        """As it is now, at a rate of the uplink."""
+        return replace(self.problem.link.carrying(up_bytes_per_s), round_trip_s=self.round_trip_s)
 
     def _say(self, line: str, once: bool = True) -> None:
         if not (once and line in self.said):

@@ -111,5 +111,7 @@ def _difference(found: Any, wanted: Any) -> float:
         return np.inf
     if np.asarray(wanted).dtype.kind not in "fiub":
         return 0.0 if np.array_equal(found, wanted) else np.inf
-    difference = np.abs(np.asarray(found, np.float64) - np.asarray(wanted, np.float64))
-    return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
+    a, b = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    with np.errstate(invalid="ignore"):  # of infinities
+        difference = np.where(a == b, 0.0, np.abs(a - b))
+    return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0.0))
