@@ -498,17 +498,22 @@ def cases_of(quick: bool, only: str) -> list[tuple[str, int, int]]:
 
 
 def kept_rows(out: Path | None, only: str) -> dict[str, list[Json]]:
-    """Where only some settings are run: the others, from the file to be written. Raises BadInput where an older benchmark wrote it."""
+    """Where only some settings are run: the others, from the file to be written. Raises BadInput where it is damaged, or an older
+    benchmark wrote it."""
     rows: dict[str, list[Json]] = {part: [] for part in PARTS}
     if out is None or not only or not out.exists():
         return rows
-    again, old = cases_of(False, only), json.loads(out.read_text())
-    for part in PARTS:
-        found = old.get(part, {}).get("settings", [])
-        others = [r for r in found if (part, r["device_percent"], r["mbit_per_s"]) not in again]
-        if not all("facts" in r for r in others):
-            raise BadInput(f"{out} has settings of an older form", hint="give another --out, or run them all")
-        rows[part] = others
+    again = cases_of(False, only)
+    try:
+        old = json.loads(out.read_text())
+        for part in rows:
+            found = old.get(part, {}).get("settings", [])
+            rows[part] = [r for r in found if (part, r["device_percent"], r["mbit_per_s"]) not in again]
+        sound = all({"facts", "drift", "methods"} <= r.keys() for of_part in rows.values() for r in of_part)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise BadInput(f"{out} is damaged, or of an older form", hint="give another --out, or run them all")
     return rows
 
 

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        talk.error(f"{error.filename}: {error.strerror}. hint: give another path")
+        talk.error(_with_notes(f"{error.filename}: {error.strerror}. hint: give another path", error))
         return BadInput.exit_code
     return 0
 

@@ -92,11 +92,13 @@ def _calls(piece_s: float) -> int:
     """How often a piece that takes so long is run for a reading: by what is known of it, for the first run, which may take long, is no
     reason to run it less often.
 
-    >>> [_calls(s) for s in (1e-4, 7e-4, 2e-3, 1.2e-2, 5e-2)]
-    [8, 5, 3, 2, 2]
+    >>> [_calls(s) for s in (0.0, 1e-4, 7e-4, 2e-3, 1.2e-2, 5e-2)]
+    [8, 8, 5, 3, 2, 2]
     """
+    if piece_s * _MOST_CALLS <= _WARM_S:
+        return _MOST_CALLS
     fewest = _FEWEST_CALLS if piece_s >= _SHORT_S else _FEWEST_CALLS + 1
-    return int(min(_MOST_CALLS, max(fewest, math.ceil(_WARM_S / piece_s))))
+    return max(fewest, math.ceil(_WARM_S / piece_s))
 
 
 def _rotation(pieces: int) -> Iterator[int]:

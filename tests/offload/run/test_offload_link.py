@@ -341,7 +341,24 @@ def test_a_model_that_the_server_drops_again_and_again_stays_here(server: str) -
             assert connection.takes(NET)
         connection.bring(NET, time.perf_counter())
         assert not connection.takes(NET)
-        assert "has dropped small 2 times" in connection.events.get(timeout=10).why
+        assert "does not keep small" in connection.events.get(timeout=10).why
+    finally:
+        connection.close()
+
+
+def test_a_process_without_another_thread_brings_no_model_up(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    connection = Connection(lambda: Client(server), [], [])
+    try:
+        assert connection.events.get(timeout=10).kind == "up"
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail)
+            connection.bring(NET, time.perf_counter())
+        assert "can't start new thread" in connection.events.get(timeout=10).why
+        assert not connection.takes(NET)
+        assert connection.alone_since_s() < 0
     finally:
         connection.close()
 

@@ -219,12 +219,14 @@ def test_answers_of_text_and_maps_are_compared_and_written(tmp_path: Path, capsy
     (tmp_path / "JOBS.toml").write_text('[[job]]\nname = "a"\nmodel = "zoo.onnx"\n')
     outputs = tmp_path / "out" / "outputs"
     outputs.mkdir(parents=True)
-    for name in ("0001.safetensors", "0001.json", "mine.json"):
+    theirs = {"mine.json", "7.json", "00012.json", "\u00b2.json", "0003.txt"}
+    for name in ("0001.safetensors", "12345.json", *theirs):
         (outputs / name).write_text("of a run before, with more jobs, and the user's")
+    (outputs / "0005.json").mkdir()
     words = ["offload", "run", str(tmp_path / "JOBS.toml"), "--check", "--json", "-o", str(tmp_path / "out")]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["largest_difference"] == 0
-    assert {p.name for p in outputs.iterdir()} == {"0000.safetensors", "0000.json", "mine.json"}
+    assert {p.name for p in outputs.iterdir()} == {"0000.safetensors", "0000.json", "0005.json", *theirs}
     written = json.loads((outputs / "0000.json").read_text())
     assert written["label"][0] in ("owl", "eel")
     assert set(written["chances"][0]) == {"owl", "eel"}
@@ -245,6 +247,12 @@ def test_answers_of_text_and_maps_are_compared_and_written(tmp_path: Path, capsy
         (np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]), np.inf),
         (np.array([np.inf]), np.array([1.0]), np.inf),
         (np.array([np.nan]), np.array([np.nan]), np.inf),
+        (np.array([1.0 + 1.0j]), np.array([1.0]), np.inf),
+        (np.array([True]), np.array([1.0]), np.inf),
+        (np.array(["1.5"], object), np.array([1.5]), np.inf),
+        ({"owl": 0.5}, np.array(0.5), np.inf),
+        ([[1.0], [1.0, 2.0]], np.array([1.0, 2.0]), np.inf),
+        (np.array([1e308]), np.array([-1e308]), np.inf),
     ],
 )
 def test_how_far_apart_answers_are(found: object, wanted: object, off: float) -> None:

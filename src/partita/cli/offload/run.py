@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from partita.offload.run.client import Client
     from partita.offload.run.codec import Codec, CodecCost
     from partita.offload.run.record import OffloadRun
+
+_ANSWER = re.compile(r"([0-9]{4}|[1-9][0-9]{4,})\.(?:safetensors|json)")  #: of a job, by its number
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -285,9 +288,6 @@ def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
     simulate_offload(file.problem, file.plan).write(folder / "predicted.json")
     file.write(folder / "plan.json")
     replace(file, plan=done.plan).write(folder / "executed.json")
-    for path in (folder / "outputs").iterdir():  # of a run before
-        if path.suffix in (".safetensors", ".json") and path.stem.isdigit() and int(path.stem) >= len(done.outputs):
-            path.unlink()
     for j, outputs in enumerate(done.outputs):
         arrays, others = (folder / "outputs" / f"{j:04d}.{kind}" for kind in ("safetensors", "json"))
         numbers = {n: v for n, v in outputs.items() if isinstance(v, np.ndarray) and v.dtype.kind in "fiub"}
@@ -296,6 +296,10 @@ def _write(folder: Path, file: OffloadFile, done: OffloadRun) -> None:
             write_whole(others, dump_json({n: _plain(v) for n, v in outputs.items() if n not in numbers}))
         else:
             others.unlink(missing_ok=True)  # of a run before
+    for path in (folder / "outputs").iterdir():
+        name = _ANSWER.fullmatch(path.name)
+        if name and int(name[1]) >= len(done.outputs) and path.is_file():  # of a run before, with more jobs
+            path.unlink()
 
 
 def _plain(value: Any) -> Any:

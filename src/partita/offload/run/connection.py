@@ -118,12 +118,16 @@ class Connection:
                 return
             self._brought[h] += 1
             if self._brought[h] > _MOST_BROUGHT:
-                self._give_up(h, f"the server has dropped {model.name} {_MOST_BROUGHT} times")
+                self._give_up(
+                    h, f"the server does not keep {model.name}, which went up {_MOST_BROUGHT} times beside the jobs"
+                )
                 return
-            self._coming[h] = threading.Thread(
-                target=self._bring, args=(model, client), name="partita-bringing", daemon=True
-            )
-            self._coming[h].start()
+            thread = threading.Thread(target=self._bring, args=(model, client), name="partita-bringing", daemon=True)
+            try:
+                thread.start()
+                self._coming[h] = thread  # it waits for the lock before it looks
+            except RuntimeError as error:  # this process may have no more threads
+                self._give_up(h, f"{model.name} cannot go up beside the jobs: {error}")
 
     def alone_since_s(self) -> float:
         """Since when the jobs have the link to themselves: the last model that went up beside them was up then."""
@@ -169,12 +173,15 @@ class Connection:
         except Exception as error:  # a fault here must not leave the model coming for ever
             why = sentence_of(error)
         with self._lock:
-            self._unwelcome |= refused
-            # what ends the connection is told by its own thread
-            if why and client is self._client and self._welcome is not None:
-                self._give_up(model.hash, f"{model.name} did not get to the server: {why}")
-            self._came_s[model.hash] = time.perf_counter()
             del self._coming[model.hash]
+            if (
+                client is not self._client or self._welcome is None
+            ):  # what has ended that connection its own thread tells
+                return
+            self._came_s[model.hash] = time.perf_counter()
+            self._unwelcome |= refused
+            if why:
+                self._give_up(model.hash, f"{model.name} did not get to the server: {why}")
 
     def _give_up(self, model: str, why: str) -> None:
         """The jobs of a model stay on the device while this connection lasts. The caller holds the lock."""

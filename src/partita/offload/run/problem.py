@@ -107,11 +107,11 @@ def _difference(found: Any, wanted: Any) -> float:
         if not isinstance(found, list) or len(found) != len(wanted):
             return np.inf
         return max((_difference(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
-    if np.shape(found) != np.shape(wanted):
+    if isinstance(found, list | Mapping) or np.shape(found) != np.shape(wanted):
         return np.inf
-    if np.asarray(wanted).dtype.kind not in "fiub":
-        return 0.0 if np.array_equal(found, wanted) else np.inf
-    a, b = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
-    with np.errstate(invalid="ignore"):  # of infinities
-        difference = np.where(a == b, 0.0, np.abs(a - b))
+    a, b = np.asarray(found), np.asarray(wanted)
+    if a.dtype.kind != b.dtype.kind or b.dtype.kind not in "fiub":
+        return 0.0 if a.dtype.kind == b.dtype.kind and np.array_equal(a, b) else np.inf
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinities
+        difference = np.where(a == b, 0.0, np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)))
     return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0.0))
