@@ -461,12 +461,19 @@ def test_a_stale_bed_that_cannot_be_removed_is_told(capsys: pytest.CaptureFixtur
     assert eventually(lambda: not left_behind("test-stuck"))
 
 
+def lives_in(name: str) -> set[int]:
+    """Who is on the bed's hosts; a process that was just started may still be on its way."""
+    state = beds.find(name)
+    return rooms._inside(state) if state else set()
+
+
 @needs_hosts
 def test_a_process_that_one_may_not_end_keeps_its_bed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
     with Testbed.up(1, name="test-others") as bed, bed.popen("h0", ["sleep", "30"]) as sleeper:
+        assert eventually(lambda: sleeper.pid in lives_in("test-others"))
         with monkeypatch.context() as patched:
             patched.setattr(rooms.os, "kill", refuse)
             with pytest.raises(BadInput, match=f"process {sleeper.pid} could not be removed"):
@@ -508,6 +515,7 @@ def test_what_is_left_of_a_bed_that_could_not_be_made_is_told(
 def test_a_process_that_lives_on_keeps_its_bed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does in the middle of reading a disk that is gone."""
     with Testbed.up(1, name="test-disk") as bed, bed.popen("h0", ["sleep", "30"]) as sleeper:
+        assert eventually(lambda: sleeper.pid in lives_in("test-disk"))
         with monkeypatch.context() as patched:
             patched.setattr(rooms.os, "kill", lambda pid, number: None)
             with pytest.raises(BadInput, match=f"process {sleeper.pid} could not be removed"):
