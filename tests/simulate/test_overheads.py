@@ -14,13 +14,13 @@ from partita.simulate.lower import program_of
 from partita.simulate.overheads import overheads
 from partita.simulate.predicted import computing_s, predicted
 
-CALL_S, STEP_S, SEND_S, SEND_BYTE_S, MESSAGE_BYTE_S = 0.1, 0.3, 0.05, 0.002, 0.003
+CALL_S, STEP_S, UPDATE_S, SEND_S, SEND_BYTE_S, MESSAGE_BYTE_S = 0.1, 0.3, 0.2, 0.05, 0.002, 0.003
 
 
 def priced(devices: int):
     """The chain on devices where calls, the beginning of a step and posting a message take their time."""
     profile = chain_profile(devices=devices)
-    there = tuple(Device(f"cpu{i}", instruction_s=CALL_S, step_s=STEP_S) for i in range(devices))
+    there = tuple(Device(f"cpu{i}", instruction_s=CALL_S, step_s=STEP_S, update_s=UPDATE_S) for i in range(devices))
     link = replace(Link("", "", 1e6), send_s=SEND_S, send_s_per_byte=SEND_BYTE_S, message_s_per_byte=MESSAGE_BYTE_S)
     return replace(profile, cluster=replace(profile.cluster, devices=there, default_link=link))
 
@@ -30,7 +30,9 @@ def test_one_stage_costs_what_was_measured() -> None:
     problem = file.problem
     program = program_of(problem, file.plan)
     found = overheads(program, problem.graph, problem.costs, file.cluster)
-    assert found[np.flatnonzero(program.op == Op.COMPUTE)[0]] == found.sum() == STEP_S
+    assert found[np.flatnonzero(program.op == Op.COMPUTE)[0]] == STEP_S
+    assert found[program.op == Op.UPDATE] == UPDATE_S
+    assert found.sum() == STEP_S + UPDATE_S
 
 
 def test_two_stages_pay_half_a_call_each_and_post_their_messages() -> None:
@@ -49,7 +51,7 @@ def test_two_stages_pay_half_a_call_each_and_post_their_messages() -> None:
     begun = np.zeros(len(program))
     begun[[np.flatnonzero(computes & (program.queue == q))[0] for q in (0, 1)]] = STEP_S
     np.testing.assert_allclose(found[computes], (CALL_S / 2 + posted + begun)[computes])
-    assert not found[program.op == Op.UPDATE].any()
+    assert found[program.op == Op.UPDATE].tolist() == [UPDATE_S, UPDATE_S]
     assert posted.sum() == pytest.approx(SEND_S * len(sends) + SEND_BYTE_S * program.size_bytes[sends].sum())
     assert predicted(file.problem, file.plan).duration_s == pytest.approx(file.verdict.value_s)
 

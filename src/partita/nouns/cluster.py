@@ -56,6 +56,7 @@ class Device:
     cores: tuple[int, ...] = ()  #: CPU cores its worker is pinned to; empty: not pinned
     instruction_s: float = 0.0  #: that a call of a stage's forward or backward takes whatever it holds, at speed 1
     step_s: float = 0.0  #: that comes once a step, before its first computation, at speed 1
+    update_s: float = 0.0  #: that the optimizer's step takes whatever it updates, at speed 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class Cluster:
             ]
             faults += [
                 f"device {d.name!r} has {w} = {v}"
-                for w, v in (("instruction_s", d.instruction_s), ("step_s", d.step_s))
+                for w, v in (("instruction_s", d.instruction_s), ("step_s", d.step_s), ("update_s", d.update_s))
                 if not (v >= 0 and math.isfinite(v))
             ]
         for k in (*self.links, self.default_link):

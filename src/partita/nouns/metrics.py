@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import BadInput
@@ -24,7 +24,7 @@ class Metric:
     step_s: float | None = None  #: seconds; None where it is not known
 
     def line(self) -> str:
-        return json.dumps({k: v for k, v in asdict(self).items() if v is not None}) + "\n"
+        return json.dumps({k: v for k, v in vars(self).items() if v is not None}) + "\n"
 
 
 def read_metrics(path: str | Path) -> list[Metric]:

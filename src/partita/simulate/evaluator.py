@@ -30,7 +30,7 @@ from partita.simulate.boundaries import device_numbers, gradient_sums
 from partita.simulate.lower import lower
 from partita.simulate.lower_placement import task_order
 from partita.simulate.makespan import Facts, Scratch, facts_of, makespan, scratch
-from partita.simulate.overheads import begin_s, call_s
+from partita.simulate.overheads import begin_s, call_s, update_s
 from partita.simulate.predicted import predicted
 from partita.simulate.readings import (
     Bools,
@@ -230,7 +230,7 @@ class _Pipelines:
                 for part, seconds in zip(PARTS[:-1], own[:-1, k].tolist(), strict=True):
                     yield (part, k, r), (seconds + call, 0.0)
             update = float(own[-1, list(plan.stages_of(name))].sum())
-            yield ("update", -1, r), (update, 0.0)
+            yield ("update", -1, r), (update + update_s(device), 0.0)
             yield ("begin", -1, r), (begin_s(device), 0.0)
 
     def _moves(self, plan: PipelinePlan, sent: Crossings) -> Iterator[tuple[Key, tuple[float, float]]]:

@@ -59,10 +59,10 @@ def profiles(
     devices = draw(st.integers(1, most_devices))
     two_kinds = not equal and draw(st.booleans())
     memory = draw(st.floats(5.0, 60.0)) if tight else math.inf
-    beside = draw(st.sampled_from([(0.0, 0.0, 0.0), (0.1, 0.2, 0.05)]))
+    beside = draw(st.sampled_from([(0.0, 0.0, 0.0, 0.0), (0.1, 0.2, 0.05, 0.15)]))
     cluster = Cluster(
         tuple(
-            Device(f"d{i}", "gpu" if two_kinds and i % 2 else "cpu", memory, 1.0 if equal else draw(st.sampled_from([1.0, 2.0])), instruction_s=beside[0], step_s=beside[1])
+            Device(f"d{i}", "gpu" if two_kinds and i % 2 else "cpu", memory, 1.0 if equal else draw(st.sampled_from([1.0, 2.0])), instruction_s=beside[0], step_s=beside[1], update_s=beside[3])
             for i in range(devices)
         ),
         (),

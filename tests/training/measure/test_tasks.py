@@ -18,7 +18,7 @@ from partita.nouns.graph import FloatArray
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.measure.job import measure_job
-from partita.training.measure.tasks import SECONDS, TaskTimes, beginning_s, estimates, time_tasks
+from partita.training.measure.tasks import SECONDS, TaskTimes, beginning_s, estimates, idle_update_s, time_tasks
 
 MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
 CPU = torch.device("cpu")
@@ -32,6 +32,7 @@ def made_up(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> TaskTime
         calls=marks,
         marks=marks,
         company=whole,
+        updates=np.ones(tasks.shape[1]) / tasks.shape[1],
         optimizer_bytes_per_parameter_byte=0.0,
         core_share=1.0,
     )
@@ -208,6 +209,33 @@ def test_an_update_is_timed_in_a_row_of_steps() -> None:
         captured, model, lambda ps: Unsettled([p for _, p in ps], lr=0.1), part, CPU, budget_s=0.0, least=3, most=3
     )
     assert 1e-4 <= np.median(times.update) < 2e-3
+
+
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_an_update_takes_its_call_and_what_each_task_has(all_at_once: bool) -> None:
+    """1 ms whatever it updates, and 2 ms for the last tensor."""
+    job, model, captured = taken("long_skip")
+    *_, (last, _) = model.named_parameters()
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            *_, slow = gradients = [p.grad for p in self.param_groups[0]["params"]]
+            assert not all_at_once or None not in gradients
+            end = time.thread_time() + 1e-3 + 2e-3 * (slow is not None)
+            while time.thread_time() < end:
+                pass
+
+    part = next(micro_batches(job.example(), 2))
+    times = time_tasks(
+        captured, model, lambda ps: Slow([p for _, p in ps], lr=0.1), part, CPU, budget_s=0.0, least=3, most=3
+    )
+    assert times.updates.sum() == pytest.approx(1.0)
+    assert idle_update_s(times) == pytest.approx(0.0 if all_at_once else 1e-3, abs=2e-4)
+    nodes = [captured.task_nodes[t.id] for t in captured.graph.tasks if t.phase == "forward"]
+    reads = {n.name: {captured.bindings[a.name].name for a in n.all_input_nodes if a.name in captured.bindings} for n in captured.code.graph.nodes}  # fmt: skip
+    mine = [k for k, names in enumerate(nodes) if any(last in reads[n] for n in names)]
+    if not all_at_once:
+        assert times.updates[mine].sum() > 0.9
 
 
 def test_the_beginning_of_a_step_is_what_its_first_forward_takes_longer() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from training.runtime.helpers import source_of
 from training.runtime.runs import JOBS, Run, alone, losses, ranks_on, start
@@ -54,9 +55,10 @@ def test_sizes_that_contradict_each_other_tell_no_speed() -> None:
 
 
 def test_what_is_stored_of_a_slow_device_is_as_at_speed_1() -> None:
-    found = Found(Device("b", host="b"), (2,), (1.0,), 0.25, instruction_s=4e-4, begin_s=2e-3)
+    found = Found(Device("b", host="b"), (2,), (1.0,), 0.25, instruction_s=4e-4, begin_s=2e-3, update_s=8e-4)
     device = found.at_speed(0.25)
-    assert (device.instruction_s / device.speed, device.step_s / device.speed) == pytest.approx((4e-4, 2e-3))
+    own = np.array([device.instruction_s, device.step_s, device.update_s]) / device.speed
+    assert own == pytest.approx([4e-4, 2e-3, 8e-4])
 
 
 def test_links_within_a_host_share_no_cable() -> None:

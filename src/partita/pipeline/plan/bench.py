@@ -23,7 +23,7 @@ from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.stage_costs import Bools, StageCosts
 from partita.simulate.evaluator import Evaluator
 from partita.simulate.lower import lower
-from partita.simulate.overheads import begin_s, call_s
+from partita.simulate.overheads import begin_s, call_s, update_s
 from partita.simulate.readings import Crossings, crossings, forward_readings, messages
 from partita.simulate.schedules import held_on, in_flight_of
 from partita.simulate.simulator import durations
@@ -188,8 +188,11 @@ class Bench:
         moves |= {(name, -1, -1): (0.0, size) for name, size in self._sums(chain).items()}
         values = np.zeros((4 * len(at) + len(moves) + 1, 2))
         faster = alone_in(self.cluster, self.sample.probe) if len(at) == 1 else 1.0
-        begin = np.array([begin_s(self.cluster.devices[d]) for s in chain for d in s.devices])
-        values[: 4 * len(at), 0] = np.concatenate([forward, backward + forward * again, update, begin]) / faster
+        devices = [self.cluster.devices[d] for s in chain for d in s.devices]
+        begin, beside = np.array([begin_s(d) for d in devices]), np.array([update_s(d) for d in devices])
+        values[: 4 * len(at), 0] = (
+            np.concatenate([forward, backward + forward * again, update + beside, begin]) / faster
+        )
         values[4 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
         return tuple(moves), values
 

@@ -121,9 +121,9 @@ def _scheduled(task: PipelineTask, best: Candidate) -> tuple[Answer, str, dict[s
 
 
 def _beside_tasks_s(problem: PipelineProblem, plan: PipelinePlan, value_s: float) -> float:
-    """What of a step calls, messages and its beginning take of the devices, whatever they carry: it would be so much shorter without."""
+    """What of a step calls, messages, its beginning and its end take of the devices, whatever they carry: it would be so much shorter without."""
     cluster = problem.cluster
-    devices = tuple(replace(d, instruction_s=0.0, step_s=0.0) for d in cluster.devices)
+    devices = tuple(replace(d, instruction_s=0.0, step_s=0.0, update_s=0.0) for d in cluster.devices)
     default, *links = (replace(k, message_s=0.0, send_s=0.0, sum_s=0.0) for k in (cluster.default_link, *cluster.links))
     bare = problem.on(replace(cluster, devices=devices, links=tuple(links), default_link=default))
     return max(0.0, value_s - predicted(bare, plan).duration_s)

@@ -16,7 +16,7 @@ from partita.pipeline.plan.bench import Bench
 from partita.pipeline.plan.lower_bound import BoundProblem, Market, least_step, waits
 from partita.pipeline.plan.pipeline_task import MOST_STATES, PipelineTask
 from partita.pipeline.plan.stage_costs import StageCosts, class_times, stage_costs, wires
-from partita.simulate.overheads import begin_s
+from partita.simulate.overheads import begin_s, update_s
 from partita.simulate.readings import forward_readings
 
 ANY = "any plan: the work at the speed of all devices after the first forward, and one micro-batch through all tasks"
@@ -62,7 +62,7 @@ def lower_bound(task: PipelineTask) -> tuple[float, str]:
 def any_plan(task: PipelineTask) -> tuple[float, str]:
     """The same for every plan there is: whoever serves what in whatever order, however groups of devices cut."""
     least = min(max(_any_order_s(task, bench), _path_s(task, bench.sample)) for bench in task.benches)
-    return min(least, *(_without_company(task, bench) for bench in task.benches)) + _begin_s(task), ANY
+    return min(least, *(_without_company(task, bench) for bench in task.benches)) + _once_s(task), ANY
 
 
 def one_stage_a_device(task: PipelineTask) -> tuple[float, str]:
@@ -78,13 +78,14 @@ def one_stage_a_device(task: PipelineTask) -> tuple[float, str]:
         least = min(least, _of_sample(task, bench.sample, least))
     if math.isinf(least):
         return least, how
-    return min(least, *(_without_company(task, bench) for bench in task.benches)) + _begin_s(task), how
+    return min(least, *(_without_company(task, bench) for bench in task.benches)) + _once_s(task), how
 
 
-def _begin_s(task: PipelineTask) -> float:
-    """What comes before all else on any device: without it the step would be shorter by as much at least."""
-    alone = alone_in(task.whole_cluster, task.benches[0].sample.probe)
-    return min(map(begin_s, task.whole_cluster.devices)) / max(1.0, alone)
+def _once_s(task: PipelineTask) -> float:
+    """What comes before all else on any device, and with an update after it: without it the step would be shorter by as much at least."""
+    devices, bench = task.whole_cluster.devices, task.benches[0]
+    seconds = min(map(begin_s, devices)) + bench.costs.training * min(map(update_s, devices))
+    return seconds / max(1.0, alone_in(task.whole_cluster, bench.sample.probe))
 
 
 def _path_s(task: PipelineTask, sample: Sample) -> float:

@@ -15,7 +15,7 @@ from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.pipeline_task import PipelineTask
 from partita.pipeline.plan.stage_costs import Bools
 from partita.simulate.boundaries import device_numbers
-from partita.simulate.overheads import begin_s, call_s
+from partita.simulate.overheads import begin_s, call_s, update_s
 from partita.simulate.readings import brought, carried, messages
 from partita.simulate.schedules.searched import Shop
 
@@ -72,6 +72,7 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
     links = _links(bench.cluster, tuple(names))
     batches = costs.micro_batches
     keep, room = _memory(bench, chain, numbers)
+    beside = np.array([update_s(bench.cluster.devices[d]) for d in numbers])
     return Shop(
         np.array([[place[s.devices[m % len(s.devices)]] for m in range(batches)] for s in chain], np.int64),
         _seconds(bench, parted, chain, each, trains, {j for i, j in ways if (j, i) in waits}),
@@ -81,7 +82,7 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
         np.array([(j, i) in waits for i, j in ways], np.bool_),
         links.carry_s(amounts), links.queue, links.lag_s, sent * links.post_s(amounts), sent * links.handle_s(amounts),
         np.array([begin_s(bench.cluster.devices[d]) for d in numbers]),
-        _updates(chain, numbers, each(costs.update_s)),
+        _updates(chain, numbers, each(costs.update_s)) + costs.training * beside,
         keep, room,
     )  # fmt: skip
 

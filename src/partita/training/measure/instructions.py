@@ -48,6 +48,7 @@ class CallCosts:
     instruction_s: float  #: a forward or a backward of a stage, whatever the stage holds
     around_s: float  #: the part of it that is not the call of the stage's code
     step_s: float  #: what happens once a step
+    update_s: float = 0.0  #: what the job's optimizer takes whatever it updates
 
 
 class _Nothing:
@@ -94,7 +95,7 @@ def costs_of(rounds: FloatArray) -> CallCosts:
     >>> step, work, call, code = 90, 40, 10, 50  # microseconds; 5 of a call are around the stage's code
     >>> round = [step + 60, step + 4 * 60, step + 4 * (work + 8 * call), code]
     >>> costs_of(np.array([round, round]) * 1.0)
-    CallCosts(instruction_s=10.0, around_s=5.0, step_s=90.0)
+    CallCosts(instruction_s=10.0, around_s=5.0, step_s=90.0, update_s=0.0)
     """
     one, many, staged, code = rounds.T
     per_micro_batch = (many - one) / (_MANY - 1)

@@ -38,6 +38,7 @@ from partita.training.measure.tasks import (
     at_one_speed,
     beginning_s,
     estimates,
+    idle_update_s,
     parting_s,
     quick_task_s,
     time_tasks,
@@ -94,7 +95,9 @@ def measure_job(
         ready = measuring.take_all(busy.asleep, progress)
         read = {name: busy.steps(name, ready) for name in busy.logs}
     calls = measuring.calls
-    local = tuple(replace(d, instruction_s=calls.instruction_s, step_s=calls.step_s) for d in local)
+    local = tuple(
+        replace(d, instruction_s=calls.instruction_s, step_s=calls.step_s, update_s=calls.update_s) for d in local
+    )
     speeds = with_speeds(local, measuring.probe, np.array(measuring.readings), read)
     cluster = _linked(speeds, link() if is_automatic(splits) else None, measuring.handed_on_bytes)
     progress("measuring tasks", 1, 1)
@@ -132,6 +135,7 @@ class Measuring:
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
         self._company: list[FloatArray] = []  #: of every size
         self._begin_s: list[float] = []  #: likewise, CPU seconds that come once a step
+        self._update_s: list[float] = []  #: likewise, of an update whatever it updates
         self.optimizer_bytes_per_parameter_byte = 0.0
         self.batch_size, self.sizes = batch_size(batch), sizes
         self._wanted = splits
@@ -190,8 +194,8 @@ class Measuring:
     def calls(self) -> CallCosts:
         """Seconds of the device at the share of its core that there was, as the tasks'."""
         share, cost = self.probe.core_share, self._cost
-        begin_s = float(np.median(self._begin_s))
-        return CallCosts(cost.instruction_s / share, cost.around_s / share, begin_s / share)
+        begin_s, update_s = float(np.median(self._begin_s)), float(np.median(self._update_s))
+        return CallCosts(cost.instruction_s / share, cost.around_s / share, begin_s / share, update_s / share)
 
     def profile(self, cluster: Cluster, spent: Spent, about: Mapping[str, Any] = MappingProxyType({})) -> Profile:
         """What was measured, for the devices of a cluster; `about`: facts that only the caller knows."""
@@ -211,6 +215,7 @@ class Measuring:
         probe = job_probe(self.pieces, self.probed, read, times.core_share)
         times = at_one_speed(times, probe.slowness(read[1:, 1:]))
         self._begin_s.append(self._cost.step_s + beginning_s(times))
+        self._update_s.append(idle_update_s(times))
         times = _in_a_step(times, self._cost)
         self._company.append(times.company)
         sample = _sample(captured.graph, times, size, self.batch_size, self._device.type, self._begin_s[-1])
@@ -275,21 +280,20 @@ def _cost_of(last: Sample, size: int) -> float:
 
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str, begin_s: float) -> Sample:
     times = replace(times, **{name: getattr(times, name) / times.core_share for name in SECONDS})
-    update_s = max(0.0, float(np.median(times.update - times.adding)))
-    step_s = begin_s / times.core_share + -(-total // size) * float(np.median(times.one_in_flight)) + update_s
+    once_s = begin_s / times.core_share + idle_update_s(times)
+    update_s = max(0.0, float(np.median(times.update - times.adding)) - idle_update_s(times))
+    step_s = once_s + -(-total // size) * float(np.median(times.one_in_flight)) + update_s
     return Sample(size, graph, _costs(graph, times, kind, update_s), step_s)
 
 
 def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> CostTable:
-    """Every task's estimate. The optimizer's step is shared out by the bytes of the parameters, less what the first backward of a step
-    saves because it adds to no gradients, which goes by these bytes, too."""
+    """Every task's estimate. `update_s` is what the optimizer's step takes beyond that of a device, and less what the first backward
+    of a step saves because it adds to no gradients."""
     forward, backward = estimates(times)
     waits = weight_shares(times)
     price = parting_s(times)
     share, parting = np.zeros((len(graph), 1)), np.zeros((len(graph), 1))
     number = {t.id: i for i, t in enumerate(t for t in graph.tasks if t.phase == "forward")}
-    held = {t.id: t.parameter_bytes for t in graph.tasks}
-    updated = sum(held[t.of] for t in graph.tasks if t.phase == "update" and t.of) or 1.0
     rows: list[list[Estimate]] = []
     for i, t in enumerate(graph.tasks):
         if t.phase == "forward":
@@ -299,7 +303,7 @@ def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> Co
             share[i] = waits[number[t.of or ""]]
             parting[i] = price[number[t.of or ""]]
         else:
-            part = update_s * held[t.of or ""] / updated
+            part = update_s * float(times.updates[number[t.of or ""]])
             rows.append([Estimate(part, part, part, "measured")])
     return replace(CostTable.of((kind,), rows, len(graph.producer)), weight_share=share, parting_s=parting)
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 
 
 #: Of a row of steps.
+_UPDATES = 5  #: rounds of the optimizer's step for each task
 SETTLES, SETTLES_S = 8, 10e-3  #: steps in a row, or seconds, after which each takes as long as the one before
 #: Of TaskTimes.
 BETWEEN = 4  #: parts of a pass over all tasks, and calls of `between`
@@ -48,6 +50,7 @@ SECONDS = (
     "parting",
     "adding",
     "update",
+    "idle_update",
     "first",
 )
 
@@ -70,6 +73,8 @@ class TaskTimes:
         FloatArray  #: [passes] that a backward takes longer for adding to gradients, as all but the first of a step do
     )
     update: FloatArray  #: [passes] the optimizer's step, behind a backward, in a row of steps as in a run
+    idle_update: FloatArray  #: [passes] the optimizer's step without gradients: what it takes whatever it updates
+    updates: FloatArray  #: [tasks] share of each in what else it takes
     first: FloatArray  #: [passes] the forward right behind it, in that row, as the first one of a step is
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
@@ -116,6 +121,7 @@ def time_tasks(
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
     return TaskTimes(
         **{name: np.array([row[name] for row in rows]) for name in rows[0]},
+        updates=runner.update_shares(),
         calls=runner.calls,
         marks=runner.marks,
         optimizer_bytes_per_parameter_byte=runner.optimizer_bytes_per_parameter_byte,
@@ -177,6 +183,11 @@ def beginning_s(times: TaskTimes) -> float:
     return max(0.0, float(np.median(times.first - times.whole_forward)))
 
 
+def idle_update_s(times: TaskTimes) -> float:
+    """What the optimizer's step takes whatever it updates."""
+    return float(np.median(np.minimum(times.idle_update, times.update)))
+
+
 def _set_right(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> list[Estimate]:
     """Medians whose sum is the median of the whole: a constant per mark is taken off first, the rest in proportion."""
     medians, target = np.median(tasks, axis=0), float(np.median(whole))
@@ -222,6 +233,7 @@ class _Runner:
         self._optimizer = make_optimizer(self._parameters)
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0  # the same arithmetic, and the weights stay
+        self._wants_all = False  # gradients of all parameters, or the optimizer fails
         self._code, self._loss = for_device(captured.code, device), captured.loss
         self._leaves = batch_leaves(batch, device)
         self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, batch).items()}
@@ -231,7 +243,7 @@ class _Runner:
             stage_code(captured, tasks, ()), captured.bindings, tensors, device=device, precision=precision
         )
         self._precision = precision
-        self._reader = self._readers(captured)
+        self._reader, self._reads = self._readers(captured), self._parameters_read(captured)
         self.calls, self.marks = np.zeros(len(tasks)), np.zeros(len(tasks))
 
     def _readers(self, captured: Captured) -> dict[int, int]:
@@ -244,6 +256,15 @@ class _Runner:
                     found[a.name] = found[node.name] if task is None else task
         bound = {n: v for n, v in self._bound.items() if isinstance(v, nn.Parameter)}
         return {id(v): found[n] for n, v in bound.items() if n in found}
+
+    def _parameters_read(self, captured: Captured) -> dict[int, set[int]]:
+        """Task -> parameters (their ids) that it reads itself, as the graph has it; those that read none are left out."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for node in captured.code.graph.nodes:
+            read = [self._bound[a.name] for a in node.all_input_nodes if a.name in self._bound]
+            if (task := self._task_of.get(node.name)) is not None:
+                found[task] |= {id(v) for v in read if isinstance(v, nn.Parameter)}
+        return {t: ids for t, ids in found.items() if ids}
 
     def one_pass(self) -> dict[str, FloatArray]:
         """[tasks] seconds of every task's forward and backward."""
@@ -331,19 +352,50 @@ class _Runner:
         return {"whole_forward": forward, "whole_backward": backward, **self._settled()}
 
     def _settled(self) -> dict[str, float]:
-        """Seconds of the optimizer's step, of the forward behind it, and of a backward without gradients to add to, of the last one in a
+        """Seconds of the optimizer's step with gradients and without, of the forward behind it, and of a backward without gradients to add to, of the last one in a
         row of steps: other passes have filled
         the caches before, and the first update of a model with steps of 1 ms takes twice what it takes in a run. A step of SETTLES_S is
         as long as all that, and not repeated."""
         began = self.now()
         for _ in range(SETTLES):
             update, _ = self._timed(self._optimizer.step)
-            self._optimizer.zero_grad(set_to_none=True)
+            idle = self._update_s({})
             first, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
             fresh, _ = self._timed(self._whole.backward, 0, [], 1.0)
             if self.now() - began > SETTLES_S:
                 break
-        return {"update": update, "first": first, "fresh_backward": fresh}
+        return {"update": update, "idle_update": idle, "first": first, "fresh_backward": fresh}
+
+    def update_shares(self) -> FloatArray:
+        """[tasks] what each one's parameters take of the optimizer's step, its sum 1: of a small model each of its tensors takes the
+        same, of a large one each of its bytes. By bytes where the optimizer wants all gradients at once; 0 where nothing is updated."""
+        gradients = {id(p): p.grad for _, p in self._parameters if p.grad is not None}
+        seconds, size_bytes = np.zeros((_UPDATES, len(self.calls))), np.zeros_like(self.calls)
+        for task, read in self._reads.items():
+            own = {i: gradients[i] for i in read if i in gradients}
+            size_bytes[task] = sum(g.nbytes for g in own.values())
+            seconds[:, task] = [self._update_s(own) - self._update_s({}) for _ in range(_UPDATES)] if own else 0.0
+        self._keep_gradients(gradients)
+        taken = np.maximum(np.median(seconds, axis=0), 0.0)
+        if self._wants_all or not taken.any():
+            taken = size_bytes
+        return np.asarray(taken / taken.sum() if taken.any() else taken)
+
+    def _update_s(self, gradients: Mapping[int, Tensor]) -> float:
+        """Seconds of the optimizer's step with these gradients only; 0 where it has failed, for it wants all of them."""
+        self._keep_gradients(gradients)
+        if self._wants_all:
+            return 0.0
+        try:
+            return self._timed(self._optimizer.step)[0]
+        except Exception:
+            self._wants_all = True
+            return 0.0
+
+    def _keep_gradients(self, gradients: Mapping[int, Tensor]) -> None:
+        """These, by the parameter's id, and no others."""
+        for _, p in self._parameters:
+            p.grad = gradients.get(id(p))
 
     def lone_pass(self) -> tuple[float, float]:
         """Seconds of the whole model's forward and backward with no other micro-batch in flight."""

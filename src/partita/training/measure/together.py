@@ -155,12 +155,15 @@ class Found:
     core_share: float  #: of a core that it got
     instruction_s: float  #: as the device's, at its own speed
     begin_s: float  #: likewise, what comes once a step
+    update_s: float  #: likewise, the optimizer's step whatever it updates
 
     @staticmethod
     def of(measuring: Measuring, device: Device) -> Found:
         sizes, steps = zip(*((s.micro_batch_size, s.single_step_s) for s in measuring.samples), strict=True)
         calls = measuring.calls
-        return Found(device, sizes, steps, measuring.probe.core_share, calls.instruction_s, calls.step_s)
+        return Found(
+            device, sizes, steps, measuring.probe.core_share, calls.instruction_s, calls.step_s, calls.update_s
+        )
 
     @property
     def steps(self) -> dict[int, float]:
@@ -169,7 +172,8 @@ class Found:
 
     def at_speed(self, speed: float) -> Device:
         """The device, once its speed is known; its own seconds are written down as those of a device with speed 1."""
-        return replace(self.device, speed=speed, instruction_s=self.instruction_s * speed, step_s=self.begin_s * speed)
+        call_s, begin_s, update_s = (speed * s for s in (self.instruction_s, self.begin_s, self.update_s))
+        return replace(self.device, speed=speed, instruction_s=call_s, step_s=begin_s, update_s=update_s)
 
 
 def _links(

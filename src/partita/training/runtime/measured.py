@@ -17,6 +17,7 @@ from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
 from partita.training.runtime import checkpoint
 from partita.training.runtime.session import Session
+from partita.training.runtime.stopwatch import Stamps, in_seconds
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,7 @@ class Trace:
     """One step as a rank saw it."""
 
     step_s: float
-    start: FloatArray  #: [own instructions] seconds of this rank's clock
-    end: FloatArray
+    stamps: Stamps  #: of its own instructions
 
 
 def write_timeline(
@@ -37,10 +37,11 @@ def write_timeline(
     chosen = torch.tensor([order[len(order) // 2]])
     dist.broadcast(chosen, 0)
     trace = traces[min(int(chosen), len(traces) - 1)]
+    start, end = map(session.clock.to_rank_0, in_seconds(trace.stamps))
     mine = {
         "numbers": torch.from_numpy(numbers),
-        "start": torch.from_numpy(session.clock.to_rank_0(trace.start)),
-        "end": torch.from_numpy(session.clock.to_rank_0(trace.end)),
+        "start": torch.from_numpy(start),
+        "end": torch.from_numpy(end),
     }
     gathered = checkpoint.gather_tensors(
         {f"{k}.{session.rank}": v for k, v in mine.items()}, session.rank, session.ranks

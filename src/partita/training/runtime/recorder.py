@@ -22,6 +22,7 @@ class Recorder:
         """`steps` that the run is going to take; None where nobody knows."""
         self._prober, self._pieces = prober, len(probe.pieces)
         self._each_s = prober.reading_s
+        self._unread = (math.nan,) * self._pieces
         # A short run reads every piece once without having earned it, and not all of them at its beginning: readings next to each other
         # say the same of a machine that is another one a second later.
         self._lent_at_once = min(_MOST, math.ceil(self._pieces / max(1, steps))) if steps is not None else 1
@@ -34,7 +35,7 @@ class Recorder:
         self._saved_s += _PART * step_s
         lent = min(self._lent_at_once, self._lent)
         times = min(_MOST, self._pieces, lent + int(self._saved_s / self._each_s))
-        self._rows.append((core_share, *self._prober.read(times)))
+        self._rows.append((core_share, *(self._prober.read(times) if times else self._unread)))
         self._lent -= lent
         self._saved_s -= (times - lent) * self._each_s
 

@@ -16,6 +16,13 @@ import torch
 
 from partita.nouns.graph import FloatArray
 
+Stamps = tuple[list[int], list[int]]  #: (start, end) of each place, nanoseconds of time.perf_counter_ns()
+
+
+def in_seconds(stamps: Stamps) -> tuple[FloatArray, FloatArray]:
+    start, end = stamps
+    return np.array(start) / 1e9, np.array(end) / 1e9
+
 
 class Stopwatch:
     """Times of n places; `start[k]` and `end[k]` are nanoseconds of time.perf_counter_ns(). Those that compute are timed by
@@ -48,9 +55,12 @@ class Stopwatch:
         start, end = self.read()
         return float((end - start)[self._at].sum()) if len(self._at) else math.nan
 
+    def stamps(self) -> Stamps:
+        return self.start[:], self.end[:]
+
     def read(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) in seconds."""
-        return np.array(self.start) / 1e9, np.array(self.end) / 1e9
+        return in_seconds(self.stamps())
 
 
 class CudaStopwatch(Stopwatch):
@@ -70,16 +80,16 @@ class CudaStopwatch(Stopwatch):
         """1: nobody else computes on this GPU, as far as it tells."""
         return 1.0
 
-    def read(self) -> tuple[FloatArray, FloatArray]:
-        """(start, end): how long before an event that happens now. A span between events is a float32 of milliseconds, so
+    def stamps(self) -> Stamps:
+        """How long before an event that happens now. A span between events is a float32 of milliseconds, so
         it has to be short: counted from the start of the process it would be off by 1 ms after three hours."""
         now = _event()
         now.record()
         now.synchronize()
-        now_s = time.perf_counter()
-        start = [now_s - a.elapsed_time(now) / 1e3 for a, _ in self._events]
-        end = [now_s - b.elapsed_time(now) / 1e3 for _, b in self._events]
-        return np.array(start), np.array(end)
+        now_ns = time.perf_counter_ns()
+        start = [now_ns - round(1e6 * a.elapsed_time(now)) for a, _ in self._events]
+        end = [now_ns - round(1e6 * b.elapsed_time(now)) for _, b in self._events]
+        return start, end
 
 
 def _event() -> Any:

@@ -118,7 +118,7 @@ def with_trace(
     """The traces with this step's, where it is one of a full batch and not the first, which is slow."""
     if first or not isinstance(engine, Pipeline) or not engine.last or batch_size(batch) != session.full_batch:
         return traces
-    return [*traces, Trace(step_s, *engine.last.trace())][-_TRACES:]
+    return [*traces, Trace(step_s, engine.last.watch.stamps())][-_TRACES:]
 
 
 def _ran(engine: Engine, turn: Turn, result: StepResult) -> Ran:
