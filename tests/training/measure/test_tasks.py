@@ -193,13 +193,13 @@ def test_leaves_of_a_batch_are_not_written_to() -> None:
 
 
 def test_an_update_is_timed_in_a_row_of_steps() -> None:
-    """The first one, behind other passes, has other caches and old gradients; here it takes 5 ms where several backwards made them."""
+    """The first one, behind other passes, has other caches and old gradients; here it takes 2 ms where several backwards made them."""
 
     class Unsettled(torch.optim.SGD):
         def step(self, closure: None = None) -> None:  # type: ignore[override]
             weight = self.param_groups[0]["params"][0]
             assert weight.grad is not None
-            end = time.thread_time() + (5e-3 if weight.grad._version > 0 else 1e-4)
+            end = time.thread_time() + (2e-3 if weight.grad._version > 0 else 1e-4)
             while time.thread_time() < end:
                 pass
 
@@ -208,7 +208,7 @@ def test_an_update_is_timed_in_a_row_of_steps() -> None:
     times = time_tasks(
         captured, model, lambda ps: Unsettled([p for _, p in ps], lr=0.1), part, CPU, budget_s=0.0, least=3, most=3
     )
-    assert 1e-4 <= np.median(times.update) < 2e-3
+    assert 1e-4 <= np.median(times.update) < 1.5e-3
 
 
 @pytest.mark.parametrize("all_at_once", [False, True])
@@ -230,7 +230,7 @@ def test_an_update_takes_its_call_and_what_each_task_has(all_at_once: bool) -> N
         captured, model, lambda ps: Slow([p for _, p in ps], lr=0.1), part, CPU, budget_s=0.0, least=3, most=3
     )
     assert times.updates.sum() == pytest.approx(1.0)
-    assert idle_update_s(times) == pytest.approx(0.0 if all_at_once else 1e-3, abs=2e-4)
+    assert idle_update_s(times) == 0.0 if all_at_once else 1e-3 <= idle_update_s(times) < 2e-3
     nodes = [captured.task_nodes[t.id] for t in captured.graph.tasks if t.phase == "forward"]
     reads = {n.name: {captured.bindings[a.name].name for a in n.all_input_nodes if a.name in captured.bindings} for n in captured.code.graph.nodes}  # fmt: skip
     mine = [k for k, names in enumerate(nodes) if any(last in reads[n] for n in names)]

@@ -39,7 +39,7 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 _UPDATES = 5  #: rounds of the optimizer's step for each task
 SETTLES, SETTLES_S = 8, 10e-3  #: steps in a row, or seconds, after which each takes as long as the one before
 #: Of TaskTimes.
-BETWEEN = 4  #: parts of a pass over all tasks, and calls of `between`
+BETWEEN = 3  #: parts of a pass over all tasks, and calls of `between`
 SECONDS = (
     "forward",
     "backward",
@@ -112,12 +112,9 @@ def time_tasks(
         between()
         row |= runner.whole_pass()
         between()
-        forward, backward = runner.lone_pass()
-        between()
         with asleep():
             company = (row["whole_forward"] + row["whole_backward"]) / sum(runner.lone_pass())
-        adding = backward - row.pop("fresh_backward")
-        rows.append({**row, "one_in_flight": forward + backward, "adding": adding, "company": company})
+        rows.append({**row, "company": company})
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
     return TaskTimes(
         **{name: np.array([row[name] for row in rows]) for name in rows[0]},
@@ -352,19 +349,22 @@ class _Runner:
         return {"whole_forward": forward, "whole_backward": backward, **self._settled()}
 
     def _settled(self) -> dict[str, float]:
-        """Seconds of the optimizer's step with gradients and without, of the forward behind it, and of a backward without gradients to add to, of the last one in a
-        row of steps: other passes have filled
-        the caches before, and the first update of a model with steps of 1 ms takes twice what it takes in a run. A step of SETTLES_S is
-        as long as all that, and not repeated."""
+        """Seconds, at the end of a row of steps, of the optimizer's step and of the forward behind it; of one more forward and backward,
+        and how much longer than the step's own backward that one takes for adding to gradients; of an update without any. In a row,
+        because other passes have filled the caches, and the first update of a model with steps of 1 ms takes twice what it takes in a
+        run. A step of SETTLES_S is as long as all that, and not repeated."""
         began = self.now()
         for _ in range(SETTLES):
             update, _ = self._timed(self._optimizer.step)
-            idle = self._update_s({})
+            self._keep_gradients({})
             first, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
             fresh, _ = self._timed(self._whole.backward, 0, [], 1.0)
             if self.now() - began > SETTLES_S:
                 break
-        return {"update": update, "idle_update": idle, "first": first, "fresh_backward": fresh}
+        forward, backward = self.lone_pass()
+        idle = self._update_s({})  # behind a backward as the other: right behind that one it takes half as long
+        times = {"update": update, "idle_update": idle, "first": first}
+        return {**times, "one_in_flight": forward + backward, "adding": backward - fresh}
 
     def update_shares(self) -> FloatArray:
         """[tasks] what each one's parameters take of the optimizer's step, its sum 1: of a small model each of its tensors takes the
