@@ -154,6 +154,7 @@ def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
         "calls": {
             "instruction_s": profile.cluster.devices[0].instruction_s,
             "step_s": profile.cluster.devices[0].step_s,
+            "update_s": profile.cluster.devices[0].update_s,
         },
         "speeds": {d.name: d.speed for d in profile.cluster.devices},
         "alone": probe.alone if probe else 1.0,
@@ -232,7 +233,10 @@ def _profile_text(document: dict[str, Any]) -> str:
             ("devices", _devices(document)),
             *[("split", line) for line in counted(read_splits(document["splits"], BadInput, "splits"))],
             *([("link", _link(document["link"]))] if len(document["devices"]) > 1 else []),
-            ("calls", f"{seconds(calls['instruction_s'])} a forward or a backward, {seconds(calls['step_s'])} a step"),
+            (
+                "calls",
+                f"{seconds(calls['instruction_s'])} a forward or a backward, {seconds(calls['step_s'])} a step, {seconds(calls['update_s'])} its update",
+            ),
             (
                 "load",
                 f"{document['facts']['load'][0]:.2f}, {seconds(document['facts']['cpu_s'])} of CPU time in {seconds(document['facts']['wall_s'])}",

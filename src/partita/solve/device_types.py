@@ -19,7 +19,7 @@ class DeviceType:
 
 def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     """The types of a cluster's devices, in the order of their first device."""
-    groups: dict[tuple[str, float, float, float, float], list[Device]] = {}
+    groups: dict[tuple[str, float, float, float, float, float], list[Device]] = {}
     for d in cluster.devices:
-        groups.setdefault((d.kind, d.speed, d.memory_bytes, d.instruction_s, d.step_s), []).append(d)
+        groups.setdefault((d.kind, d.speed, d.memory_bytes, d.instruction_s, d.step_s, d.update_s), []).append(d)
     return tuple(DeviceType(*key[:3], tuple(d.name for d in ds)) for key, ds in groups.items())

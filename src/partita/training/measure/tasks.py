@@ -362,7 +362,9 @@ class _Runner:
             if self.now() - began > SETTLES_S:
                 break
         forward, backward = self.lone_pass()
+        gradients = {id(p): p.grad for _, p in self._parameters if p.grad is not None}
         idle = self._update_s({})  # behind a backward as the other: right behind that one it takes half as long
+        self._keep_gradients(gradients)  # the next backward adds to them
         times = {"update": update, "idle_update": idle, "first": first}
         return {**times, "one_in_flight": forward + backward, "adding": backward - fresh}
 

@@ -3,17 +3,16 @@
 A job that shuffles by torch's, numpy's or Python's own generator would see other numbers in every process: the stages draw
 from torch's too. So a job's batches have generators of their own, seeded by the job's seed and the epoch.
 
-The next batch is made by a thread while a step runs, where it takes longer than the thread itself. Whoever draws from the process's global generators meanwhile, a stage
+The next batch is made by a thread while a step runs. Whoever draws from the process's global generators meanwhile, a stage
 with dropout, holds `drawing`: the thread puts the job's generators in their place while it makes a batch.
 """
 
 from __future__ import annotations
 
 import random
-import time
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,10 +26,6 @@ from partita.training.job import Batch, TrainingJob, check_alike, checked_batch,
 
 T = TypeVar("T")
 _END: Any = object()
-#: What the thread takes of a step: a batch that was there already, made in 70 us, came after 218 from the thread, and the thread held
-#: the interpreter's lock as the step began (2-core EPYC, 2026-11-28).
-HANDED_OVER_S = 0.3e-3
-_SELDOM = 256  #: items of the thread, at most, between two that are made without it to see how long that takes
 
 
 @dataclass(frozen=True)
@@ -74,8 +69,7 @@ def turns(job: TrainingJob, progress: Progress, *, steps: int | None, epochs: in
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, the next one made by a thread while one is in use, unless making one is over sooner than handing it over. What
-    the thread raises is raised here, as it was.
+    """The same items, the next one made by a thread while one is in use. What the thread raises is raised here, as it was.
 
     >>> list(ahead(iter("abc")))
     ['a', 'b', 'c']
@@ -87,20 +81,10 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             torch.cuda.set_device(device)
 
     thread = ThreadPoolExecutor(1, "next batch", settle)
-    left, again = 0, 1  # items that the thread is to make; and once this one has taken too long over another
-    coming: Future[T] | None = None
     try:
-        while True:
-            if coming:
-                item, left = coming.result(), left - 1
-            else:
-                began = time.perf_counter()
-                item = next(items, _END)
-                late = time.perf_counter() - began > HANDED_OVER_S
-                left, again = (again, min(2 * again, _SELDOM)) if late else (0, 1)
-            if item is _END:
-                return
-            coming = thread.submit(next, items, _END) if left else None
+        coming = thread.submit(next, items, _END)
+        while (item := coming.result()) is not _END:
+            coming = thread.submit(next, items, _END)
             yield item
     finally:
         thread.shutdown(wait=False, cancel_futures=True)

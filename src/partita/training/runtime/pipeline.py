@@ -92,8 +92,8 @@ class Pipeline:
 
     def step(self, batch: Batch, step: int) -> StepResult:
         """One optimizer step on a batch; all ranks call it with the same batch."""
-        for _, p in self.parameters:  # as the optimizer's zero_grad does, in a third of its time
-            p.grad = None
+        if self.state.optimizer:
+            _drop_gradients(self.state.optimizer)
         self._square = None
         self.last = self._interpreter(batch)
         result = self.last.step(batch, self.deployment.micro_batch_size, step, self._job.seed)
@@ -264,6 +264,16 @@ class Pipeline:
             n: nn.Parameter(p.detach().to(device), p.requires_grad) for n, p in model.named_parameters() if n in mine
         }
         return kept | {n: b.detach().to(device) for n, b in model.named_buffers() if n in mine}
+
+
+def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """As `zero_grad` does, in a third of its time, unless the optimizer has one of its own."""
+    if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+        optimizer.zero_grad(set_to_none=True)
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
 
 
 def check_same_weights(model: nn.Module, rank: int) -> None:
