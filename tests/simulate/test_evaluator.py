@@ -28,7 +28,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def random_cluster(random: Random) -> Cluster:
-    beside = {"instruction_s": 0.1, "step_s": 0.3} if random.random() < 0.5 else {}
+    beside = {"instruction_s": 0.1, "step_s": 0.3, "update_s": 0.2} if random.random() < 0.5 else {}
     devices = tuple(
         Device(n, ("cpu", "gpu")[random.integers(2)], speed=float(random.uniform(0.5, 2)), **beside) for n in NAMES
     )

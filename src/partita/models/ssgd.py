@@ -43,6 +43,7 @@ from partita.nouns.costs import CostTable, Estimate, Source
 from partita.nouns.graph import FloatArray, IntArray, TaskGraph
 from partita.nouns.profile import Profile, Sample
 from partita.simulate.exchange import Exchange, Scheme, Wires
+from partita.simulate.overheads import update_s
 
 Scaling = Literal["strong", "weak"]
 
@@ -179,7 +180,7 @@ def _of_size(cluster: Cluster, n: int) -> Cluster:
 
 def _nameless(device: Device) -> Device:
     """What matters of a device for its speed."""
-    return Device("", device.kind, speed=device.speed)
+    return Device("", device.kind, speed=device.speed, update_s=device.update_s)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -369,7 +370,9 @@ class _Model:
         forward, backward = tasks[:, (phase != "backward") & (phase != "update")].sum(axis=1), done[:, -1]
         before = max(turns - 1, 0) * (forward + backward) + min(turns, 1) * forward
         ready = before[:, None] + min(turns, 1) * done[:, list(self.gradients.ready)]
-        return _Local(turns * forward, turns * backward, ready, tasks[:, phase == "update"].sum(axis=1))
+        updates = phase == "update"
+        update = tasks[:, updates].sum(axis=1) + updates.any() * update_s(device)
+        return _Local(turns * forward, turns * backward, ready, update)
 
     def _source(self, ranks: Sequence[tuple[Device, int, int]]) -> Source:
         """ "measured" where every time is a measured one: a size that was measured, at the speed it was measured at."""

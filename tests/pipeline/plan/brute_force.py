@@ -87,7 +87,7 @@ def _wishes(lot: np.random.Generator) -> Wishes:
 
 
 def _cluster(lot: np.random.Generator, m: int, kinds: tuple[str, ...], tight: bool) -> Cluster:
-    alike, beside = lot.random() < 0.3, lot.choice([0.0, 0.0, 0.25, 1.0], 3).tolist()
+    alike, beside = lot.random() < 0.3, lot.choice([0.0, 0.0, 0.25, 1.0], 4).tolist()
     memory = float(lot.integers(15, 120))
     devices = tuple(
         Device(
@@ -97,6 +97,7 @@ def _cluster(lot: np.random.Generator, m: int, kinds: tuple[str, ...], tight: bo
             1.0 if alike else float(lot.choice([1.0, 1.0, 2.0, 1.5])),
             instruction_s=beside[0],
             step_s=beside[1],
+            update_s=beside[3],
         )
         for i in range(m)
     )

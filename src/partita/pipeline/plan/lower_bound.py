@@ -145,7 +145,7 @@ def least_step(p: BoundProblem, enough: float = math.inf) -> float:
     segment = _segments(p)
     lone, team = (segment & p_fits for p_fits in _fits(p))
     # what nobody waits for, because nothing is updated, has no latency; without backwards there is nothing to sum
-    latency = p.best.latency_s if any(t.phase == "update" for t in costs.graph.tasks) else 0.0
+    latency = p.best.latency_s if costs.updating else 0.0
     own = costs.own_bytes if costs.training else np.zeros(last + 1)
     numbers = (p.best.exchange_rate, latency, TINY * float(costs.parameter_bytes[-1]))
     work = costs.forward_s + costs.backward_s

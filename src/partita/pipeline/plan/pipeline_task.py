@@ -192,12 +192,11 @@ class PipelineTask:
     def _tables(self, c: StageCosts, wait: Waits) -> StageTables:
         best, zero = wires(self.cluster)[1], np.zeros(len(c.states))
         own = np.maximum(c.own_bytes[None, :] - c.own_bytes[:, None], 0)
-        updates = any(t.phase == "update" for t in c.graph.tasks)
         return StageTables(
             c.micro_batches, c.states.contains, c.forward_s + c.backward_s, c.forward_s, c.update_s, c.cannot,
             c.backward_tasks, wait.head_s, wait.tail_s, wait.fed * best.message_s, zero, zero,
             own, TINY * float(c.parameter_bytes[-1]) if c.training else math.inf, best.exchange_rate,
-            best.latency_s if updates else 0.0,
+            best.latency_s if c.updating else 0.0,
             c.weight_bytes * c.per_parameter_byte, c.kept_bytes, c.input_bytes if any(self.modes) else c.kept_bytes,
             np.array([t.memory_bytes for t in self.types]),
         )  # fmt: skip

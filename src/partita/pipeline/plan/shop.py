@@ -72,7 +72,6 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
     links = _links(bench.cluster, tuple(names))
     batches = costs.micro_batches
     keep, room = _memory(bench, chain, numbers)
-    updates = costs.training and any(t.phase == "update" for t in bench.sample.graph.tasks)
     beside = np.array([update_s(bench.cluster.devices[d]) for d in numbers])
     return Shop(
         np.array([[place[s.devices[m % len(s.devices)]] for m in range(batches)] for s in chain], np.int64),
@@ -83,7 +82,7 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
         np.array([(j, i) in waits for i, j in ways], np.bool_),
         links.carry_s(amounts), links.queue, links.lag_s, sent * links.post_s(amounts), sent * links.handle_s(amounts),
         np.array([begin_s(bench.cluster.devices[d]) for d in numbers]),
-        _updates(chain, numbers, each(costs.update_s)) + updates * beside,
+        _updates(chain, numbers, each(costs.update_s)) + (costs.training and costs.updating) * beside,
         keep, room,
     )  # fmt: skip
 

@@ -85,6 +85,11 @@ class StageCosts:
     def training(self) -> bool:
         return bool(self.backward_tasks[-1] > 0)
 
+    @property
+    def updating(self) -> bool:
+        """Whether any task is an update."""
+        return any(t.phase == "update" for t in self.graph.tasks)
+
     @cached_property
     def own_bytes(self) -> FloatArray:
         """[states] parameters that no other task reads."""

@@ -53,13 +53,13 @@ def cut_into_tasks(
             t,
             f"{module_path(ns[0])} {operator_name(ns[0])}".strip(),
             group=groups.get(t),
-            parameter_bytes=sum(sizes[p] for p in _parameters_of(ns, bindings)),
+            parameter_bytes=sum(sizes[p] for p in parameters_of(ns, bindings)),
             activation_bytes=float(sum(observed.saved_bytes.get(m.name, 0) for m in ns)),
         )
         for t, ns in ((t, _main_first(t, ns)) for t, ns in members.items())
     ]
     trained = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-    reads = {t: [p for p in _parameters_of(ns, bindings) if p in trained] for t, ns in members.items()}
+    reads = {t: [p for p in parameters_of(ns, bindings) if p in trained] for t, ns in members.items()}
     tensors = _tensors(nodes, owner, observed.meta)
     shared = _shared(reads, sizes)
     reached = _reached(nodes, owner, loss, observed.meta)
@@ -222,7 +222,7 @@ def _united(together: Iterable[tuple[str, Sequence[str]]]) -> dict[str, str]:
 # ---- edges --------------------------------------------------------------------------------------------------------------
 
 
-def _parameters_of(nodes: Sequence[fx.Node], bindings: Mapping[str, Binding]) -> list[str]:
+def parameters_of(nodes: Sequence[fx.Node], bindings: Mapping[str, Binding]) -> list[str]:
     """Names of the parameters that some nodes read, each once."""
     read = [a.name for n in nodes for a in n.all_input_nodes if a.name in bindings]
     return list(dict.fromkeys(bindings[p].name for p in read if bindings[p].kind == "parameter"))

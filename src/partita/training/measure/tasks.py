@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.probe import middle_mean
 from partita.training.capture.model import Captured, bound_values
 from partita.training.capture.operators import for_device
+from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
@@ -35,8 +35,8 @@ Result = TypeVar("Result")
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
+_UPDATES = 5  #: times that each task's part of the optimizer's step is timed
 #: Of a row of steps.
-_UPDATES = 5  #: rounds of the optimizer's step for each task
 SETTLES, SETTLES_S = 8, 10e-3  #: steps in a row, or seconds, after which each takes as long as the one before
 #: Of TaskTimes.
 BETWEEN = 3  #: parts of a pass over all tasks, and calls of `between`
@@ -240,7 +240,7 @@ class _Runner:
             stage_code(captured, tasks, ()), captured.bindings, tensors, device=device, precision=precision
         )
         self._precision = precision
-        self._reader, self._reads = self._readers(captured), self._parameters_read(captured)
+        self._reader, self._reads = self._readers(captured), _parameters_read(captured)
         self.calls, self.marks = np.zeros(len(tasks)), np.zeros(len(tasks))
 
     def _readers(self, captured: Captured) -> dict[int, int]:
@@ -253,15 +253,6 @@ class _Runner:
                     found[a.name] = found[node.name] if task is None else task
         bound = {n: v for n, v in self._bound.items() if isinstance(v, nn.Parameter)}
         return {id(v): found[n] for n, v in bound.items() if n in found}
-
-    def _parameters_read(self, captured: Captured) -> dict[int, set[int]]:
-        """Task -> parameters (their ids) that it reads itself, as the graph has it; those that read none are left out."""
-        found: dict[int, set[int]] = defaultdict(set)
-        for node in captured.code.graph.nodes:
-            read = [self._bound[a.name] for a in node.all_input_nodes if a.name in self._bound]
-            if (task := self._task_of.get(node.name)) is not None:
-                found[task] |= {id(v) for v in read if isinstance(v, nn.Parameter)}
-        return {t: ids for t, ids in found.items() if ids}
 
     def one_pass(self) -> dict[str, FloatArray]:
         """[tasks] seconds of every task's forward and backward."""
@@ -362,7 +353,7 @@ class _Runner:
             if self.now() - began > SETTLES_S:
                 break
         forward, backward = self.lone_pass()
-        gradients = {id(p): p.grad for _, p in self._parameters if p.grad is not None}
+        gradients = self._gradients()
         idle = self._update_s({})  # behind a backward as the other: right behind that one it takes half as long
         self._keep_gradients(gradients)  # the next backward adds to them
         times = {"update": update, "idle_update": idle, "first": first}
@@ -371,10 +362,10 @@ class _Runner:
     def update_shares(self) -> FloatArray:
         """[tasks] what each one's parameters take of the optimizer's step, its sum 1: of a small model each of its tensors takes the
         same, of a large one each of its bytes. By bytes where the optimizer wants all gradients at once; 0 where nothing is updated."""
-        gradients = {id(p): p.grad for _, p in self._parameters if p.grad is not None}
+        gradients = self._gradients()
         seconds, size_bytes = np.zeros((_UPDATES, len(self.calls))), np.zeros_like(self.calls)
-        for task, read in self._reads.items():
-            own = {i: gradients[i] for i in read if i in gradients}
+        for task, read in enumerate(self._reads):
+            own = {name: gradients[name] for name in read if name in gradients}
             size_bytes[task] = sum(g.nbytes for g in own.values())
             seconds[:, task] = [self._update_s(own) - self._update_s({}) for _ in range(_UPDATES)] if own else 0.0
         self._keep_gradients(gradients)
@@ -383,7 +374,7 @@ class _Runner:
             taken = size_bytes
         return np.asarray(taken / taken.sum() if taken.any() else taken)
 
-    def _update_s(self, gradients: Mapping[int, Tensor]) -> float:
+    def _update_s(self, gradients: Mapping[str, Tensor]) -> float:
         """Seconds of the optimizer's step with these gradients only; 0 where it has failed, for it wants all of them."""
         self._keep_gradients(gradients)
         if self._wants_all:
@@ -394,10 +385,14 @@ class _Runner:
             self._wants_all = True
             return 0.0
 
-    def _keep_gradients(self, gradients: Mapping[int, Tensor]) -> None:
-        """These, by the parameter's id, and no others."""
-        for _, p in self._parameters:
-            p.grad = gradients.get(id(p))
+    def _gradients(self) -> dict[str, Tensor]:
+        """By the parameter's name."""
+        return {n: p.grad for n, p in self._parameters if p.grad is not None}
+
+    def _keep_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """These and no others."""
+        for name, p in self._parameters:
+            p.grad = gradients.get(name)
 
     def lone_pass(self) -> tuple[float, float]:
         """Seconds of the whole model's forward and backward with no other micro-batch in flight."""
@@ -417,6 +412,12 @@ class _Runner:
         began = self.now()
         result = function(*arguments, **named)
         return self.now() - began, result
+
+
+def _parameters_read(captured: Captured) -> list[list[str]]:
+    """[forward tasks] names of the parameters that each reads, as the graph has it."""
+    nodes = {n.name: n for n in captured.code.graph.nodes}
+    return [parameters_of([nodes[n] for n in names], captured.bindings) for names in captured.nodes]
 
 
 def _moved(value: Any, device: torch.device) -> Any:
