@@ -42,6 +42,7 @@ from partita.training.measure.tasks import (
     parting_s,
     quick_task_s,
     time_tasks,
+    updating_s,
     weight_shares,
 )
 from partita.training.measure.worth_splitting import is_automatic, named_splits, worthwhile_splits
@@ -281,14 +282,13 @@ def _cost_of(last: Sample, size: int) -> float:
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str, begin_s: float) -> Sample:
     times = replace(times, **{name: getattr(times, name) / times.core_share for name in SECONDS})
     once_s = begin_s / times.core_share + idle_update_s(times)
-    update_s = max(0.0, float(np.median(times.update - times.adding)) - idle_update_s(times))
+    update_s = updating_s(times) - idle_update_s(times)
     step_s = once_s + -(-total // size) * float(np.median(times.one_in_flight)) + update_s
     return Sample(size, graph, _costs(graph, times, kind, update_s), step_s)
 
 
 def _costs(graph: TaskGraph, times: TaskTimes, kind: str, update_s: float) -> CostTable:
-    """Every task's estimate. `update_s` is what the optimizer's step takes beyond that of a device, and less what the first backward
-    of a step saves because it adds to no gradients."""
+    """Every task's estimate. `update_s`: of all updates, beyond what one takes whatever it updates."""
     forward, backward = estimates(times)
     waits = weight_shares(times)
     price = parting_s(times)

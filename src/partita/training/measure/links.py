@@ -1,9 +1,10 @@
 """Measure the links between two ranks, one each way: rate, latency, what a message costs the devices at its ends, and what
 summing gradients over it takes.
 
-The two, pinned like workers, exchange messages of several sizes as a run's ranks do (`Transport`), each behind a
+The two, pinned like workers, exchange messages of several sizes as a run's ranks do (`Transport`), each behind a little training and a
 computation that fills the caches as the job's own do: half a megabyte takes 0.5 ms behind an Inception's segments, and 0.3 ms where
-nothing else was touched since the last message (AMD EPYC, 2026-11-23). A line through the times of one way gives latency and
+nothing else was touched since the last message; posting a kilobyte takes 50 to 100 us behind other work, and 10 in a row of them
+(AMD EPYC, 2026-11-23 and 28). A line through the times of one way gives latency and
 rate; the CPU time that a process spends on a message, and on a byte of it, is what posting or receiving it takes of its device, and
 is no part of the latency. Through memory it is no part of the rate either: nothing else carries the bytes. A wire carries them while the ends
 work at those before and behind.
@@ -49,11 +50,13 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
 GRADIENT_BYTES = (1 << 14, 1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
 GRADIENTS = 32
 FEWEST = 3  #: times that anything is done, however slow the link is
-_MESSAGES = 50  #: that follow each other, at most
+_MESSAGES = 9  #: whose ends are timed, at most
+_STREAM = 50  #: that follow each other on a wire, at most
 _SUMS = 9  #: at most
 _TAG = 1 << 20  #: of what the two say to each other meanwhile
 _BETWEEN_S = 1e-3  #: for which a side works before it sends, at least
 _MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would only take time
+_WIDTH = 64  #: of the layers that it trains
 
 
 @dataclass(frozen=True)
@@ -249,12 +252,15 @@ def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
     cuda = peer.transport.device.type == "cuda"
     rows: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for size in SIZES:
-        way_s = float(np.median(_way_times(size, peer, pace)))
-        count = peer.led(pace.count(2 * way_s, _MESSAGES))
+        work = _Work(size, pace.between, peer.transport.device)
+        way_s = float(np.median(_way_times(work, peer, pace)))
+        count, stream = (peer.led(pace.count(2 * way_s, most)) for most in (_MESSAGES, _STREAM))
         for there, found in rows.items():
-            ends = {"send_s": 0.0, "receive_s": 0.0, "stream_s": 0.0}  # a GPU computes on while its copy engines send
-            ends = ends if cuda else _device_times(size, peer, count, sends=there == peer.leads)
-            found.append({"bytes": float(size), "way_s": way_s, **ends})
+            sends = there == peer.leads
+            # a GPU computes on while its copy engines send
+            ends = {"send_s": 0.0, "receive_s": 0.0} if cuda else _device_times(work, peer, count, sends=sends)
+            stream_s = _stream_time(work.buffer, peer, stream, sends=sends) if peer.wire else 0.0
+            found.append({"bytes": float(size), "way_s": way_s, **ends, "stream_s": stream_s})
     sums = [{"bytes": float(size), "sum_s": _sum_time(size, peer, pace)} for size in GRADIENT_BYTES]
     return {"there": rows[True], "back": rows[False], "sums": sums, "wire": peer.wire}
 
@@ -279,23 +285,42 @@ def _measure(spec: Mapping[str, Any]) -> None:
             Path(spec["out"]).write_text(json.dumps(found))
 
 
-def _way_times(size: int, peer: Peer, pace: Pace) -> FloatArray:
-    """Seconds of one way of a message there and back, as a run sends it; on the rank that leads.
+class _Work:
+    """What a side does before it sends, or takes what has come."""
 
-    Before it sends, a side computes on so many bytes, and what it sends comes last."""
-    import torch
+    def __init__(self, size: int, between: int, device: torch.device) -> None:
+        """Its message has so many bytes; it goes through so many `between`."""
+        import torch
+        from torch import nn
 
-    device = peer.transport.device
-    buffer = torch.zeros(size, dtype=torch.uint8, device=device)
-    scratch = torch.ones(pace.between // 4, device=device)
+        self.buffer = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._scratch = torch.ones(between // 4, device=device)
+        layers = [nn.Linear(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.GELU(), nn.Linear(_WIDTH, _WIDTH)]
+        self._model = nn.Sequential(*layers).to(device)
+        self._batch = torch.ones(_WIDTH, _WIDTH, device=device)
+
+    def __call__(self) -> float:
+        """Go through the bytes, and train, whose code pushes that of messages out of the caches; write the message last. The seconds that it
+        takes."""
+        began = time.perf_counter()
+        while time.perf_counter() < began + _BETWEEN_S:
+            self._scratch.sum()
+            self._model(self._batch).square().mean().backward()
+        self.buffer.fill_(1)
+        _settle(self.buffer.device)
+        return time.perf_counter() - began
+
+
+def _way_times(work: _Work, peer: Peer, pace: Pace) -> FloatArray:
+    """Seconds of one way of a message there and back, as a run sends it; on the rank that leads."""
     began = time.perf_counter()
-    _there_and_back(buffer, scratch, peer)
-    return _there_and_back(buffer, scratch, peer, peer.led(pace.count(time.perf_counter() - began, pace.repeats)))
+    _there_and_back(work, peer)
+    return _there_and_back(work, peer, peer.led(pace.count(time.perf_counter() - began, pace.repeats)))
 
 
-def _there_and_back(buffer: torch.Tensor, scratch: torch.Tensor, peer: Peer, repeats: int = 1) -> FloatArray:
+def _there_and_back(work: _Work, peer: Peer, repeats: int = 1) -> FloatArray:
     """[repeats] seconds of a way, without those of the work on both sides."""
-    meta, transport = _message(len(buffer)), peer.transport
+    meta, transport = _message(len(work.buffer)), peer.transport
     ahead = transport.device.type == "cpu"  # NCCL takes messages in one order on both sides
     rounds, worked = np.zeros(repeats), np.zeros(repeats)
     for i in range(repeats):
@@ -304,14 +329,19 @@ def _there_and_back(buffer: torch.Tensor, scratch: torch.Tensor, peer: Peer, rep
         began = time.perf_counter()
         for sends in (peer.leads, not peer.leads):
             if sends:
-                worked[i] = _work(scratch, buffer)
-                for work, _ in transport.send([buffer], meta, peer.rank, peer.other, 0):
-                    work.wait()
+                worked[i] = work()
+                _send(work.buffer, peer, 0)
             else:
                 (coming or transport.receive(meta, peer.other, peer.rank, 0)).wait()
             _settle(transport.device)
         rounds[i] = time.perf_counter() - began
     return np.asarray((rounds - worked - peer.exchanged(worked)) / 2)
+
+
+def _send(tensor: torch.Tensor, peer: Peer, tag: int) -> None:
+    """A message, until its sender is rid of it."""
+    for going, _ in peer.transport.send([tensor], _message(len(tensor)), peer.rank, peer.other, tag):
+        going.wait()
 
 
 def _message(size: int) -> tuple[TensorMeta, ...]:
@@ -323,16 +353,6 @@ def _message(size: int) -> tuple[TensorMeta, ...]:
     return (TensorMeta((size,), (1,), torch.uint8, False),)
 
 
-def _work(scratch: torch.Tensor, buffer: torch.Tensor) -> float:
-    """Go through one and write the other; the seconds that it takes."""
-    began = time.perf_counter()
-    while time.perf_counter() < began + _BETWEEN_S:
-        scratch.sum()
-    buffer.fill_(1)
-    _settle(scratch.device)
-    return time.perf_counter() - began
-
-
 def _settle(device: torch.device) -> None:
     """Wait until a GPU has done what was asked of it."""
     import torch
@@ -341,35 +361,51 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_times(size: int, peer: Peer, count: int, *, sends: bool) -> dict[str, float]:
-    """Seconds that one message takes of the device at either end, of many that follow each other; receives are posted ahead.
-    They are CPU seconds, and the longer the less of its core a device has.
+def _device_times(work: _Work, peer: Peer, count: int, *, sends: bool) -> dict[str, float]:
+    """CPU seconds that a message takes of the device at either end, medians of so many, each behind work of that device; the longer the
+    less of its core a device has.
 
-    From a wire a message is taken as it comes, mostly before anybody asks for it. In memory it waits until then; who looks for one
-    that has not come works, which is no part of what it takes, so there all have come.
+    From a wire a message is taken as it comes, by a thread of its own, mostly before anybody asks for it. In memory it waits until
+    then; who looks for one that has not come works, which is no part of what it takes, so there it has come.
     """
-    import torch
-
-    meta, tensor = _message(size), [torch.zeros(size, dtype=torch.uint8)]
-    transport, mine = peer.transport, np.zeros(3)
-    for _ in range(2):  # once to touch the memory
-        coming = [] if sends else [transport.receive(meta, peer.other, peer.rank, i) for i in range(count)]
-        peer.meet()
-        began, clock = time.process_time(), time.perf_counter()
-        for works in [transport.send(tensor, meta, peer.rank, peer.other, i) for i in range(count if sends else 0)]:
-            for work, _ in works:
-                work.wait()
-        spent_s = time.process_time() - began
-        if not peer.wire:
+    took = np.zeros((count, 2))
+    for i in range(count):
+        coming = None if sends else peer.transport.receive(_message(len(work.buffer)), peer.other, peer.rank, i)
+        if peer.wire or not sends:
             peer.meet()
+        began, mine = time.process_time(), time.thread_time()
+        work()
+        mine = time.thread_time() - mine
+        if coming is None:
             began = time.process_time()
-        for c in coming:
+            _send(work.buffer, peer, i)
+            took[i, 0] = time.process_time() - began
+        else:
+            coming.wait()
+            took[i, 1] = time.process_time() - began - mine
+        if sends and not peer.wire:
+            peer.meet()
+    ends = np.median(took, axis=0) / peer.core_share
+    return dict(zip(("send_s", "receive_s"), (ends + peer.exchanged(ends)).tolist(), strict=True))
+
+
+def _stream_time(buffer: torch.Tensor, peer: Peer, count: int, *, sends: bool) -> float:
+    """Seconds between two of so many messages that follow each other; receives are posted ahead."""
+    meta, took = _message(len(buffer)), 0.0
+    for _ in range(2):  # once to touch the memory
+        coming = [] if sends else [peer.transport.receive(meta, peer.other, peer.rank, i) for i in range(count)]
+        peer.meet()
+        began = time.perf_counter()
+        going = [
+            w
+            for i in range(count if sends else 0)
+            for w in peer.transport.send([buffer], meta, peer.rank, peer.other, i)
+        ]
+        for c in (*(w for w, _ in going), *coming):
             c.wait()
-        received_s, stream_s = time.process_time() - began, time.perf_counter() - clock
-        mine = np.array([spent_s, 0.0, 0.0] if sends else [0.0, received_s, stream_s]) / count
-        mine[:2] /= peer.core_share
-        both = mine + peer.exchanged(mine)
-    return dict(zip(("send_s", "receive_s", "stream_s"), both.tolist(), strict=True))
+        took = 0.0 if sends else (time.perf_counter() - began) / count
+        took += float(peer.exchanged(np.array([took]))[0])
+    return took
 
 
 def _sum_time(size: int, peer: Peer, pace: Pace) -> float:

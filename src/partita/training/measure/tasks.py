@@ -181,8 +181,13 @@ def beginning_s(times: TaskTimes) -> float:
 
 
 def idle_update_s(times: TaskTimes) -> float:
-    """What the optimizer's step takes whatever it updates."""
-    return float(np.median(np.minimum(times.idle_update, times.update)))
+    """What the optimizer's step takes whatever it updates; no more than a step of it, less what the first backward saves."""
+    return min(float(np.median(times.idle_update)), updating_s(times))
+
+
+def updating_s(times: TaskTimes) -> float:
+    """The optimizer's step, less what the first backward of a step saves because it adds to no gradients."""
+    return max(0.0, float(np.median(times.update - times.adding)))
 
 
 def _set_right(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> list[Estimate]:
