@@ -416,15 +416,17 @@ def _sum_time(size: int, peer: Peer, pace: Pace) -> float:
 
     keep_freed_memory()
     parameters = [torch.zeros(size // 4 // GRADIENTS, device=peer.transport.device) for _ in range(GRADIENTS)]
-    warm_s = [_summed(parameters, peer) for _ in range(2)]
+    work = _Work(1, pace.between, peer.transport.device)
+    warm_s = [_summed(parameters, work, peer) for _ in range(2)]
     count = peer.led(pace.count(warm_s[-1], _SUMS))
-    return statistics.median(_summed(parameters, peer) for _ in range(count))
+    return statistics.median(_summed(parameters, work, peer) for _ in range(count))
 
 
-def _summed(parameters: Sequence[torch.Tensor], peer: Peer) -> float:
-    """Seconds of one sum."""
+def _summed(parameters: Sequence[torch.Tensor], work: _Work, peer: Peer) -> float:
+    """Seconds of one sum, behind work."""
     from partita.training.runtime.gradients import begin_reduction
 
+    work()
     peer.meet()
     began = time.perf_counter()
     begin_reduction(parameters, lambda flat, number: peer.transport.begin_sum(flat, peer.group, key=1 + number))()
