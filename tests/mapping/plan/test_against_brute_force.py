@@ -139,7 +139,9 @@ def forbids_some(profile: Profile) -> bool:
 @pytest.mark.parametrize("method", ["heft", "auto", "genetic", "intuitive"])
 def test_a_job_is_mapped_where_the_first_device_cannot_run_all_of_it(method: str) -> None:
     """Four jobs, where some device is of a kind that can run what the first cannot."""
-    jobs = [p for p, _ in map(a_job, range(7000, 7250)) if forbids_some(p) and len({d.kind for d in p.cluster.devices}) > 1]
+    jobs = [
+        p for p, _ in map(a_job, range(7000, 7250)) if forbids_some(p) and len({d.kind for d in p.cluster.devices}) > 1
+    ]
     assert len(jobs) >= 4
     for profile in jobs[:4]:
         sample = profile.samples[0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from partita.nouns.cluster import Device, Link
 from partita.simulate.exchange import ring_s
-from partita.training.measure.links import GRADIENT_BYTES, SIZES, link_between, link_from, with_sums
+from partita.training.measure.links import GRADIENT_BYTES, SIZES, Pace, link_between, link_from, with_sums
 
 
 def rows(latency_s: float, rate: float, send_s: float = 2e-5, receive_s: float = 3e-5) -> list[dict[str, float]]:
@@ -81,11 +81,12 @@ def test_sums_that_are_faster_than_their_messages_take_those() -> None:
 def test_two_processes_of_this_machine_exchange_messages() -> None:
     cores = sorted(os.sched_getaffinity(0))
     a, b = (Device(f"cpu{i}", cores=(cores[i % len(cores)],)) for i in range(2))
-    link = link_between(a, b, repeats=5)
+    link = link_between(a, b, Pace(repeats=5))
     assert 1e6 < link.delivered_bytes_per_s < 1e12
     assert link.send_s_per_byte > 0
     assert link.message_s_per_byte > 0
     assert 0 <= link.latency_s < 0.1
     assert 0 < link.message_s < 0.1
+    assert 0 < link.send_s < 0.1
     assert 0 <= link.sum_s_per_byte < 1e-6
     assert (link.source, link.target) == ("cpu0", "cpu1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,7 +28,7 @@ from partita.training.job import Batch, TrainingJob, batch_size, load_job, micro
 from partita.training.loss_check import check_loss
 from partita.training.measure.company import company, pinned
 from partita.training.measure.instructions import CallCosts, call_costs
-from partita.training.measure.links import link_between
+from partita.training.measure.links import Pace, link_between
 from partita.training.measure.machine import local_devices
 from partita.training.measure.speeds import job_probe, typical_ratio, unread, with_speeds
 from partita.training.measure.tasks import (
@@ -100,7 +99,7 @@ def measure_job(
         replace(d, instruction_s=calls.instruction_s, step_s=calls.step_s, update_s=calls.update_s) for d in local
     )
     speeds = with_speeds(local, measuring.probe, np.array(measuring.readings), read)
-    cluster = _linked(speeds, link() if is_automatic(splits) else None, measuring.handed_on_bytes)
+    cluster = _linked(speeds, link() if is_automatic(splits) else None, measuring.pace)
     progress("measuring tasks", 1, 1)
     return measuring.profile(cluster, spent, {"speed_unread": list(unread(local, read))})
 
@@ -233,6 +232,11 @@ class Measuring:
         """Of all tensors that tasks hand on for a micro-batch of the size that is probed."""
         return float(self._known.graph.size_bytes.sum())
 
+    @property
+    def pace(self) -> Pace:
+        """At which links are measured for this job."""
+        return Pace(self.handed_on_bytes, sum(t.phase == "forward" for t in self.graph.tasks))
+
     def _captured(self, size: int) -> Captured:
         part = next(micro_batches(self._batch, size))
         precision = self._job.precision(torch.device("cpu"))
@@ -327,13 +331,13 @@ def _chosen(
     return worthwhile_splits(captured, task_s, link, devices, ghosts=words[0] == AUTO[1])
 
 
-def _link(devices: tuple[Device, ...], job_bytes: float = math.inf) -> Link | None:
-    return link_between(devices[0], devices[1], job_bytes=job_bytes) if len(devices) > 1 else None
+def _link(devices: tuple[Device, ...], pace: Pace | None = None) -> Link | None:
+    return link_between(devices[0], devices[1], pace) if len(devices) > 1 else None
 
 
-def _linked(devices: tuple[Device, ...], known: Link | None, job_bytes: float) -> Cluster:
+def _linked(devices: tuple[Device, ...], known: Link | None, pace: Pace) -> Cluster:
     """The devices with the link between the first two measured, taken for all pairs."""
-    link = known or _link(devices, job_bytes)
+    link = known or _link(devices, pace)
     if link is None:
         return Cluster(devices, source="measured")
     return Cluster(devices, (), replace(link, source="", target=""), "measured")

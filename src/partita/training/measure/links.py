@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,8 @@ _SUMS = 9  #: at most
 _TAG = 1 << 20  #: of what the two say to each other meanwhile
 _BETWEEN_S = 1e-3  #: for which a side works before it sends, at least
 _MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would only take time
-_WIDTH = 64  #: of the layers that it trains
+_WIDTH = 64  #: of the layers that it trains: code of theirs pushes that of messages out of the caches
+_MOST_LAYERS = 4
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Pace:
 
     #: of all tensors that the job's tasks hand on for a micro-batch: they fill the caches between two messages
     job_bytes: float = _MOST_BETWEEN
+    job_tasks: int = 2 * _MOST_LAYERS  #: forward ones, whose code does so, too
     repeats: int = 40  #: ways there and back, at most
     #: that the ways of each size may take, its messages in a row, or sums; beyond that only FEWEST are done
     piece_s: float = 2.0
@@ -73,6 +75,11 @@ class Pace:
     def between(self) -> int:
         """Bytes that a side goes through before it sends."""
         return int(min(self.job_bytes, _MOST_BETWEEN))
+
+    @property
+    def layers(self) -> int:
+        """That a side trains before it sends: as many as a stage, one of two or more, has tasks."""
+        return min(max(self.job_tasks // 2, 1), _MOST_LAYERS)
 
     def count(self, took_s: float, most: int) -> int:
         """How often something may be done that takes so long.
@@ -83,18 +90,15 @@ class Pace:
         return int(min(max(self.piece_s / took_s, FEWEST), most)) if took_s > 0 else most
 
 
-def link_between(
-    a: Device, b: Device, *, job_bytes: float = _MOST_BETWEEN, repeats: int = 40, timeout_s: float = 60.0
-) -> Link:
-    """The link a -> b of this machine, measured; `job_bytes`: of all tensors that the job's tasks hand on for a micro-batch, which
-    fill the caches between two messages. Raises ClusterError where the two processes cannot talk."""
+def link_between(a: Device, b: Device, pace: Pace | None = None, *, timeout_s: float = 60.0) -> Link:
+    """The link a -> b of this machine, measured. Raises ClusterError where the two processes cannot talk."""
     with temporary_folder("links") as folder:
         out = folder / "out.json"
         spec = {
             "rendezvous": f"file://{folder}/rendezvous",
             "out": str(out),
             "timeout_s": timeout_s,
-            "pace": {"repeats": repeats, "job_bytes": min(job_bytes, _MOST_BETWEEN)},
+            "pace": asdict(pace or Pace()),
         }
         told = folder / "spec.json"
         told.write_text(json.dumps(spec))
@@ -252,7 +256,7 @@ def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
     cuda = peer.transport.device.type == "cuda"
     rows: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for size in SIZES:
-        work = _Work(size, pace.between, peer.transport.device)
+        work = _Work(size, pace, peer.transport.device)
         way_s = float(np.median(_way_times(work, peer, pace)))
         count, stream = (peer.led(pace.count(2 * way_s, most)) for most in (_MESSAGES, _STREAM))
         for there, found in rows.items():
@@ -288,20 +292,19 @@ def _measure(spec: Mapping[str, Any]) -> None:
 class _Work:
     """What a side does before it sends, or takes what has come."""
 
-    def __init__(self, size: int, between: int, device: torch.device) -> None:
-        """Its message has so many bytes; it goes through so many `between`."""
+    def __init__(self, size: int, pace: Pace, device: torch.device) -> None:
+        """Its message has so many bytes."""
         import torch
         from torch import nn
 
         self.buffer = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._scratch = torch.ones(between // 4, device=device)
+        self._scratch = torch.ones(pace.between // 4, device=device)
         layers = [nn.Linear(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.GELU(), nn.Linear(_WIDTH, _WIDTH)]
-        self._model = nn.Sequential(*layers).to(device)
+        self._model = nn.Sequential(*layers[: pace.layers]).to(device)
         self._batch = torch.ones(_WIDTH, _WIDTH, device=device)
 
     def __call__(self) -> float:
-        """Go through the bytes, and train, whose code pushes that of messages out of the caches; write the message last. The seconds that it
-        takes."""
+        """Go through the bytes and train; write the message last. The seconds that it takes."""
         began = time.perf_counter()
         while time.perf_counter() < began + _BETWEEN_S:
             self._scratch.sum()
@@ -416,7 +419,7 @@ def _sum_time(size: int, peer: Peer, pace: Pace) -> float:
 
     keep_freed_memory()
     parameters = [torch.zeros(size // 4 // GRADIENTS, device=peer.transport.device) for _ in range(GRADIENTS)]
-    work = _Work(1, pace.between, peer.transport.device)
+    work = _Work(1, pace, peer.transport.device)
     warm_s = [_summed(parameters, work, peer) for _ in range(2)]
     count = peer.led(pace.count(warm_s[-1], _SUMS))
     return statistics.median(_summed(parameters, work, peer) for _ in range(count))

@@ -109,7 +109,7 @@ def _measured(asked: Asked, rank: int, timeout_s: float, progress: Progress, spe
         expect_alike(told(subject(measuring, device)))
         on_all(lambda: measuring.take_all(contextlib.nullcontext, progress), "measuring its tasks")
         found = [record(Found, f, ClusterError, "what a rank found") for f in told(asdict(Found.of(measuring, device)))]
-        pace = Pace(measuring.handed_on_bytes, piece_s=asked.budget_s / _PIECES)
+        pace = replace(measuring.pace, piece_s=asked.budget_s / _PIECES)
         own = _links(rank, places, found, timeout_s, pace, progress)
     links = [record(Link, k, ClusterError, "a link") for each in told([asdict(k) for k in own]) for k in each]
     fastest, speeds = speeds_by_steps([f.steps for f in found])
