@@ -48,10 +48,11 @@ def compare(session: Session) -> None:
         # gradients are compared behind the first step: rounding grows with every one
         row = spec.in_a_row if turn.done.step > 1 else 1
         for name, engine in engines.items():
-            step = _timed(engine, turn.batch, turn.done.step, row)
+            own = _timed(engine, turn.batch, turn.done.step, row)
             recorder = recorders.get(name)
-            if recorder:
-                recorder.after(row * step.wall_s, step.core_share)
+            if recorder:  # right behind the steps, as in a run: a core that has slept between is slow for a while
+                recorder.after(row * own.wall_s, own.core_share)
+            step = _of_all(own)
             times[name].append(step.wall_s)
             losses[name].append(step.loss)
             cpu[name].append(step.cpu_s)
@@ -80,32 +81,35 @@ def compare(session: Session) -> None:
 
 
 class _Timed(NamedTuple):
-    """A step of one engine."""
+    """A step of one engine on a rank, or on all of them."""
 
     wall_s: float  #: of the rank that took longest; in a row of one step from a common start
-    loss: float
+    loss: float  #: nan where this rank knows none
     cpu_s: float  #: of all ranks
     core_share: float  #: of its core that this rank had
 
 
 def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
-    """A step of so many in a row, none waiting for more than its messages, as in a run. The first of several is not counted: it finds
-    caches cold, and a core that has slept."""
+    """A rank's step of so many in a row, none waiting for more than its messages, as in a run. The first of several is not counted:
+    it finds caches cold, and a core that has slept."""
     dist.barrier()
     if row > 1:
         _stepped(engine, batch, step)
     began, cpu, counted = time.perf_counter(), time.process_time(), max(1, row - 1)
     results = [_stepped(engine, batch, step) for _ in range(counted)]
     spent, used = (time.perf_counter() - began) / counted, (time.process_time() - cpu) / counted
-    loss = results[-1].loss
-    share = torch.tensor(
-        [spent, used, 0.0 if math.isnan(loss) else loss, 0.0 if math.isnan(loss) else 1.0], dtype=torch.float64
-    )
+    return _Timed(spent, results[-1].loss, used, statistics.median(r.core_share for r in results))
+
+
+def _of_all(own: _Timed) -> _Timed:
+    """Of all ranks, which all call it."""
+    known = not math.isnan(own.loss)
+    share = torch.tensor([own.wall_s, own.cpu_s, own.loss if known else 0.0, float(known)], dtype=torch.float64)
     most = share[:1].clone()
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(share)
     mean_loss = float(share[2] / share[3]) if share[3] > 0 else math.nan
-    return _Timed(float(most[0]), mean_loss, float(share[1]), statistics.median(r.core_share for r in results))
+    return _Timed(float(most[0]), mean_loss, float(share[1]), own.core_share)
 
 
 def _stepped(engine: Engine | None, batch: Batch, step: int) -> StepResult:
