@@ -111,7 +111,9 @@ def text(found: list[Json]) -> str:
 def main() -> int:
     options = parser(__doc__)
     add_turns(options, 402, 2)
-    options.add_argument("--budget-s", type=float, default=15.0, help="for measuring a model; default: 15, as that of `partita measure`")
+    options.add_argument(
+        "--budget-s", type=float, default=15.0, help="for measuring a model; default: 15, as that of `partita measure`"
+    )
     given = with_models(options, MODELS)
     return run_script(given, lambda m, t: rows(given, m, t), text)
 
