@@ -114,11 +114,11 @@ def measure(s: Setting) -> str:
 
 def links(s: Setting) -> str:
     """The link between two devices is measured, not assumed."""
-    from partita.training.measure.links import link_between
+    from partita.training.measure.links import Pace, link_between
     from partita.training.measure.machine import local_devices
 
     a, b = local_devices(2)
-    link = link_between(a, b)
+    link = link_between(a, b, Pace())
     return expect(
         1e6 < link.rate_bytes_per_s < 1e13, f"{link.rate_bytes_per_s / 1e9:.2f} GB/s, {link.latency_s * 1e6:.0f} us"
     )

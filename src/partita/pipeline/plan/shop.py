@@ -82,7 +82,7 @@ def shop_of(bench: Bench, parted: Parted, chain: Chain) -> Shop:
         np.array([(j, i) in waits for i, j in ways], np.bool_),
         links.carry_s(amounts), links.queue, links.lag_s, sent * links.post_s(amounts), sent * links.handle_s(amounts),
         np.array([begin_s(bench.cluster.devices[d]) for d in numbers]),
-        _updates(chain, numbers, each(costs.update_s)) + (costs.training and costs.updating) * beside,
+        _updates(chain, numbers, each(costs.update_s)) + costs.updating * beside,
         keep, room,
     )  # fmt: skip
 

@@ -85,7 +85,7 @@ def measure_job(
     """
     spent = Spent()
     local, asked = local_devices(devices), Asked(source, settings or {}, sizes, splits, budget_s)
-    link = functools.cache(lambda: _link(local))
+    link = functools.cache(lambda: _link(local, Pace()))
     measuring = Measuring.of(asked, local[0], len(local), link)
     others = [d for d in local[1:] if d.cores != local[0].cores]
     with (
@@ -331,7 +331,7 @@ def _chosen(
     return worthwhile_splits(captured, task_s, link, devices, ghosts=words[0] == AUTO[1])
 
 
-def _link(devices: tuple[Device, ...], pace: Pace | None = None) -> Link | None:
+def _link(devices: tuple[Device, ...], pace: Pace) -> Link | None:
     return link_between(devices[0], devices[1], pace) if len(devices) > 1 else None
 
 

@@ -68,7 +68,7 @@ class Pace:
     job_bytes: float = _MOST_BETWEEN
     job_tasks: int = 2 * _MOST_LAYERS  #: forward ones, whose code does so, too
     repeats: int = 40  #: ways there and back, at most
-    #: that the ways of each size may take, its messages in a row, or sums; beyond that only FEWEST are done
+    #: that the ways of each size may take, its messages with the work between, or sums; beyond that only FEWEST are done
     piece_s: float = 2.0
 
     @property
@@ -90,7 +90,7 @@ class Pace:
         return int(min(max(self.piece_s / took_s, FEWEST), most)) if took_s > 0 else most
 
 
-def link_between(a: Device, b: Device, pace: Pace | None = None, *, timeout_s: float = 60.0) -> Link:
+def link_between(a: Device, b: Device, pace: Pace, *, timeout_s: float = 60.0) -> Link:
     """The link a -> b of this machine, measured. Raises ClusterError where the two processes cannot talk."""
     with temporary_folder("links") as folder:
         out = folder / "out.json"
@@ -98,7 +98,7 @@ def link_between(a: Device, b: Device, pace: Pace | None = None, *, timeout_s: f
             "rendezvous": f"file://{folder}/rendezvous",
             "out": str(out),
             "timeout_s": timeout_s,
-            "pace": asdict(pace or Pace()),
+            "pace": asdict(pace),
         }
         told = folder / "spec.json"
         told.write_text(json.dumps(spec))
@@ -258,7 +258,8 @@ def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
     for size in SIZES:
         work = _Work(size, pace, peer.transport.device)
         way_s = float(np.median(_way_times(work, peer, pace)))
-        count, stream = (peer.led(pace.count(2 * way_s, most)) for most in (_MESSAGES, _STREAM))
+        count = peer.led(pace.count(2 * (way_s + work()), _MESSAGES))
+        stream = peer.led(pace.count(2 * way_s, _STREAM)) if peer.wire else 0
         for there, found in rows.items():
             sends = there == peer.leads
             # a GPU computes on while its copy engines send
@@ -407,8 +408,7 @@ def _stream_time(buffer: torch.Tensor, peer: Peer, count: int, *, sends: bool) -
         for c in (*(w for w, _ in going), *coming):
             c.wait()
         took = 0.0 if sends else (time.perf_counter() - began) / count
-        took += float(peer.exchanged(np.array([took]))[0])
-    return took
+    return took + float(peer.exchanged(np.array([took]))[0])
 
 
 def _sum_time(size: int, peer: Peer, pace: Pace) -> float:
