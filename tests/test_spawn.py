@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.spawn import Process, end, last_line, process_state, spawn
+from partita.spawn import Process, end, exit_codes, last_line, process_state, spawn
 
 SLOW_IMPORT = (
     "import os, sys, time\nfrom pathlib import Path\nPath(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(120)\n"
@@ -85,3 +85,17 @@ def test_what_it_prints_goes_to_its_log(slow: Path) -> None:
     assert child.wait() == 1
     assert last_line(slow / "log") == "the last word"
     assert last_line(slow / "nowhere") == ""
+
+
+def test_exit_codes_are_there_as_soon_as_one_has_failed_or_all_have_ended() -> None:
+    def process(code: str) -> Process:
+        return subprocess.Popen([sys.executable, "-c", code])
+
+    sleeps, fails = process("import time; time.sleep(100)"), process("raise SystemExit(3)")
+    try:
+        assert exit_codes([sleeps, fails], 60.0) == [None, 3]
+        assert exit_codes([sleeps], 0.0) == [None]
+        assert exit_codes([process("pass"), process("pass")], 60.0) == [0, 0]
+    finally:
+        sleeps.kill()
+        sleeps.wait()

@@ -24,6 +24,7 @@ from partita.interrupts import interrupts_wait
 Process = subprocess.Popen[bytes]
 PARENT = "PARTITA_LAUNCHER"  #: environment variable: the process that a child must not outlive
 _PDEATHSIG = 1  # prctl(2)
+_LOOK_S = 0.02  #: between two looks at processes that work
 
 
 def spawn(
@@ -62,6 +63,16 @@ def usable_cores() -> int:
 def threads_env(threads: int) -> dict[str, str]:
     """Environment that holds every library's pool to so many threads."""
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
+def exit_codes(processes: Sequence[Process], timeout_s: float) -> list[int | None]:
+    """Of processes that work together, when all have ended, the first has failed, or the time is up; None: goes on."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        codes = [p.poll() for p in processes]
+        if None not in codes or any(codes) or time.monotonic() > deadline:
+            return codes
+        time.sleep(_LOOK_S)
 
 
 def end(processes: Sequence[Process], grace_s: float = 0.0) -> None:

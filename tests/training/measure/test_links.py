@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.errors import ClusterError
 from partita.nouns.cluster import Device, Link
 from partita.simulate.exchange import ring_s
+from partita.spawn import Process
+from partita.training.measure import links
 from partita.training.measure.links import GRADIENT_BYTES, SIZES, Pace, link_between, link_from, with_sums
 
 
@@ -90,3 +95,25 @@ def test_two_processes_of_this_machine_exchange_messages() -> None:
     assert 0 < link.send_s < 0.1
     assert 0 <= link.sum_s_per_byte < 1e-6
     assert (link.source, link.target) == ("cpu0", "cpu1")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_ends_the_measurement_at_once(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Its peer would wait for it as long as it may."""
+
+    def start(*what: Any) -> Process:
+        process = started(*what)
+        if what[1] == rank:
+            process.kill()
+        return process
+
+    started, began = links._start, time.monotonic()
+    monkeypatch.setattr(links, "_start", start)
+    with pytest.raises(ClusterError, match=rf"cpu0 -> cpu1 .*: the process on cpu{rank} was killed by SIGKILL\."):
+        link_between(Device("cpu0"), Device("cpu1"), Pace(), timeout_s=300.0)
+    assert time.monotonic() - began < 60.0
+
+
+def test_a_measurement_ends_when_its_time_is_up() -> None:
+    with pytest.raises(ClusterError, match=r"its processes have not ended in 0 s"):
+        link_between(Device("cpu0"), Device("cpu1"), Pace(), timeout_s=0.0)

@@ -21,7 +21,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ from partita.errors import ClusterError
 from partita.nouns.cluster import Device, Link
 from partita.nouns.graph import FloatArray
 from partita.simulate.exchange import ring_s
-from partita.spawn import Process, end, ended_how, last_line, spawn, threads_env
+from partita.spawn import Process, end, ended_how, exit_codes, last_line, spawn, threads_env
 from partita.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -104,22 +103,25 @@ def link_between(a: Device, b: Device, pace: Pace, *, timeout_s: float = 60.0) -
         told.write_text(json.dumps(spec))
         workers = [_start(told, rank, device) for rank, device in enumerate((a, b))]
         try:
-            codes = [w.wait(timeout_s) for w in workers]
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError(
-                f"the link {a.name} -> {b.name} could not be measured in {timeout_s:.0f} s",
-                hint="give its rate in a cluster file",
-            ) from error
+            codes = exit_codes(workers, timeout_s)
         finally:
             end(workers)
-        if any(codes):
-            rank = next(r for r, code in enumerate(codes) if code)
-            why = f"its process {ended_how(codes[rank])}: {last_line(_log(told, rank))}"
+        if any(code != 0 for code in codes):
             raise ClusterError(
-                f"the link {a.name} -> {b.name} could not be measured, {why}",
+                f"the link {a.name} -> {b.name} could not be measured: {_why(codes, (a, b), told, timeout_s)}",
                 hint="give its rate in a cluster file",
             )
         return links_of(a.name, b.name, json.loads(out.read_text()))[0]
+
+
+def _why(codes: Sequence[int | None], devices: Sequence[Device], told: Path, timeout_s: float) -> str:
+    """What is wrong with processes that ended so; one that was killed comes first, for its peer fails of that."""
+    failed = {code: rank for rank, code in enumerate(codes) if code}
+    if not failed:
+        return f"its processes have not ended in {timeout_s:.0f} s"
+    rank = failed[min(failed)]
+    why, said = f"the process on {devices[rank].name} {ended_how(min(failed))}", last_line(_log(told, rank))
+    return f"{why}: {said}" if said else why
 
 
 def _start(told: Path, rank: int, device: Device) -> Process:
