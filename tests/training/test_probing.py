@@ -78,18 +78,27 @@ def test_a_whole_job_is_drawn_and_read(name: str) -> None:
 
 def test_pieces_are_drawn_as_the_time_is() -> None:
     """A task that takes half of the time is half of the pieces; small neighbours go together, and not with a large one."""
-    found = captured(nn.Sequential(*[nn.Linear(16, 16) for _ in range(5)]), 4, 16)
+    found = captured(nn.Sequential(*[nn.Linear(16, 16) for _ in range(20)]), 4, 16)
     n = len(found.task_nodes)
     names = [*found.task_nodes]
     seconds = [1e-4] * n
-    seconds[2] = 1e-4 * (n - 1)
+    seconds[10] = 1e-4 * (n - 1)
     pieces = drawn(found, seconds)
-    large = [p for p in pieces if p.tasks == (names[2],)]
+    large = [p for p in pieces if p.tasks == (names[10],)]
     assert len(large) == pytest.approx(len(pieces) / 2, abs=1)
-    assert all(names[2] not in p.tasks for p in pieces if p not in large)
-    (whole,) = drawn(found, [1e-6] * n)
-    assert whole.tasks == tuple(names)
-    assert whole.seconds == pytest.approx(1e-6 * n)
+    assert all(names[10] not in p.tasks for p in pieces if p not in large)
+
+
+@pytest.mark.parametrize("task_s", [1e-6, 1e-4, 2e-4])
+def test_a_short_pass_is_one_piece(task_s: float) -> None:
+    """Whichever of its tasks the noise of a measurement makes the longest."""
+    found = captured(nn.Sequential(*[nn.Linear(16, 16) for _ in range(5)]), 4, 16)
+    noise = np.random.default_rng(0)
+    for _ in range(20):
+        seconds = task_s * noise.uniform(0.5, 2.0, len(found.task_nodes))
+        (whole,) = drawn(found, seconds.tolist())
+        assert whole.tasks == tuple(found.task_nodes)
+        assert whole.seconds == pytest.approx(seconds.sum())
 
 
 def test_a_task_with_too_many_parameters_is_in_no_piece() -> None:
@@ -125,7 +134,8 @@ def test_the_job_is_left_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), drawn_before)
 
 
-def test_a_reading_counts_work_and_not_the_time_that_others_take() -> None:
+def test_a_reading_counts_work_and_not_the_time_that_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
     prober = Prober([ProbePiece(tuple(found.task_nodes), 1e-3)], found, part_of(4, 3, 16, 16), CPU)
     (run,) = prober._runs
