@@ -89,9 +89,9 @@ def small(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _by_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The verdicts of all rows, by their models and plans."""
-    return {f"{r['model']}, {r['plan']}, {k}": v for r in rows for k, v in r["verdicts"].items()}
+def _by_row(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The verdicts of all rows with their models and plans."""
+    return [(f"{r['model']} {r['plan']}", v) for r in rows for v in r["verdicts"].values()]
 
 
 def _held(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -181,24 +181,26 @@ def _verdicts(found: Mapping[str, Any]) -> str:
     """Every claim and whether it was met, and how restless the machine was; empty for results without them."""
     if "verdicts" not in found:
         return ""
-    return f" Claims: {_claims(found['verdicts'])}. The machine drifted by {percent(found['machine_record']['drift']['drift'])}."
+    return f" Claims: {_claims(found['verdicts'].items())}. The machine drifted by {percent(found['machine_record']['drift']['drift'])}."
 
 
-def _claims(verdicts: Mapping[str, Mapping[str, Any]]) -> str:
+def _claims(verdicts: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """Claim by claim. Where several results are judged by one, the names of those that did not meet it.
 
-    >>> v = {"a": {"claim": "fast", "verdict": "met"}, "b": {"claim": "fast", "verdict": "missed"}, "c": {"claim": "right", "verdict": "met"}}
-    >>> _claims(v)
-    'fast: 1 of 2 met, missed: b; right: met'
+    >>> fast = {"claim": "fast", "verdict": "met"}
+    >>> _claims([("a", fast), ("b", fast | {"verdict": "missed"}), ("c", fast | {"verdict": "missed"}), ("d", fast | {"claim": "right"})])
+    'fast: 1 of 3 met, missed: b, c; right: met'
     """
-    by_claim: dict[str, dict[str, str]] = {}
-    for name, v in verdicts.items():
-        by_claim.setdefault(v["claim"], {})[name] = _short(v)
+    by_claim: dict[str, dict[str, list[str]]] = {}
+    for name, v in verdicts:
+        by_claim.setdefault(v["claim"], {}).setdefault(_short(v), []).append(name)
     said = []
     for claim, of in by_claim.items():
-        met = sum(v == "met" for v in of.values())
-        others = "".join(f", {v}: {name}" for name, v in of.items() if v != "met")
-        said.append(f"{claim}: " + (f"{met} of {len(of)} met{others}" if len(of) > 1 else next(iter(of.values()))))
+        met, judged = len(of.pop("met", ())), sum(map(len, of.values()))
+        others = "".join(f", {v}: {', '.join(names)}" for v, names in of.items())
+        said.append(
+            f"{claim}: " + (f"{met} of {met + judged} met{others}" if met + judged > 1 else next(iter(of), "met"))
+        )
     return "; ".join(said)
 
 
@@ -311,7 +313,7 @@ def offload(found: Mapping[str, Any]) -> str:
         f"Last columns: predicted over measured of auto, as planned and at the speed that the machines had in the run. Of all plans the "
         f"median error at run speed is {percent(figures['error_at_run_speed_median'])}, the worst {percent(figures['error_at_run_speed_worst'])}; "
         f"as planned {percent(figures['error_median'])} and {percent(figures['error_worst'])}. "
-        f"Medians of {min(rounds)} to {max(rounds)} runs in turn, of short ones each the middle one of three. Claims: {_claims(found['verdicts'])}. "
+        f"Medians of {min(rounds)} to {max(rounds)} runs in turn, of short ones each the middle one of three. Claims: {_claims(found['verdicts'].items())}. "
         f"The machine drifted by {percent(min(drifts))} to {percent(max(drifts))} within a setting, {' and '.join(days)}."
     )
     return f"{markdown(['setting', *names, 'error', 'at run speed'], body)}\n\n{end}"

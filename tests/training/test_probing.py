@@ -171,7 +171,7 @@ def test_a_run_that_asks_the_system_for_memory_does_not_count(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("first", [1.0, 40.0])
-@pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 8), (1.1e-3, 3), (1.2e-2, 2), (0.1, 2)])
+@pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 30), (1.1e-3, 3), (1.2e-2, 2), (0.1, 2)])
 def test_a_piece_runs_until_it_is_warm_before_it_is_timed_however_long_its_first_run_takes(
     monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int, first: float
 ) -> None:

@@ -26,8 +26,9 @@ _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they 
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
 #: A piece is run in a row until it is warm, and the last run counts: whatever its size, the first takes 0.4 ms longer, and behind the
 #: steps of a run more than behind the passes of a measurement (a layer of BERT took 2.9, 2.4, 2.25 ms and 2.5, 2.3, 2.2 ms; one of a
-#: perceptron 0.62, 0.50, 0.43, 0.36, 0.36, 0.33 ms; Xeon, 2026-11-25).
-_FEWEST_CALLS, _MOST_CALLS = 2, 8
+#: perceptron 0.62, 0.50, 0.43, 0.36, 0.36, 0.33 ms; Xeon, 2026-11-25). One of 0.1 ms is 3 to 20 % above its last time in its eighth run
+#: behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
+_FEWEST_CALLS, _MOST_CALLS = 2, 30
 _FEW_PAGES = 8
 _WARM_S, _SHORT_S = 3e-3, 1e-2  #: all runs of a piece; of one that is shorter, three or more
 _MOST_BYTES = 256e6  #: of parameters that the pieces hold; drawn without those that are too large
@@ -93,7 +94,7 @@ def _calls(piece_s: float) -> int:
     reason to run it less often.
 
     >>> [_calls(s) for s in (0.0, 1e-4, 7e-4, 2e-3, 1.2e-2, 5e-2)]
-    [8, 8, 5, 3, 2, 2]
+    [30, 30, 5, 3, 2, 2]
     """
     if piece_s * _MOST_CALLS <= _WARM_S:
         return _MOST_CALLS
