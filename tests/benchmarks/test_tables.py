@@ -53,5 +53,8 @@ def test_predictions_at_the_run_s_speed() -> None:
 
 
 def test_a_claim_is_said_once_with_the_names_of_those_that_did_not_meet_it() -> None:
-    said = {"a": verdict("met"), "b": verdict("missed"), "c": {"claim": "it is right", "verdict": "met"}}
-    assert tables._claims(said) == "it is fast: 1 of 2 met, missed: b; it is right: met"
+    right = {"claim": "it is right", "verdict": "met"}
+    said = {"a": verdict("met"), "b": verdict("missed"), "c": verdict("missed"), "d": verdict("a fog"), "e": right}
+    found = tables._claims(said.items())
+    assert found == "it is fast: 1 of 4 met, missed: b, c, too restless to tell: d; it is right: met"
+    assert tables._claims([("b", verdict("missed"))]) == "it is fast: missed"
