@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -13,7 +14,7 @@ from partita.nouns.probe import ProbePiece
 from partita.training import probing
 from partita.training.capture.model import capture
 from partita.training.measure.tasks import quick_task_s
-from partita.training.probing import PARTS, Prober, drawn
+from partita.training.probing import PARTS, SHORT_PASS_S, Prober, drawn, prober_for
 
 CPU = torch.device("cpu")
 
@@ -110,6 +111,49 @@ def test_a_task_with_too_many_parameters_is_in_no_piece() -> None:
     assert held[heavy] > 256e6 / PARTS
     seconds = [1e-6 if t == heavy else 2e-6 for t in found.task_nodes]
     assert all(heavy not in p.tasks for p in drawn(found, seconds))
+
+
+class Deep(nn.Module):
+    """Layers of 64 numbers each, and what is drawn from the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(28)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        return y * torch.multinomial(torch.softmax(y, 1).detach(), 1)
+
+
+class Positions(nn.Module):
+    """Values that are positions in a table where its own weights make them: stand-ins lie beyond it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.table = nn.Parameter(torch.zeros(1)), nn.Embedding(2, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table((x * 0.0 + 100.0 * self.scale).long()).mean(2) + x
+
+
+def test_layers_leave_stand_ins_as_large_as_they_were() -> None:
+    """Nothing can be drawn from probabilities that are nan."""
+    part = part_of(16, 64)
+    found = capture(Deep(), loss, part)
+    (whole,), prober = prober_for(found, [1e-5] * len(found.task_nodes), part, CPU, contextlib.nullcontext)
+    assert whole.tasks == tuple(found.task_nodes)
+    assert (prober.read() > 0).all()
+
+
+def test_a_short_pass_that_runs_on_its_own_numbers_only_is_probed_in_pieces() -> None:
+    part = part_of(4, 64)
+    found = capture(Positions(), loss, part)
+    seconds = [SHORT_PASS_S / len(found.task_nodes)] * len(found.task_nodes)
+    with pytest.raises(IndexError):
+        Prober(drawn(found, seconds), found, part, CPU)
+    pieces, prober = prober_for(found, seconds, part, CPU, contextlib.nullcontext)
+    assert len(pieces) > 1
+    assert np.isfinite(prober.read(len(pieces))).any()
 
 
 def test_pieces_take_turns() -> None:

@@ -7,7 +7,7 @@ long the job's own instructions last, so a prediction at the speed of a run is s
 
 A slow phase does not slow all work alike: a convolution that fills the caches suffers more than one that does not. So the
 pieces are drawn from the job as its time is: cut the time of a pass into a dozen equal parts, and take the task that runs
-in the middle of each. What they took over what they took in measuring, averaged over all, is then what the job would have
+in the middle of each (of a pass of 3 ms or less, all of it). What they took over what they took in measuring, averaged over all, is then what the job would have
 taken, without bias and whatever it consists of.
 """
 
@@ -130,8 +130,10 @@ class Readings:
         return max((math.hypot(scatter(told), scatter(share)) for told, share in both), default=0.0)
 
     def error(self, probe: Probe) -> float:
-        """Standard error of a device's mean reading, as a share: the largest of any device's; of one reading, unknown: 0."""
-        return max((scatter(told) / math.sqrt(max(1, len(told))) for told in self.single(probe)), default=0.0)
+        """Standard error of a device's mean reading, as a share: the largest of any device's; of one reading, what those of the measurement
+        scattered by."""
+        told = (t for t in self.single(probe) if len(t))
+        return max((scatter(t) / math.sqrt(len(t)) if len(t) > 1 else probe.spread for t in told), default=0.0)
 
     def only(self, devices: Sequence[str]) -> Readings:
         """Those of some devices."""

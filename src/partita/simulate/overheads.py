@@ -3,8 +3,8 @@
 The tasks' seconds were measured in a step of the whole model on one device: they hold one call for each forward and backward.
 A plan of K stages calls K times; so a stage pays (1 - 1/K) of a call beside its tasks. What comes once a step every device pays
 before its first computation, also where that has waited for a message: of two stages each took 0.12 ms longer over it than over
-the others of a perceptron (2 cores of a Xeon, 25 November 2026). An optimizer's step takes 40 to 90 us before it has updated anything:
-every device pays for its own.
+the others of a perceptron (2 cores of a Xeon, 25 November 2026). An optimizer's step takes 35 to 80 us before it has updated
+anything (small networks, 2 cores of an EPYC, 28 November 2026): every device pays for its own.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ _STRIDE = 5  #: from one piece to the next one read: over the model and back wit
 _FEWEST_CALLS, _MOST_CALLS = 2, 30
 _FEW_PAGES = 8
 _WARM_S, _SHORT_S = 3e-3, 1e-2  #: all runs of a piece; of one that is shorter, three or more
+SHORT_PASS_S = 3e-3  #: a pass that is no longer is one piece
 _MOST_BYTES = 256e6  #: of parameters that the pieces hold; drawn without those that are too large
 
 
@@ -114,7 +115,21 @@ def _rotation(pieces: int) -> Iterator[int]:
 # ---- drawing the pieces -------------------------------------------------------------------------------------------------
 
 
-def drawn(captured: Captured, task_s: Sequence[float]) -> tuple[ProbePiece, ...]:
+def prober_for(
+    captured: Captured, task_s: Sequence[float], part: Batch, device: torch.device, precision: Precision
+) -> tuple[tuple[ProbePiece, ...], Prober]:
+    """The pieces `drawn` for a job, and their prober. Where a short pass does not run on numbers that stand in for its own (values that
+    are made into positions may lie beyond their table), pieces of it are taken. Raises what torch raises where those do not run either.
+    """
+    pieces = drawn(captured, task_s)
+    try:
+        return pieces, Prober(pieces, captured, part, device, precision)
+    except Exception:
+        pieces = drawn(captured, task_s, short_pass_s=0.0)
+        return pieces, Prober(pieces, captured, part, device, precision)
+
+
+def drawn(captured: Captured, task_s: Sequence[float], short_pass_s: float = SHORT_PASS_S) -> tuple[ProbePiece, ...]:
     """The tasks that run in the middle of each part of a pass, which takes `task_s` [forward tasks, in graph order] seconds with
     their backwards; a small one with its small neighbours. Where all parts fall on the same tasks, they are one. A short pass is one
     piece: which tasks would stand for it hangs on noise (of a perceptron of 0.35 ms those of 0.1 to 0.24 ms, with which the whole
@@ -123,7 +138,7 @@ def drawn(captured: Captured, task_s: Sequence[float]) -> tuple[ProbePiece, ...]
     seconds = np.array(task_s)
     light = np.array([held[t] <= _MOST_BYTES / PARTS for t in tasks])
     light |= (seconds * light).sum() <= 0
-    if light.all() and seconds.sum() <= _WARM_S:
+    if light.all() and seconds.sum() <= short_pass_s:
         return (ProbePiece(tuple(tasks), float(seconds.sum())),)
     ends = np.cumsum(np.where(light, seconds, 0.0))
     middles = (np.arange(PARTS) + 0.5) / PARTS * ends[-1]
@@ -200,11 +215,21 @@ def _read_elsewhere(captured: Captured, tasks: Tasks) -> Tasks:
 
 
 def _tensors(code: StageCode, captured: Captured, device: torch.device) -> Mapping[str, Tensor]:
-    """Parameters and buffers that the tasks read, with values that cost what any others would."""
+    """Parameters and buffers that the tasks read, with values that cost what any others would. What comes out of a layer is near 1 as
+    what goes in: behind 25 layers of 64 numbers each it would be infinite else, and nothing can be drawn from such probabilities.
+    """
     wanted = {*code.parameters, *code.buffers}
     at = {b.name: n for n, b in captured.bindings.items() if b.kind in ("parameter", "buffer") and b.name in wanted}
     found = {name: _stand_in(captured.meta[node], device) for name, node in at.items()}
-    return {n: torch.nn.Parameter(t.detach(), t.requires_grad) if n in code.parameters else t for n, t in found.items()}
+    return {n: _parameter(t) if n in code.parameters else t for n, t in found.items()}
+
+
+def _parameter(values: Tensor) -> torch.nn.Parameter:
+    """A matrix or kernel sums up as many products as it has numbers for each output."""
+    weights = values.detach()
+    if weights.dim() > 1 and weights.is_floating_point():
+        weights /= max(1, weights.numel() // max(1, len(weights)))
+    return torch.nn.Parameter(weights, values.requires_grad)
 
 
 def _stand_in(meta: TensorMeta, device: torch.device) -> Tensor:

@@ -131,14 +131,14 @@ def test_nothing_claimed_is_wrong_in_400_problems(method: str) -> None:
 
 
 def forbids_some(profile: Profile) -> bool:
-    """Whether a task has no time on the first device's kind; a job of it can still run."""
+    """Whether a task has no time on the first device's kind."""
     costs = profile.samples[0].costs
     return bool(np.isinf(costs.seconds[:, costs.column(profile.cluster.devices[0].kind)]).any())
 
 
 @pytest.mark.parametrize("method", ["heft", "auto", "genetic", "intuitive"])
 def test_a_job_is_mapped_where_the_first_device_cannot_run_all_of_it(method: str) -> None:
-    """Four jobs, where some device is of a kind that can run what the first cannot."""
+    """Four jobs on devices of two kinds."""
     jobs = [
         p for p, _ in map(a_job, range(7000, 7250)) if forbids_some(p) and len({d.kind for d in p.cluster.devices}) > 1
     ]

@@ -25,6 +25,7 @@ from partita.training.runtime.optimizer_state import (
     restore,
     to_json,
 )
+from partita.training.runtime.pipeline import _drop_gradients
 from partita.training.runtime.plain_json import from_plain, to_plain
 
 Named = list[tuple[str, nn.Parameter]]
@@ -268,3 +269,22 @@ def test_a_learning_rate_may_be_a_tensor() -> None:
     again = torch.optim.Adam([p for _, p in parameters], lr=torch.tensor(0.5))
     restore(again, parameters, saved)
     assert float(again.param_groups[0]["lr"]) == 0.125
+
+
+@pytest.mark.parametrize("where", ["class", "object"])
+def test_an_optimizer_with_its_own_way_of_dropping_gradients_is_asked(where: str) -> None:
+    parameter, asked = torch.nn.Parameter(torch.ones(2)), list[bool]()
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        asked.append(set_to_none)
+
+    own = type("Own", (torch.optim.SGD,), {"zero_grad": lambda self, set_to_none=True: zero_grad(set_to_none)})
+    optimizer = (own if where == "class" else torch.optim.SGD)([parameter], lr=0.1)
+    if where == "object":
+        optimizer.zero_grad = zero_grad
+    parameter.grad = torch.ones(2)
+    _drop_gradients(optimizer)
+    assert asked == [True]
+    assert parameter.grad is not None
+    _drop_gradients(torch.optim.SGD([parameter], lr=0.1))
+    assert parameter.grad is None

@@ -40,7 +40,7 @@ def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float) -> N
         noted.after(step_s, 0.9)
     each_s = calls * PROBE.seconds / 2
     spent = len(prober.taken) * each_s
-    assert spent <= 0.01 * 1000 * step_s + calls * PROBE.seconds + 1e-9
+    assert spent <= 0.01 * 1000 * step_s + 6 * each_s + 1e-9  # six are lent
     assert len(prober.taken) >= min(1000, 0.9 * 0.01 * 1000 * step_s / each_s)
     rows = noted.rows()
     assert rows.shape == (1000, 3)
@@ -49,7 +49,7 @@ def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float) -> N
 
 
 def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
-    """And not at its beginning, as long as there are steps for it; a longer one does not stretch it further."""
+    """And not at its beginning, as long as there are steps for it."""
     pieces = tuple(ProbePiece((str(i),), 1e-3) for i in range(12))
 
     def read_after(steps: int | None) -> list[int]:
@@ -62,8 +62,29 @@ def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
 
     assert read_after(12) == read_after(None) == [1] * 12
     assert read_after(6) == [2] * 6
-    assert read_after(24) == [1] * 12 + [0] * 12
+    assert read_after(24) == [1, 0] * 12
     assert read_after(2) == [4, 4]
+
+
+@pytest.mark.parametrize("steps", [6, 10, 60, 600])
+def test_a_short_run_with_one_piece_reads_it_more_than_once_and_over_all_of_it(steps: int) -> None:
+    prober = Counting()
+    noted, seen = Recorder(Probe(PROBE.pieces[:1], 1), cast(Prober, prober), steps), list[int]()
+    for step in range(steps):
+        before = len(prober.taken)
+        noted.after(1e-4, 1.0)
+        seen += [step] * (len(prober.taken) - before)
+    assert len(seen) == 6
+    assert np.diff(seen).max() <= math.ceil(steps / 6)
+    assert seen[-1] >= steps * 5 // 6 - 1
+
+
+def test_what_is_lent_to_a_long_run_is_read_at_its_beginning() -> None:
+    prober = Counting(1e6)  # nothing is ever saved up
+    noted = Recorder(Probe(PROBE.pieces[:1], 1), cast(Prober, prober), 100_000)
+    for _ in range(100):
+        noted.after(1.0, 1.0)
+    assert len(prober.taken) == 6
 
 
 def test_what_belongs_to_another_plan_is_forgotten_and_it_begins_again() -> None:

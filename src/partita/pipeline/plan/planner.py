@@ -33,7 +33,7 @@ from partita.simulate.predicted import predicted
 SIMPLER = 0.005  #: share of the step by which another schedule must beat the simple one
 PAYS = 0.05  #: share of a measured job's step that further devices must save: predictions miss as much, either way
 #: Of what calls, messages, the beginning and the end of a step take, as much may come on top: in ten models with steps of 1 to 6 ms on two devices they took up to
-#: 0.3 ms more than was measured (2-core EPYC, 2026-11-25, benchmarks/small.py).
+#: 0.3 ms more than was measured (2-core EPYC, 2026-11-25, benchmarks/small.py; the end of a step was not among them then).
 DOUBT = 0.5
 
 

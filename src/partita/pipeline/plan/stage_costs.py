@@ -87,8 +87,8 @@ class StageCosts:
 
     @property
     def updating(self) -> bool:
-        """Whether any task is an update."""
-        return any(t.phase == "update" for t in self.graph.tasks)
+        """Whether a step ends with an update: of what nothing goes back through, nothing is."""
+        return self.training and any(t.phase == "update" for t in self.graph.tasks)
 
     @cached_property
     def own_bytes(self) -> FloatArray:

@@ -45,7 +45,7 @@ from partita.training.measure.tasks import (
     weight_shares,
 )
 from partita.training.measure.worth_splitting import is_automatic, named_splits, worthwhile_splits
-from partita.training.probing import Prober, drawn
+from partita.training.probing import prober_for
 from partita.training.runtime.device import torch_device
 
 Progress = Callable[[str, int, int], None]
@@ -99,7 +99,7 @@ def measure_job(
         replace(d, instruction_s=calls.instruction_s, step_s=calls.step_s, update_s=calls.update_s) for d in local
     )
     speeds = with_speeds(local, measuring.probe, np.array(measuring.readings), read)
-    cluster = _linked(speeds, link() if is_automatic(splits) else None, measuring.pace)
+    cluster = _linked(speeds, measuring.pace)  # not that of the splits, which knew no pace of the job
     progress("measuring tasks", 1, 1)
     return measuring.profile(cluster, spent, {"speed_unread": list(unread(local, read))})
 
@@ -144,8 +144,7 @@ class Measuring:
         self.splits = self._known.splits
         part, precision = next(micro_batches(batch, self.probed)), job.precision(device)
         task_s = quick_task_s(self._known, model, job.optimizer, part, device, precision)
-        self.pieces = drawn(self._known, task_s)
-        self._prober = Prober(self.pieces, self._known, part, device, precision)
+        self.pieces, self._prober = prober_for(self._known, task_s, part, device, precision)
         self._cost = CallCosts(0.0, 0.0, 0.0)
 
     @staticmethod
@@ -278,7 +277,8 @@ def _sizes(total: int, asked: Sequence[int]) -> list[int]:
 
 
 def _cost_of(last: Sample, size: int) -> float:
-    """Seconds that measuring a size will take at least: three rounds of nine passes with their readings, as the last sample suggests."""
+    """Seconds that measuring a size will take at least: three rounds of passes with their readings, 8 to 15 of the whole job each, as
+    the last sample suggests."""
     one = float(last.costs.seconds.sum())
     return 30 * one * size / last.micro_batch_size
 
@@ -335,9 +335,9 @@ def _link(devices: tuple[Device, ...], pace: Pace) -> Link | None:
     return link_between(devices[0], devices[1], pace) if len(devices) > 1 else None
 
 
-def _linked(devices: tuple[Device, ...], known: Link | None, pace: Pace) -> Cluster:
+def _linked(devices: tuple[Device, ...], pace: Pace) -> Cluster:
     """The devices with the link between the first two measured, taken for all pairs."""
-    link = known or _link(devices, pace)
+    link = _link(devices, pace)
     if link is None:
         return Cluster(devices, source="measured")
     return Cluster(devices, (), replace(link, source="", target=""), "measured")

@@ -3,8 +3,8 @@ summing gradients over it takes.
 
 The two, pinned like workers, exchange messages of several sizes as a run's ranks do (`Transport`), each behind a little training and a
 computation that fills the caches as the job's own do: half a megabyte takes 0.5 ms behind an Inception's segments, and 0.3 ms where
-nothing else was touched since the last message; posting a kilobyte takes 50 to 100 us behind other work, and 10 in a row of them
-(AMD EPYC, 2026-11-23 and 28). A line through the times of one way gives latency and
+nothing else was touched since the last message; posting a kilobyte takes 50 to 100 us behind other work, and 10 us in a row
+of them (AMD EPYC, 2026-11-23 and 28). A line through the times of one way gives latency and
 rate; the CPU time that a process spends on a message, and on a byte of it, is what posting or receiving it takes of its device, and
 is no part of the latency. Through memory it is no part of the rate either: nothing else carries the bytes. A wire carries them while the ends
 work at those before and behind.
@@ -61,7 +61,7 @@ _MOST_LAYERS = 4
 
 @dataclass(frozen=True)
 class Pace:
-    """How long is measured."""
+    """What is done between messages, and how often."""
 
     #: of all tensors that the job's tasks hand on for a micro-batch: they fill the caches between two messages
     job_bytes: float = _MOST_BETWEEN
@@ -116,11 +116,11 @@ def link_between(a: Device, b: Device, pace: Pace, *, timeout_s: float = 60.0) -
 
 def _why(codes: Sequence[int | None], devices: Sequence[Device], told: Path, timeout_s: float) -> str:
     """What is wrong with processes that ended so; one that was killed comes first, for its peer fails of that."""
-    failed = {code: rank for rank, code in enumerate(codes) if code}
+    failed = [(code, rank) for rank, code in enumerate(codes) if code]
     if not failed:
         return f"its processes have not ended in {timeout_s:.0f} s"
-    rank = failed[min(failed)]
-    why, said = f"the process on {devices[rank].name} {ended_how(min(failed))}", last_line(_log(told, rank))
+    code, rank = min(failed)
+    why, said = f"the process on {devices[rank].name} {ended_how(code)}", last_line(_log(told, rank))
     return f"{why}: {said}" if said else why
 
 
@@ -259,8 +259,9 @@ def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
     rows: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for size in SIZES:
         work = _Work(size, pace, peer.transport.device)
+        work_s = work()
         way_s = float(np.median(_way_times(work, peer, pace)))
-        count = peer.led(pace.count(2 * (way_s + work()), _MESSAGES))
+        count = peer.led(pace.count(2 * (way_s + work_s), _MESSAGES))
         stream = peer.led(pace.count(2 * way_s, _STREAM)) if peer.wire else 0
         for there, found in rows.items():
             sends = there == peer.leads
@@ -369,30 +370,39 @@ def _settle(device: torch.device) -> None:
 
 def _device_times(work: _Work, peer: Peer, count: int, *, sends: bool) -> dict[str, float]:
     """CPU seconds that a message takes of the device at either end, medians of so many, each behind work of that device; the longer the
-    less of its core a device has.
+    less of its core a device has."""
+    mine = statistics.median((_send_s if sends else _receive_s)(work, peer, i) for i in range(count)) / peer.core_share
+    theirs = float(peer.exchanged(np.array([mine]))[0])
+    return {"send_s": mine if sends else theirs, "receive_s": theirs if sends else mine}
 
-    From a wire a message is taken as it comes, by a thread of its own, mostly before anybody asks for it. In memory it waits until
-    then; who looks for one that has not come works, which is no part of what it takes, so there it has come.
+
+def _send_s(work: _Work, peer: Peer, tag: int) -> float:
+    """CPU seconds of this process that sending takes."""
+    if peer.wire:
+        peer.meet()
+    work()
+    began = time.process_time()
+    _send(work.buffer, peer, tag)
+    took = time.process_time() - began
+    if not peer.wire:
+        peer.meet()
+    return took
+
+
+def _receive_s(work: _Work, peer: Peer, tag: int) -> float:
+    """CPU seconds of this process that receiving takes.
+
+    A wire's message is taken as it comes, by a thread of its own, while the device works or waits: all that the process takes beyond the
+    work counts. In memory a message waits until somebody asks for it; who looks for one that has not come works, which is no part
+    of what it takes, so there it has come.
     """
-    took = np.zeros((count, 2))
-    for i in range(count):
-        coming = None if sends else peer.transport.receive(_message(len(work.buffer)), peer.other, peer.rank, i)
-        if peer.wire or not sends:
-            peer.meet()
-        began, mine = time.process_time(), time.thread_time()
-        work()
-        mine = time.thread_time() - mine
-        if coming is None:
-            began = time.process_time()
-            _send(work.buffer, peer, i)
-            took[i, 0] = time.process_time() - began
-        else:
-            coming.wait()
-            took[i, 1] = time.process_time() - began - mine
-        if sends and not peer.wire:
-            peer.meet()
-    ends = np.median(took, axis=0) / peer.core_share
-    return dict(zip(("send_s", "receive_s"), (ends + peer.exchanged(ends)).tolist(), strict=True))
+    coming = peer.transport.receive(_message(len(work.buffer)), peer.other, peer.rank, tag)
+    peer.meet()
+    began, worked = time.process_time(), time.thread_time()
+    work()
+    worked = time.thread_time() - worked
+    coming.wait()
+    return time.process_time() - began - worked
 
 
 def _stream_time(buffer: torch.Tensor, peer: Peer, count: int, *, sends: bool) -> float:
@@ -421,8 +431,10 @@ def _sum_time(size: int, peer: Peer, pace: Pace) -> float:
 
     keep_freed_memory()
     parameters = [torch.zeros(size // 4 // GRADIENTS, device=peer.transport.device) for _ in range(GRADIENTS)]
-    work = _Work(1, pace, peer.transport.device)
-    warm_s = [_summed(parameters, work, peer) for _ in range(2)]
+    for p in parameters:
+        p.grad = torch.ones_like(p)  # it stays, and takes every sum: 2^(2 + _SUMS) at the end
+    work = _Work(0, pace, peer.transport.device)
+    warm_s = [work() + _summed(parameters, work, peer) for _ in range(2)]
     count = peer.led(pace.count(warm_s[-1], _SUMS))
     return statistics.median(_summed(parameters, work, peer) for _ in range(count))
 

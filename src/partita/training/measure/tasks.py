@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,7 +35,8 @@ Result = TypeVar("Result")
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
-_UPDATES = 5  #: times that each task's part of the optimizer's step is timed
+#: Times that each task's part of the optimizer's step is timed, and seconds that this may take.
+_UPDATES, _UPDATES_S = 5, 0.5
 #: Of a row of steps.
 SETTLES, SETTLES_S = 8, 10e-3  #: steps in a row, or seconds, after which each takes as long as the one before
 #: Of TaskTimes.
@@ -73,8 +74,9 @@ class TaskTimes:
         FloatArray  #: [passes] that a backward takes longer for adding to gradients, as all but the first of a step do
     )
     update: FloatArray  #: [passes] the optimizer's step, behind a backward, in a row of steps as in a run
-    idle_update: FloatArray  #: [passes] the optimizer's step without gradients: what it takes whatever it updates
-    updates: FloatArray  #: [tasks] share of each in what else it takes
+    idle_update: FloatArray  #: [passes] the optimizer's step without gradients
+    update_call: float  #: share of what one with gradients takes beyond that, that it takes whatever it updates
+    updates: FloatArray  #: [tasks] share of each in the rest
     first: FloatArray  #: [passes] the forward right behind it, in that row, as the first one of a step is
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
@@ -116,9 +118,11 @@ def time_tasks(
             company = (row["whole_forward"] + row["whole_backward"]) / sum(runner.lone_pass())
         rows.append({**row, "company": company})
     core_share = (runner.now() - worked) / (time.perf_counter() - began)
+    update_call, updates = runner.divided_update()
     return TaskTimes(
         **{name: np.array([row[name] for row in rows]) for name in rows[0]},
-        updates=runner.update_shares(),
+        update_call=update_call,
+        updates=updates,
         calls=runner.calls,
         marks=runner.marks,
         optimizer_bytes_per_parameter_byte=runner.optimizer_bytes_per_parameter_byte,
@@ -182,7 +186,18 @@ def beginning_s(times: TaskTimes) -> float:
 
 def idle_update_s(times: TaskTimes) -> float:
     """What the optimizer's step takes whatever it updates; no more than a step of it, less what the first backward saves."""
-    return min(float(np.median(times.idle_update)), updating_s(times))
+    idle_s, update_s = float(np.median(times.idle_update)), float(np.median(times.update))
+    return min(idle_s + times.update_call * max(0.0, update_s - idle_s), updating_s(times))
+
+
+def call_in(whole_s: float, each_s: Sequence[float]) -> float:
+    """What is in each of several updates and only once in one of them all.
+
+    >>> call_in(7.0, [3.0, 4.0, 4.0]), call_in(12.0, [3.0, 4.0, 4.0]), call_in(0.0, [3.0, 4.0]), call_in(3.0, [3.0])
+    (2.0, 0.0, 3.0, 0.0)
+    """
+    surplus_s = (sum(each_s) - whole_s) / max(1, len(each_s) - 1)
+    return min(max(surplus_s, 0.0), *each_s) if len(each_s) > 1 else 0.0
 
 
 def updating_s(times: TaskTimes) -> float:
@@ -364,20 +379,29 @@ class _Runner:
         times = {"update": update, "idle_update": idle, "first": first}
         return {**times, "one_in_flight": forward + backward, "adding": backward - fresh}
 
-    def update_shares(self) -> FloatArray:
-        """[tasks] what each one's parameters take of the optimizer's step, its sum 1: of a small model each of its tensors takes the
-        same, of a large one each of its bytes. By bytes where the optimizer wants all gradients at once; 0 where nothing is updated."""
+    def divided_update(self) -> tuple[float, FloatArray]:
+        """What the optimizer's step takes beyond one without gradients: (the share that it takes whatever it updates, [tasks] the share
+        that each one's parameters take of the rest). Of a small model each of its tensors takes the same, of a large one each of its
+        bytes. By bytes where the optimizer wants all gradients at once or that would take too long; 0 where nothing is updated."""
         gradients = self._gradients()
-        seconds, size_bytes = np.zeros((_UPDATES, len(self.calls))), np.zeros_like(self.calls)
-        for task, read in enumerate(self._reads):
-            own = {name: gradients[name] for name in read if name in gradients}
-            size_bytes[task] = sum(g.nbytes for g in own.values())
-            seconds[:, task] = [self._update_s(own) - self._update_s({}) for _ in range(_UPDATES)] if own else 0.0
+        own = {k: {n: gradients[n] for n in read if n in gradients} for k, read in enumerate(self._reads)}
+        own = {k: of for k, of in own.items() if of}
+        call, taken = 0.0, np.zeros_like(self.calls)
+        for k, of in own.items():
+            taken[k] = sum(g.numel() * g.element_size() for g in of.values())  # nbytes is not for sparse ones
+        if own and _UPDATES * (self._update_s(gradients) + 2 * len(own) * self._update_s({})) <= _UPDATES_S:
+            rows = [[self._beyond_s(of) for of in (gradients, *own.values())] for _ in range(_UPDATES)]
+            whole_s, *each_s = np.maximum(np.median(rows, axis=0), 0.0).tolist()
+            call_s = call_in(whole_s, each_s)
+            if not self._wants_all and max(each_s) > call_s:
+                call = min(call_s / whole_s, 1.0) if whole_s else 0.0
+                taken[[*own]] = np.array(each_s) - call_s
         self._keep_gradients(gradients)
-        taken = np.maximum(np.median(seconds, axis=0), 0.0)
-        if self._wants_all or not taken.any():
-            taken = size_bytes
-        return np.asarray(taken / taken.sum() if taken.any() else taken)
+        return call, np.asarray(taken / taken.sum() if taken.any() else taken)
+
+    def _beyond_s(self, gradients: Mapping[str, Tensor]) -> float:
+        """Seconds of the optimizer's step with these gradients beyond one without any."""
+        return self._update_s(gradients) - self._update_s({})
 
     def _update_s(self, gradients: Mapping[str, Tensor]) -> float:
         """Seconds of the optimizer's step with these gradients only; 0 where it has failed, for it wants all of them."""
@@ -420,9 +444,12 @@ class _Runner:
 
 
 def _parameters_read(captured: Captured) -> list[list[str]]:
-    """[forward tasks] names of the parameters that each reads, as the graph has it."""
+    """[forward tasks] names of the parameters that each reads, as the graph has it; none where it updates none."""
     nodes = {n.name: n for n in captured.code.graph.nodes}
-    return [parameters_of([nodes[n] for n in names], captured.bindings) for names in captured.nodes]
+    read = [parameters_of([nodes[n] for n in names], captured.bindings) for names in captured.nodes]
+    updated = {t.of for t in captured.graph.tasks if t.phase == "update"}
+    forward = [t.id for t in captured.graph.tasks if t.phase == "forward"]
+    return [names if task in updated else [] for task, names in zip(forward, read, strict=True)]
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -36,7 +36,7 @@ from partita.training.runtime.mailbox import Mailboxes, open_mailboxes
 from partita.training.runtime.transport import Transport
 from partita.training.runtime.words import handed, on_all, told
 
-_PIECES = 20  #: of a pair's measurement, each of which may take this part of the budget
+_PIECES = 25  #: of a pair's measurement, each of which may take this part of the budget
 
 
 def measure_together(

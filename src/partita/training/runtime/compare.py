@@ -51,7 +51,8 @@ def compare(session: Session) -> None:
             own = _timed(engine, turn.batch, turn.done.step, row)
             recorder = recorders.get(name)
             if recorder:  # right behind the steps, as in a run: a core that has slept between is slow for a while
-                recorder.after(row * own.wall_s, own.core_share)
+                # all ranks go by the last steps that they know of together, so they read together
+                recorder.after(row * (times[name][-1] if times[name] else own.wall_s), own.core_share)
             step = _of_all(own)
             times[name].append(step.wall_s)
             losses[name].append(step.loss)

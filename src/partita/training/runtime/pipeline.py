@@ -267,8 +267,8 @@ class Pipeline:
 
 
 def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """As `zero_grad` does, in a third of its time, unless the optimizer has one of its own."""
-    if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+    """As `zero_grad` does, in a third of its time, unless the optimizer or its class has one of its own."""
+    if getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
         optimizer.zero_grad(set_to_none=True)
         return
     for group in optimizer.param_groups:

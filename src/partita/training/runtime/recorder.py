@@ -12,6 +12,8 @@ from partita.training.probing import Prober
 from partita.training.runtime.checkpoint import gather_tensors
 
 _MOST = 4  #: readings after a step; more tell little that is new
+_LENT = 6  #: readings that a run need not have earned, or one of each piece: of a short job there is one piece, and one reading tells little
+_SPREAD_S = 20.0  #: over which they are spread, or over the run if that is shorter
 _PART = 0.01  #: of a step's time that may be spent on reading the probe after it
 
 
@@ -23,26 +25,39 @@ class Recorder:
         self._prober, self._pieces = prober, len(probe.pieces)
         self._each_s = prober.reading_s
         self._unread = (math.nan,) * self._pieces
-        # A short run reads every piece once without having earned it, and not all of them at its beginning: readings next to each other
-        # say the same of a machine that is another one a second later.
-        self._lent_at_once = min(_MOST, math.ceil(self._pieces / max(1, steps))) if steps is not None else 1
+        self._lent = max(self._pieces, _LENT)
+        self._left = steps
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of each piece
-        self.forget()
+        self._begin()
 
     def after(self, step_s: float, core_share: float) -> None:
         """Note a step: what it had of its core, and readings where time has been saved up for them, or is lent. The ranks' steps
         are equally long, so they read together, as they compute together."""
         self._saved_s += _PART * step_s
-        lent = min(self._lent_at_once, self._lent)
+        lent = self._due(step_s)
         times = min(_MOST, self._pieces, lent + int(self._saved_s / self._each_s))
         self._rows.append((core_share, *(self._prober.read(times) if times else self._unread)))
-        self._lent -= lent
+        self._given += lent
         self._saved_s -= (times - lent) * self._each_s
+
+    def _due(self, step_s: float) -> int:
+        """Readings that are lent after this step. They are spread: those next to each other say the same of a machine that is another one
+        a second later."""
+        self._took_s += step_s
+        steps = self._lent if self._left is None else max(1, self._left)
+        through = max((len(self._rows) + 1) / steps, self._took_s / _SPREAD_S)
+        due = math.ceil(min(through, 1.0) * self._lent - 1e-9)
+        return min(_MOST, self._pieces, due - self._given)
 
     def forget(self) -> None:
         """What was noted so far belongs to another plan; it begins again, with the same pieces."""
+        self._left = None if self._left is None else self._left - len(self._rows)
         self._rows.clear()
-        self._saved_s, self._lent = 0.0, self._pieces
+        self._begin()
+
+    def _begin(self) -> None:
+        self._saved_s = self._took_s = 0.0
+        self._given = 0  # of the readings that are lent
 
     def rows(self) -> torch.Tensor:
         """[steps, 1 + pieces]"""
