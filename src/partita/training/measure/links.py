@@ -259,8 +259,8 @@ def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
     rows: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for size in SIZES:
         work = _Work(size, pace, peer.transport.device)
-        work_s = work()
         way_s = float(np.median(_way_times(work, peer, pace)))
+        work_s = work()  # behind those, for the first takes longer
         count = peer.led(pace.count(2 * (way_s + work_s), _MESSAGES))
         stream = peer.led(pace.count(2 * way_s, _STREAM)) if peer.wire else 0
         for there, found in rows.items():
@@ -434,8 +434,8 @@ def _sum_time(size: int, peer: Peer, pace: Pace) -> float:
     for p in parameters:
         p.grad = torch.ones_like(p)  # it stays, and takes every sum: 2^(2 + _SUMS) at the end
     work = _Work(0, pace, peer.transport.device)
-    warm_s = [work() + _summed(parameters, work, peer) for _ in range(2)]
-    count = peer.led(pace.count(warm_s[-1], _SUMS))
+    warm_s = [_summed(parameters, work, peer) for _ in range(2)]
+    count = peer.led(pace.count(work() + warm_s[-1], _SUMS))
     return statistics.median(_summed(parameters, work, peer) for _ in range(count))
 
 

@@ -384,20 +384,29 @@ class _Runner:
         that each one's parameters take of the rest). Of a small model each of its tensors takes the same, of a large one each of its
         bytes. By bytes where the optimizer wants all gradients at once or that would take too long; 0 where nothing is updated."""
         gradients = self._gradients()
-        own = {k: {n: gradients[n] for n in read if n in gradients} for k, read in enumerate(self._reads)}
-        own = {k: of for k, of in own.items() if of}
-        call, taken = 0.0, np.zeros_like(self.calls)
-        for k, of in own.items():
-            taken[k] = sum(g.numel() * g.element_size() for g in of.values())  # nbytes is not for sparse ones
-        if own and _UPDATES * (self._update_s(gradients) + 2 * len(own) * self._update_s({})) <= _UPDATES_S:
-            rows = [[self._beyond_s(of) for of in (gradients, *own.values())] for _ in range(_UPDATES)]
-            whole_s, *each_s = np.maximum(np.median(rows, axis=0), 0.0).tolist()
-            call_s = call_in(whole_s, each_s)
-            if not self._wants_all and max(each_s) > call_s:
-                call = min(call_s / whole_s, 1.0) if whole_s else 0.0
-                taken[[*own]] = np.array(each_s) - call_s
+        own = {k: of for k, read in enumerate(self._reads) if (of := {n: gradients[n] for n in read if n in gradients})}
+        size_bytes = [
+            sum(g.numel() * g.element_size() for g in of.values()) for of in own.values()
+        ]  # sparse: no nbytes
+        call, taken = (own and self._timed_parts(gradients, [*own.values()])) or (0.0, size_bytes)
         self._keep_gradients(gradients)
-        return call, np.asarray(taken / taken.sum() if taken.any() else taken)
+        shares = np.zeros_like(self.calls)
+        shares[[*own]] = taken
+        return call, shares / shares.sum() if shares.any() else shares
+
+    def _timed_parts(
+        self, gradients: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]
+    ) -> tuple[float, list[float]] | None:
+        """(share of the whole update that comes once, [parts] seconds of each beyond that); None where it cannot be told, or would take
+        too long."""
+        if _UPDATES * (self._update_s(gradients) + 2 * len(parts) * self._update_s({})) > _UPDATES_S:
+            return None
+        rows = [[self._beyond_s(of) for of in (gradients, *parts)] for _ in range(_UPDATES)]
+        whole_s, *each_s = np.maximum(np.median(rows, axis=0), 0.0).tolist()
+        call_s = call_in(whole_s, each_s)
+        if self._wants_all or max(each_s) <= call_s:
+            return None
+        return min(call_s / whole_s, 1.0) if whole_s else 0.0, [s - call_s for s in each_s]
 
     def _beyond_s(self, gradients: Mapping[str, Tensor]) -> float:
         """Seconds of the optimizer's step with these gradients beyond one without any."""
