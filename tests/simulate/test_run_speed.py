@@ -72,3 +72,17 @@ def test_readings_of_another_plan_are_refused() -> None:
     told = Readings(("cpu0", "cpu1"), np.full((2, 3, 2), 1e-3), np.ones((2, 3)))
     with pytest.raises(BadInput, match="of 2 pieces, the plan's probe has 1"):
         run_speed(planned(), told)
+
+
+def test_a_short_step_is_of_its_own_moment_and_a_long_one_of_many() -> None:
+    """Steps of a device that is at half its speed every fifth time are of two kinds, and most are fast; long ones are of one kind."""
+    file, speeds = planned(), [1.0, 1.0, 1.0, 1.0, 0.5] * 12
+    planned_s = predicted(file.problem, file.plan).duration_s
+
+    def share(step_s: float) -> float:
+        found = run_speed(replace(file, verdict=replace(file.verdict, value_s=step_s)), ran(speeds, speeds))
+        assert found is not None
+        return found.step_s / planned_s
+
+    assert share(1e-3) == pytest.approx(1.0)
+    assert 1.1 < share(1.0) < 1.3

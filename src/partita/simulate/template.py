@@ -33,7 +33,7 @@ class Template:
     at: IntArray  #: [instructions] which of the amounts it takes its duration from
     per_byte_s: FloatArray  #: [instructions]
     fixed_s: FloatArray  #: [instructions] what does not depend on the amounts
-    first: IntArray  #: [devices] their first computations,
+    first: IntArray  #: [devices that begin a step without a message] their first computations,
     begins: IntArray  #: and which of the amounts comes before each
     ends: Ends
     lag_s: FloatArray  #: [instructions]

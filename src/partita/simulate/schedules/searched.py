@@ -57,7 +57,7 @@ class Shop(NamedTuple):
     lag_s: FloatArray  #: [D, D]
     post_s: FloatArray  #: [2, E, D, D] of the sender
     handle_s: FloatArray  #: [2, E, D, D] of the receiver
-    begin_s: FloatArray  #: [D] before a device's first slot
+    begin_s: FloatArray  #: [D] before a device's first slot, if it waits for no message
     update_s: FloatArray  #: [D] at the end of the step
     keep_bytes: FloatArray  #: [K] that a micro-batch keeps from its forward to the end of its backward, if it has one
     room_bytes: FloatArray  #: [D] for what is kept
@@ -208,7 +208,7 @@ def walk(shop: Shop, order: IntArray, count: IntArray, joined: Bools) -> float:
                     if not joined[k, m]:
                         at += shop.seconds[3, k, d]
                 else:
-                    ready = True
+                    ready, told = True, False
                     if p == 1 and end[0, k, m] < 0.0:
                         return np.inf
                     for e in range(edges):
@@ -228,9 +228,10 @@ def walk(shop: Shop, order: IntArray, count: IntArray, joined: Bools) -> float:
                             break
                         else:
                             at = max(at, arrives[p, e, m]) + shop.handle_s[p, e, f, d]
+                            told = True
                     if not ready:
                         break
-                    if head[d] == 0:
+                    if head[d] == 0 and not told:
                         at += shop.begin_s[d]
                     if p == 0:
                         at += shop.seconds[0, k, d]
@@ -334,13 +335,14 @@ def _listed(shop: Shop, admit: IntArray, patience: float) -> tuple[IntArray, Int
             break
         d, p, k = chosen_d, chosen_p, chosen_k
         m = at[p, k, d]
-        done = chosen_start
+        done, told = chosen_start, False
         if p < 2:
             for e in range(edges):
                 mine, other = (shop.target[e], shop.source[e]) if p == 0 else (shop.source[e], shop.target[e])
                 if mine == k and (p == 0 or shop.back[e]) and shop.device[other, m] != d:
                     done += shop.handle_s[p, e, shop.device[other, m], d]
-        done += shop.seconds[0 if p == 0 else p + 1, k, d] + (shop.begin_s[d] if count[d] == 0 else 0.0)
+                    told = True
+        done += shop.seconds[0 if p == 0 else p + 1, k, d] + (shop.begin_s[d] if count[d] == 0 and not told else 0.0)
         if p < 2:
             for e in range(edges):
                 mine, other = (shop.source[e], shop.target[e]) if p == 0 else (shop.target[e], shop.source[e])
