@@ -26,7 +26,7 @@ MOMENT_S, FEWEST = 8e-3, 2
 CHANGED = 0.1  #: a device's speed changed by less than this share is not worth a word
 MODEL = 0.08  #: of the predicted step, what the model misses nine times in ten; set so that the intervals hold (docs/decisions/speed-by-probes.md)
 #: what it misses beside that of steps of so many seconds or less; of longer ones, less in proportion
-SHORT, SHORT_S = 0.13, 0.01
+SHORT, SHORT_S = 0.07, 0.01
 NINE_IN_TEN = 1.645  #: standard deviations to either side
 
 
