@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 JOBS, EVERY_S = 300, 0.025
 
 
+@pytest.mark.slow
 def test_a_quota_that_is_cut_in_the_middle_is_noticed_and_planned_for(tmp_path: Path) -> None:
     """The device does the jobs by itself until it has a tenth of its core; none is lost, and the server does the rest."""
     model = net(channels=72, side=96)  # at a tenth of a core much more than what a message takes
