@@ -28,7 +28,7 @@ from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray, IntArray
 from partita.records import lean, record
 
-NEAR = 12  #: readings that are taken together for a device's speed
+NEAR = 12  #: readings that are taken together for a device's speed, in a long step
 LEAST = 1e-12  #: of a reading
 RESTLESS = 0.5  #: numbers from a device whose probe varies by more than this share are not to be trusted
 

@@ -25,7 +25,7 @@ def job_probe(pieces: Sequence[ProbePiece], micro_batch_size: int, own: FloatArr
     where it was not read. Each was read at least once."""
     typical = np.nanmedian(own[:, 1:], axis=0)
     told = (own[:, 1:] / typical)[np.isfinite(own[:, 1:])]
-    # scatter has a long tail, of which a mean without the extremes takes less or more: as many at once as in a run
+    # scatter has a long tail, of which a mean without the extremes takes less or more: as many at once as for a long step
     usual = np.mean([middle_mean(some) for some in np.array_split(told, max(1, len(told) // NEAR))])
     known = tuple(ProbePiece(p.tasks, float(s * usual)) for p, s in zip(pieces, typical, strict=True))
     return Probe(known, micro_batch_size, core_share, spread=scatter(told))

@@ -173,12 +173,12 @@ def test_lengths_that_rounding_swallows_are_served(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["replan", "learned"])
 def test_a_crowd_does_not_take_for_ever(policy: str) -> None:
-    """150 jobs in a queue that only grows."""
+    """300 jobs in a queue that only grows."""
     dice = random.Random(0)
     jobs = [
         ShopJob(tuple(ShopStage(dice.random(), dice.random(), (k - 1,) if k else ()) for k in range(4)), 0.1 * j)
-        for j in range(150)
+        for j in range(300)
     ]
     simulate_shop(ShopProblem(tuple(jobs[:2])), policy)  # compiled
     outcome, _ = simulate_shop(ShopProblem(tuple(jobs)), policy)
-    assert outcome.seconds_spent < 30
+    assert outcome.seconds_spent < 60
