@@ -251,14 +251,13 @@ class _Runner:
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0  # the same arithmetic, and the weights stay
         self._wants_all = False  # gradients of all parameters, or the optimizer fails
-        self._code, self._loss = for_device(captured.code, device), captured.loss
         self._leaves = batch_leaves(batch, device)
         self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, batch).items()}
         tasks = [t.id for t in captured.graph.tasks if t.phase == "forward"]
         self._task_of = {node: i for i, t in enumerate(tasks) for node in captured.task_nodes[t]}
-        self._whole = Stage(
-            stage_code(captured, tasks, ()), captured.bindings, tensors, device=device, precision=precision
-        )
+        code = stage_code(captured, tasks, ())
+        self._whole = Stage(code, captured.bindings, tensors, device=device, precision=precision)
+        self._code, self._loss = for_device(code.function, device), captured.loss
         self._precision = precision
         self._reader, self._reads = self._readers(captured), _parameters_read(captured)
         self.calls, self.marks = np.zeros(len(tasks)), np.zeros(len(tasks))
