@@ -74,15 +74,17 @@ def test_readings_of_another_plan_are_refused() -> None:
         run_speed(planned(), told)
 
 
-def test_a_short_step_is_of_its_own_moment_and_a_long_one_of_many() -> None:
-    """Steps of a device that is at half its speed every fifth time are of two kinds, and most are fast; long ones are of one kind."""
+def test_where_the_pass_is_one_piece_steps_of_two_kinds_are_what_most_of_them_are() -> None:
+    """A device is at half its speed every fifth time; twelve readings at once are of neither kind."""
     file, speeds = planned(), [1.0, 1.0, 1.0, 1.0, 0.5] * 12
     planned_s = predicted(file.problem, file.plan).duration_s
-
-    def share(step_s: float) -> float:
-        found = run_speed(replace(file, verdict=replace(file.verdict, value_s=step_s)), ran(speeds, speeds))
-        assert found is not None
-        return found.step_s / planned_s
-
-    assert share(1e-3) == pytest.approx(1.0)
-    assert 1.05 < share(1.0) < 1.3
+    short = run_speed(file, ran(speeds, speeds))
+    assert short is not None
+    assert short.step_s == pytest.approx(planned_s)
+    assert short.changed == ()
+    two = Probe((*PROBE.pieces, *PROBE.pieces), 1)
+    readings = ran(speeds, speeds)
+    both = replace(readings, piece_s=np.repeat(readings.piece_s, 2, axis=2))
+    long = run_speed(replace(file, problem=replace(file.problem, probe=two)), both)
+    assert long is not None
+    assert 1.05 < long.step_s / planned_s < 1.3

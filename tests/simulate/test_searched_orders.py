@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable
 from partita.nouns.pipeline_plan import PipelinePlan, Slot
 from partita.simulate.lower import lower
+from partita.simulate.overheads import overheads
 from partita.simulate.schedules import device_orders, held_of, searched, unit_ends
 from partita.simulate.schedules.searched import Found, Shop, listings, numbered, rewalked
 from partita.simulate.schedules.searched import searched as search
@@ -25,7 +27,7 @@ from partita.simulate.simulator import durations, simulate
 
 def shop(
     plan: PipelinePlan, seconds: np.ndarray[tuple[int, ...], np.dtype[np.float64]], *, carry_s: float = 0.0, lag_s: float = 0.0,
-    keep: float = 1.0, room: float = np.inf,
+    keep: float = 1.0, room: float = np.inf, begin: Sequence[float] = (),
 ) -> Shop:  # fmt: skip
     """Of a chain of stages; seconds [2, stages] of forward and backward, the half of which can wait where someone waits for the
     other half."""
@@ -40,17 +42,22 @@ def shop(
         np.repeat(np.array(place, np.int64)[:, None], plan.micro_batches, 1), np.repeat(each, len(names), 2),
         np.ones(stages, np.bool_), np.arange(stages - 1), np.arange(1, stages), np.ones(stages - 1, np.bool_),
         carry_s * messages, np.arange(len(names) ** 2).reshape(len(names), -1),
-        lag_s * apart, 0.0 * messages, 0.0 * messages, np.zeros(len(names)), np.zeros(len(names)), np.full(stages, keep), np.full(len(names), room),
+        lag_s * apart, 0.0 * messages, 0.0 * messages, np.array(begin) if len(begin) else np.zeros(len(names)), np.zeros(len(names)),
+        np.full(stages, keep), np.full(len(names), room),
     )  # fmt: skip
 
 
-def simulated(plan: PipelinePlan, seconds: np.ndarray[tuple[int, ...], np.dtype[np.float64]], carry_s: float, lag_s: float) -> float:  # fmt: skip
+def simulated(
+    plan: PipelinePlan, seconds: np.ndarray[tuple[int, ...], np.dtype[np.float64]], carry_s: float, lag_s: float, begin: Sequence[float] = (),
+) -> float:  # fmt: skip
     graph = training_chain(len(plan.stages))
     took = [[seconds[int(t.phase == "backward"), int(t.id[1:])]] for t in graph.tasks]
     costs = CostTable.given(("cpu",), took, np.full(len(graph.producer), carry_s))
-    cluster = Cluster(tuple(Device(d) for d in plan.devices), (), Link("", "", 1.0, lag_s))
+    devices = (Device(d, step_s=s) for d, s in zip(plan.devices, begin or [0.0] * len(plan.devices), strict=True))
+    cluster = Cluster(tuple(devices), (), Link("", "", 1.0, lag_s))
     program = lower(graph, cluster, plan)
-    timeline = simulate(program, durations(program, graph, costs, cluster))
+    known = durations(program, graph, costs, cluster)
+    timeline = simulate(program, replace(known, busy_s=known.busy_s + overheads(program, graph, costs, cluster)))
     assert timeline.check() == []
     return timeline.duration_s
 
@@ -74,9 +81,10 @@ def test_any_order_ends_and_the_search_counts_as_the_simulator_does(
     plan = chunks(where, micro_batches, "1f1b")
     plan = replace(plan, schedule="given", orders=order_by_lot(plan, lots))
     assert len(unit_ends(plan.orders)) == sum(map(len, plan.orders.values()))
-    seconds = np.random.default_rng(seed).uniform(0.1, 3, (2, len(where)))
-    assert walked(plan, shop(plan, seconds, carry_s=carry_s, lag_s=lag_s)).seconds == pytest.approx(
-        simulated(plan, seconds, carry_s, lag_s), rel=1e-9
+    draw = np.random.default_rng(seed)
+    seconds, begin = draw.uniform(0.1, 3, (2, len(where))), draw.uniform(0, 9, len(plan.devices)).tolist()
+    assert walked(plan, shop(plan, seconds, carry_s=carry_s, lag_s=lag_s, begin=begin)).seconds == pytest.approx(
+        simulated(plan, seconds, carry_s, lag_s, begin), rel=1e-9
     )
 
 
@@ -89,12 +97,13 @@ def test_what_is_found_is_sound_keeps_to_memory_and_is_no_worse_than_list_schedu
     plan = chunks(where, micro_batches, "1f1b")
     own = max(len(plan.stages_of(d)) for d in plan.devices)
     seconds = np.random.default_rng(seed).uniform(0.1, 3, (2, len(where)))
-    world = shop(plan, seconds, carry_s=carry_s, lag_s=lag_s, room=float(own * most))
+    begin = [0.7 * d for d in range(len(plan.devices))]
+    world = shop(plan, seconds, carry_s=carry_s, lag_s=lag_s, room=float(own * most), begin=begin)
     found = search(world, plan.devices, walks=300, seed=seed)
     assert found is not None
     given = replace(plan, schedule="given", orders=found.orders)
     assert given.check(training_chain(len(where)), Cluster.uniform(3)) == []
-    assert found.seconds == pytest.approx(simulated(given, seconds, carry_s, lag_s), rel=1e-9)
+    assert found.seconds == pytest.approx(simulated(given, seconds, carry_s, lag_s, begin), rel=1e-9)
     assert found.seconds <= min(t.seconds for t in listings(world)) * (1 + 1e-12)
     held = held_of(given)
     for d in plan.devices:

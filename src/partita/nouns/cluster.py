@@ -55,7 +55,7 @@ class Device:
     host: str = "localhost"
     cores: tuple[int, ...] = ()  #: CPU cores its worker is pinned to; empty: not pinned
     instruction_s: float = 0.0  #: that a call of a stage's forward or backward takes whatever it holds, at speed 1
-    step_s: float = 0.0  #: that comes once a step, before its first computation, at speed 1
+    step_s: float = 0.0  #: that comes once a step, before its first computation unless it receives a message before that, at speed 1
     update_s: float = 0.0  #: that the optimizer's step takes whatever it updates, at speed 1
 
 

@@ -28,7 +28,10 @@ from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray, IntArray
 from partita.records import lean, record
 
-NEAR = 12  #: readings that are taken together for a device's speed, in a long step
+NEAR = 12  #: readings that are taken together for a device's speed in a step ...
+#: ... and of a job whose pass is one piece: a core may be of two kinds for a tenth of a second at a time, short steps are then of one or the
+#: other, and the mean of many readings is of neither (docs/decisions/speed-by-probes.md, "Moments")
+FEW = 2
 LEAST = 1e-12  #: of a reading
 RESTLESS = 0.5  #: numbers from a device whose probe varies by more than this share are not to be trusted
 
@@ -50,6 +53,16 @@ class Probe:
     core_share: float = 1.0  #: of its core that the measuring process got
     alone: float = 1.0  #: how much faster a device works while the others idle, one micro-batch in flight
     spread: float = 0.0  #: standard deviation of single readings about their mean, as a share
+
+    @property
+    def near(self) -> int:
+        """How many readings, next to a step, say together how fast a device was in it.
+
+        >>> piece = ProbePiece(("linear",), 1e-3)
+        >>> Probe((piece,), 1).near, Probe((piece, piece), 1).near
+        (2, 12)
+        """
+        return FEW if len(self.pieces) == 1 else NEAR
 
     @property
     def seconds(self) -> float:
@@ -102,16 +115,16 @@ class Readings:
         """How many."""
         return int(self.core_share.shape[1])
 
-    def speeds(self, probe: Probe, near: int = NEAR) -> FloatArray:
+    def speeds(self, probe: Probe) -> FloatArray:
         """[devices, steps] the speed of each device in each step: the share of its core in that step, and the mean of what the
-        `near` readings closest to it say. nan where a device was never read."""
+        `probe.near` readings closest to it say. nan where a device was never read."""
         found = np.full(self.core_share.shape, np.nan)
         for d in range(len(self.devices)):
             ratios = self.piece_s[d] / np.array([p.seconds for p in probe.pieces])
             read, piece = np.nonzero(np.isfinite(ratios))
             if len(read):
                 slowness = ratios[read, piece]
-                told = np.array([middle_mean(slowness[c]) for c in _closest(read, len(ratios), near)])
+                told = np.array([middle_mean(slowness[c]) for c in _closest(read, len(ratios), probe.near)])
                 share = self.core_share[d]
                 share = np.where(np.isfinite(share), share, np.nanmedian(share) if np.isfinite(share).any() else 1.0)
                 found[d] = probe.speed(told, share)

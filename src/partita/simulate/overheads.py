@@ -1,10 +1,12 @@
 """What a pipeline's instructions cost a device beside its tasks: calls of a stage's code, posting messages, what comes once a step.
 
 The tasks' seconds were measured in a step of the whole model on one device: they hold one call for each forward and backward.
-A plan of K stages calls K times; so a stage pays (1 - 1/K) of a call beside its tasks. What comes once a step a device pays before
-its first computation, unless that waits for a message: then it has begun meanwhile. Of six small networks the second stage took 6 to
-14 us longer over its first forward than over the others, where a step's beginning takes 77 to 92; and an optimizer's step takes 35 to
-80 us before it has updated anything: every device pays for its own (2 cores of an EPYC, 28 November 2026).
+A plan of K stages calls K times; so a stage pays (1 - 1/K) of a call beside its tasks. What begins a step a device pays before its
+first computation, unless it receives a message before that: then it is not charged, for it begins while it waits. Of six small
+networks the second stage took 6 to 14 us longer over its first forward than over the others, where a step's beginning takes 77 to 92.
+(A device that takes longer to begin than the message is on its way, ten times slower than the one before it, is charged too little.)
+And an optimizer's step takes 35 to 80 us before it has updated anything: every device pays for its own (2 cores of an EPYC, 28
+November 2026).
 """
 
 from __future__ import annotations
@@ -35,9 +37,8 @@ def update_s(device: Device) -> float:
     return device.update_s / device.speed
 
 
-def first_computations(program: Program) -> IntArray:
-    """[devices] the first instruction of each whose first one computes: not of those that wait for a message before it, and of those
-    that compute nothing."""
+def beginnings(program: Program) -> IntArray:
+    """[devices that receive nothing before it] the first computation of each."""
     at = np.flatnonzero((program.op == Op.COMPUTE) | (program.op == Op.RECV))
     _, first = np.unique(program.queue[at], return_index=True)
     found = at[first]
@@ -88,7 +89,7 @@ def overheads(program: Program, graph: TaskGraph, costs: CostTable, cluster: Clu
     found = Ends.of(program, cluster).seconds(open_bytes(program, graph, costs))
     each = np.array([[call_s(d, max(1, stages)), begin_s(d), update_s(d)] for d in devices]).reshape(-1, 3)
     for at, seconds in zip(
-        (program.op == Op.COMPUTE, first_computations(program), program.op == Op.UPDATE), each.T, strict=True
+        (program.op == Op.COMPUTE, beginnings(program), program.op == Op.UPDATE), each.T, strict=True
     ):
         found[at] += seconds[program.queue[at]]
     return found

@@ -8,7 +8,7 @@ from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.lower import program_of
-from partita.simulate.overheads import begin_s, first_computations, overheads
+from partita.simulate.overheads import begin_s, beginnings, overheads
 from partita.simulate.simulator import Durations, durations, simulate
 
 
@@ -35,7 +35,7 @@ def computing_s(problem: PipelineProblem, plan: PipelinePlan) -> dict[str, float
     """Device -> seconds of a step that it computes, without what begins it; those of the plan only."""
     program = program_of(problem, plan)
     busy, computes = durations_of(problem, plan, program).busy_s, program.op == Op.COMPUTE
-    first, devices = first_computations(program), problem.cluster_of(plan).by_name
+    first, devices = beginnings(program), problem.cluster_of(plan).by_name
     busy[first] -= [begin_s(devices[program.queues[q]]) for q in program.queue[first].tolist()]
     queues = enumerate(program.queues[: program.devices])
     return {d: float(busy[computes & (program.queue == q)].sum()) for q, d in queues}

@@ -14,15 +14,12 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
-from partita.nouns.probe import NEAR, Probe, Readings
+from partita.nouns.probe import Readings
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import durations_of
 from partita.simulate.simulator import Simulator
 
 _STEPS = 200  #: simulated at most; of a longer run so many, evenly spread
-#: A reading tells of a moment, a step's time of all that the device was like in it. Of what a core's readings scatter by, half was gone 0.5 ms
-#: later, half of the rest within 50 ms and all within 150 (an EPYC's, 28 November 2026): so a step is as so many readings are on average.
-MOMENT_S, FEWEST = 8e-3, 2
 CHANGED = 0.1  #: a device's speed changed by less than this share is not worth a word
 MODEL = 0.08  #: of the predicted step, what the model misses nine times in ten; set so that the intervals hold (docs/decisions/speed-by-probes.md)
 #: what it misses beside that of steps of so many seconds or less; of longer ones, less in proportion
@@ -89,7 +86,7 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
             hint="they belong to different plans: run again",
         )
     readings = readings.only(plan.devices)  # other ranks are idle
-    speeds = readings.speeds(problem.probe, _near(problem.probe, file.verdict.value_s))
+    speeds = readings.speeds(problem.probe)
     if not np.isfinite(speeds).any():
         return None
     steps = steps_at_run_speed(problem, plan, readings.devices, speeds)
@@ -129,17 +126,6 @@ def as_they_ran(problem: PipelineProblem, devices: tuple[DeviceSpeed, ...]) -> C
         problem.cluster,
         devices=tuple(replace(d, speed=d.speed * change.get(d.name, 1.0)) for d in problem.cluster.devices),
     )
-
-
-def _near(probe: Probe, step_s: float) -> int:
-    """How many readings next to a step say together how fast a device was in it. Where there are several pieces, all of them do.
-
-    >>> from partita.nouns.probe import ProbePiece
-    >>> whole = Probe((ProbePiece(("linear",), 1e-4),), 1)
-    >>> [_near(whole, s) for s in (5e-4, 2e-2, 4e-2, 0.3)]
-    [2, 3, 5, 12]
-    """
-    return NEAR if len(probe.pieces) > 1 else min(NEAR, max(FEWEST, math.ceil(step_s / MOMENT_S)))
 
 
 def _medians(speeds: FloatArray) -> FloatArray:

@@ -16,7 +16,7 @@ from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Op, Piece, Program
 from partita.simulate.exchange import ring_share
-from partita.simulate.overheads import Ends, first_computations
+from partita.simulate.overheads import Ends, beginnings
 from partita.simulate.simulator import Durations, Simulator
 
 #: What an amount is of: (kind of piece, stage, number of the device among the plan's) of what a device computes, update:
@@ -33,7 +33,7 @@ class Template:
     at: IntArray  #: [instructions] which of the amounts it takes its duration from
     per_byte_s: FloatArray  #: [instructions]
     fixed_s: FloatArray  #: [instructions] what does not depend on the amounts
-    first: IntArray  #: [devices that begin a step without a message] their first computations,
+    first: IntArray  #: [devices that receive nothing before it] their first computations,
     begins: IntArray  #: and which of the amounts comes before each
     ends: Ends
     lag_s: FloatArray  #: [instructions]
@@ -52,7 +52,7 @@ class Template:
                 found[row] = _place(op, queue, piece, place), _per_byte_s(op, piece, cluster, members)
             at[i], per_byte[i] = found[row]
         fixed = np.where(at == len(keys), known.busy_s, 0.0)
-        first = first_computations(program)
+        first = beginnings(program)
         begins = np.array([place["begin", -1, q] for q in program.queue[first].tolist()], np.int64)
         return Template(Simulator(program), at, per_byte, fixed, first, begins, Ends.of(program, cluster), known.lag_s)
 

@@ -94,3 +94,18 @@ def test_the_device_that_was_measured_has_its_own_speed_however_its_readings_sca
         run = Readings(("cpu0",), rows[None, 48:], np.ones((1, 352)))
         found.append(float(np.mean(run.speeds(job_probe(pieces, 1, own, 1.0)))))
     assert np.mean(found) == pytest.approx(1.0, abs=0.015)
+
+
+@pytest.mark.parametrize("pieces", [1, 12])
+@pytest.mark.parametrize("slow", [1.3, 1.5, 2.0])
+def test_a_device_of_two_kinds_that_does_not_change_has_the_speed_1(pieces: int, slow: float) -> None:
+    """One reading of four is slow, when it is measured and when it runs."""
+    found = []
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        rows = np.full((600, pieces), np.nan)
+        rows[np.arange(600), np.arange(600) % pieces] = 1e-3 * np.where(draw.random(600) < 0.25, slow, 1.0)
+        probe = job_probe([ProbePiece((str(i),), 1e-3) for i in range(pieces)], 1, np.column_stack([np.arange(120.0), rows[:120]]), 1.0)  # fmt: skip
+        run = Readings(("cpu0",), rows[None, 120:], np.ones((1, 480)))
+        found.append(float(np.median(run.speeds(probe))))
+    assert np.median(found) == pytest.approx(1.0, abs=0.03)

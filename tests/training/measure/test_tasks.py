@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +13,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.errors import JobError
 from partita.nouns.graph import FloatArray
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.measure.job import measure_job
-from partita.training.measure.tasks import SECONDS, TaskTimes, beginning_s, estimates, idle_update_s, time_tasks
+from partita.training.measure.tasks import (
+    SECONDS,
+    TaskTimes,
+    _Runner,
+    beginning_s,
+    estimates,
+    idle_update_s,
+    time_tasks,
+)
 
 MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
 CPU = torch.device("cpu")
@@ -113,6 +124,36 @@ def test_every_task_has_times_and_none_is_negative() -> None:
 @pytest.mark.parametrize(("name", "share"), [("long_skip", 1.0), ("two_inputs", 2.0)], ids=["momentum", "adam"])
 def test_optimizer_state_is_counted_in_parameters(name: str, share: float) -> None:
     assert timed(name)[0].optimizer_bytes_per_parameter_byte == pytest.approx(share)
+
+
+class Called(TorchDispatchMode):
+    """The operators that are called inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_tasks_run_in_the_code_of_a_stage_and_a_relu_is_in_place_there() -> None:
+    """A relu behind the value at which a split backward begins must be none: that value is a leaf."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    part = (torch.randn(4, 8),), torch.randint(0, 3, (4,))
+    captured = capture(model, torch.nn.functional.cross_entropy, part)
+
+    def optimizer(named: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for _, p in named], lr=0.1)
+
+    runner = _Runner(captured, model, optimizer, part, CPU, contextlib.nullcontext)
+    with Called() as called:
+        runner.one_pass()
+    assert "relu_" in called.names
+    assert "relu" not in called.names
+    assert (runner.marks > 0).all()
+    assert runner.weight_pass()["weights"].sum() > 0
 
 
 def test_plain_sgd_keeps_nothing() -> None:

@@ -83,7 +83,8 @@ def one_stage_a_device(task: PipelineTask) -> tuple[float, str]:
 
 def _once_s(task: PipelineTask) -> float:
     """What comes before all else on any device, and with an update after it: without it the step would be shorter by as much at least.
-    A device whose first computation waits for a message has not paid the beginning, but waits, at the end of the chain, for one that has."""
+    Messages come, one behind the other, from a device that has paid its own beginning: without beginnings all that computes ends earlier,
+    by the least of them at least."""
     devices = task.whole_cluster.devices
     seconds = min(map(begin_s, devices)) + task.benches[0].costs.updating * min(map(update_s, devices))
     return seconds / max(1.0, *(alone_in(task.whole_cluster, bench.sample.probe) for bench in task.benches))

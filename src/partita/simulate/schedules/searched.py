@@ -17,8 +17,9 @@ Two equal stages, four micro-batches, a forward, the gradients of inputs (B) and
 
 Only the last two of the second stage are parted; 1F1B takes 15 units here, zero-bubble schedules 13, with every one parted.
 
-What is searched is judged by `walk` below, which agrees with the simulator where every link is a queue of its own; but
-gradients that several stages of a device sum leave when the first one's are ready here, when the last one's are in a run.
+What is searched is judged by `walk` below, which agrees with the simulator where every link is a queue of its own, with two
+exceptions. Gradients that several stages of a device sum leave when the first one's are ready here, when the last one's are in a run.
+And of messages that are ready together, the first edge's takes the link first here, in a run the one that is received first.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Shop(NamedTuple):
     lag_s: FloatArray  #: [D, D]
     post_s: FloatArray  #: [2, E, D, D] of the sender
     handle_s: FloatArray  #: [2, E, D, D] of the receiver
-    begin_s: FloatArray  #: [D] before a device's first slot, if it waits for no message
+    begin_s: FloatArray  #: [D] before a device's first slot, if that receives no message
     update_s: FloatArray  #: [D] at the end of the step
     keep_bytes: FloatArray  #: [K] that a micro-batch keeps from its forward to the end of its backward, if it has one
     room_bytes: FloatArray  #: [D] for what is kept

@@ -14,7 +14,7 @@ import numpy as np
 
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
-from partita.nouns.probe import NEAR, Probe, ProbePiece, middle_mean, scatter
+from partita.nouns.probe import FEW, Probe, ProbePiece, middle_mean, scatter
 
 ALIKE = 0.03  #: devices whose speeds differ by less are called equal
 _SPANS = 8
@@ -25,10 +25,22 @@ def job_probe(pieces: Sequence[ProbePiece], micro_batch_size: int, own: FloatArr
     where it was not read. Each was read at least once."""
     typical = np.nanmedian(own[:, 1:], axis=0)
     told = (own[:, 1:] / typical)[np.isfinite(own[:, 1:])]
-    # scatter has a long tail, of which a mean without the extremes takes less or more: as many at once as for a long step
-    usual = np.mean([middle_mean(some) for some in np.array_split(told, max(1, len(told) // NEAR))])
-    known = tuple(ProbePiece(p.tasks, float(s * usual)) for p, s in zip(pieces, typical, strict=True))
-    return Probe(known, micro_batch_size, core_share, spread=scatter(told))
+    known = tuple(ProbePiece(p.tasks, float(s)) for p, s in zip(pieces, typical, strict=True))
+    probe = Probe(known, micro_batch_size, core_share, spread=scatter(told))
+    usual = _usual(told, probe.near)
+    return replace(probe, pieces=tuple(replace(p, seconds=p.seconds * usual) for p in known))
+
+
+def _usual(told: FloatArray, near: int) -> float:
+    """What a run's median step would say of such readings, taken `near` at once as there: their scatter has a long tail, or is of two
+    kinds, and then it matters how many. Of few at once, which may be of two kinds, the median; of many, the steadier mean.
+
+    >>> fast_and_slow = np.tile([1.0, 1.0, 1.0, 1.0, 1.0, 2.0], 24)
+    >>> [round(_usual(fast_and_slow, near), 2) for near in (2, 12)]
+    [1.0, 1.1]
+    """
+    said = [middle_mean(some) for some in np.array_split(told, max(1, len(told) // near))]
+    return float(np.median(said) if near == FEW else np.mean(said))
 
 
 def speed_of(probe: Probe, rows: FloatArray) -> float:

@@ -1,6 +1,6 @@
 """Time every task of a captured model, forward and backward, inside whole forwards and backwards of the model.
 
-Forward, the code's calls are timed one by one. Backward, autograd is called once, and a hook on every task's output marks
+Forward, the calls of a stage's code are timed one by one. Backward, autograd is called once, and a hook on every task's output marks
 the moment at which that task's backward begins; it lasts until the next mark. So caches and allocations are those of a
 real step. Marks cost time of their own: the model is also timed whole, without them, and the surplus is taken off every
 mark alike, what is left of the difference in proportion. Gradients are added to those of the passes before, as those of
@@ -132,13 +132,13 @@ def time_tasks(
 
 def at_one_speed(times: TaskTimes, slowness: FloatArray) -> TaskTimes:
     """The passes as they would have been at the mean speed of all of them; `slowness` [BETWEEN x passes] of the device, read
-    between their parts, 1 on average.
+    between their parts.
 
     A machine may be fast for some seconds and slow for the next; then the median pass is one of either kind, and no mean.
     """
     each = slowness.reshape(-1, BETWEEN)
     around = np.array([middle_mean(each[max(0, i - 1) : i + 2].ravel()) for i in range(len(each))])
-    scaled = {n: (getattr(times, n).T / around).T for n in SECONDS}
+    scaled = {n: (getattr(times, n).T / (around / around.mean())).T for n in SECONDS}
     return replace(times, **scaled)
 
 
@@ -258,6 +258,7 @@ class _Runner:
         code = stage_code(captured, tasks, ())
         self._whole = Stage(code, captured.bindings, tensors, device=device, precision=precision)
         self._code, self._loss = for_device(code.function, device), captured.loss
+        self._cut_code = for_device(captured.code, device)  # nothing of it is in place: where it is cut it has a leaf
         self._precision = precision
         self._reader, self._reads = self._readers(captured), _parameters_read(captured)
         self.calls, self.marks = np.zeros(len(tasks)), np.zeros(len(tasks))
@@ -285,7 +286,7 @@ class _Runner:
                 value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
             return value
 
-        return {"forward": forward, "backward": self._backward(self._forward(noted), stamps)}
+        return {"forward": forward, "backward": self._backward(self._forward(self._code, noted), stamps)}
 
     def weight_pass(self) -> dict[str, FloatArray | float]:
         """[tasks] seconds of the second part of a backward split behind the first value that has a gradient, and what both parts take
@@ -315,15 +316,15 @@ class _Runner:
                 return first[0]
             return value
 
-        return self._forward(cut), first
+        return self._forward(self._cut_code, cut), first
 
-    def _forward(self, noted: Callable[[int, float, Any], Any]) -> Tensor:
-        """The loss, call by call; `noted` (task, seconds, value) says what goes on as the value."""
+    def _forward(self, code: fx.GraphModule, noted: Callable[[int, float, Any], Any]) -> Tensor:
+        """The loss of the whole code, call by call; `noted` (task, seconds, value) says what goes on as the value."""
         values: dict[str, Any] = dict(self._bound)
         with self._precision():
-            for node in self._code.graph.nodes:
+            for node in code.graph.nodes:
                 if node.op == "get_attr":
-                    values[node.name] = getattr(self._code, str(node.target))
+                    values[node.name] = getattr(code, str(node.target))
                 elif node.op == "call_function":
                     task = self._task_of.get(node.name)
                     arguments = fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
