@@ -1,6 +1,7 @@
 """Probe and Readings: speeds from seconds and shares of a core, files that are damaged."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,10 @@ def test_every_piece_counts_alike_where_it_was_read() -> None:
 
 
 def test_steps_without_a_reading_go_by_those_that_are_near() -> None:
-    nothing = [math.nan] * 2
-    told = readings([[SAME, nothing, nothing, [2e-3, 4e-3]]], [[0.9, 0.9, 0.45, 0.9]])
-    assert told.speeds(PROBE, near=1) == pytest.approx(np.array([[1.0, 1.0, 0.25, 0.5]]))
+    whole = replace(PROBE, pieces=PROBE.pieces[:1])
+    fast, slow, nothing = [[SAME[0]]] * 2, [[2 * SAME[0]]] * 2, [[math.nan]] * 6
+    told = readings([[*fast, *nothing, *slow]], [[0.9] * 9 + [0.45]])
+    assert told.speeds(whole)[0] == pytest.approx([1.0] * 5 + [2 / 3] + [0.5] * 3 + [0.25])
 
 
 def test_a_device_that_was_never_read_has_no_speed() -> None:
