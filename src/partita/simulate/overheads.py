@@ -4,7 +4,7 @@ The tasks' seconds were measured in a step of the whole model on one device: the
 A plan of K stages calls K times; so a stage pays (1 - 1/K) of a call beside its tasks. What begins a step a device pays before its
 first computation, unless it receives a message before that: then it is not charged, for it begins while it waits. Of six small
 networks the second stage took 6 to 14 us longer over its first forward than over the others, where a step's beginning takes 77 to 92.
-(A device that takes longer to begin than the message is on its way, ten times slower than the one before it, is charged too little.)
+(A device that takes longer to begin than the message takes to come, much slower than the one before it, is charged too little.)
 And an optimizer's step takes 35 to 80 us before it has updated anything: every device pays for its own (2 cores of an EPYC, 28
 November 2026).
 """
