@@ -1,10 +1,10 @@
 """Small steps: predicted against measured where a step takes milliseconds; ten models, one worker and two.
 
-    python benchmarks/small.py [--rounds 402] [--blocks 2] [--only MODEL,MODEL] [--json]
+    python benchmarks/small.py [--rounds 130] [--blocks 2] [--only MODEL,MODEL] [--json]
 
 Each model is measured once. Three plans are made of it: for one device, for two in a row, and the planner's own choice. They are
 run in turn with one process (the user's model called eagerly, with as many micro-batches as the plan for one device has), and the
-prediction at the speed of the run stands beside. The rounds are those of a model with steps of 4 ms; one with shorter steps takes more.
+prediction at the speed of the run stands beside. A turn takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ PAYS = Claim("the chosen plan takes at most 1.03 of a step of one process", high
 FORESEEN = Claim(
     "the prediction at the speed of the run is within 15 % of a step", low=0.85, high=1.15, most_drift=math.inf
 )
-#: Models with shorter steps are given as much time as one with such steps is: the probe has a hundredth of it, for readings of 3 ms, and
-#: the half dozen that 400 rounds of 0.6 ms allowed for were 20 % off each other in two runs of one plan (an EPYC, 2026-11-28).
-LONG_S = 4e-3
-IN_A_ROW = 8  #: steps of an engine before the next one's turn: the step after another engine's finds its caches cold
+#: Of an engine: a run does not sleep, and a core that has slept while others had their turn may be slow for 14 ms, two of them more often
+#: than one. In turns of eight steps plans on two devices took 11 % longer than predicted, by themselves 3 % (an EPYC, 2026-11-28).
+TURN_S = 0.1
 
 
 def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json]:
@@ -52,10 +51,10 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
         machine.look_again()
         profile = measure_job(f"{JOBS}:{model}", devices=2, budget_s=options.budget_s)
         files = plans(profile)
-        rounds = round(options.rounds * max(1.0, LONG_S / files["one"].verdict.value_s))
         runs = plans_in_turn(
             machine, files, f"{JOBS}:{model}", dict.fromkeys(files, ENGINES),
-            rounds=rounds, blocks=options.blocks, talk=talk, in_a_row=IN_A_ROW,
+            rounds=options.rounds, blocks=options.blocks, talk=talk,
+            in_a_row=math.ceil(TURN_S / files["one"].verdict.value_s),
         )  # fmt: skip
         for name, file in files.items():
             found.append(row(machine, model, name, file, runs) | {"machine_record": machine.record(since)})
@@ -110,7 +109,7 @@ def text(found: list[Json]) -> str:
 
 def main() -> int:
     options = parser(__doc__)
-    add_turns(options, 402, 2)
+    add_turns(options, 130, 2)
     options.add_argument(
         "--budget-s", type=float, default=15.0, help="for measuring a model; default: 15, as that of `partita measure`"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.errors import JobError
+from partita.memory import objects_aside
+from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
-from partita.training.measure.job import measure_job
+from partita.training.measure.job import Asked, Measuring, measure_job
 from partita.training.measure.tasks import (
     SECONDS,
     TaskTimes,
@@ -220,6 +223,19 @@ def test_a_job_measured_whole(tmp_path: Path) -> None:
     assert Profile.read(profile.write(tmp_path / "profile.json")).to_json() == profile.to_json()
 
 
+def test_the_probe_of_a_short_job_is_its_pass_on_the_largest_micro_batch() -> None:
+    measuring = Measuring.of(Asked(f"{MODELS}:two_inputs", {"batch": "8"}, (1, 2, 4)), Device("cpu0"))
+    tasks = tuple(t.id for t in measuring.graph.tasks if t.phase == "forward")
+    assert [p.tasks for p in measuring.pieces] == [tasks]
+    assert measuring.probed == 4
+
+
+def test_what_exists_is_collected_again_behind_a_measurement() -> None:
+    with objects_aside():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
 @pytest.mark.parametrize("size", [0, 9])
 def test_a_size_beyond_the_batch_is_refused(size: int) -> None:
     with pytest.raises(JobError, match="batches of 8"):
@@ -243,7 +259,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         now[0] += 1e-6
         return now[0]
 
-    monkeypatch.setattr("partita.training.measure.tasks.work_clock", lambda _: read)
+    for module in ("tasks", "steps"):
+        monkeypatch.setattr(f"partita.training.measure.{module}.work_clock", lambda _: read)
     return now
 
 
@@ -313,7 +330,7 @@ def test_an_update_whose_parts_take_too_long_is_divided_by_bytes(clock: list[flo
 
         def step(self, closure: None = None) -> None:  # type: ignore[override]
             Slow.steps += 1
-            clock[0] += 0.02
+            clock[0] += 0.04
 
     part = next(micro_batches(job.example(), 2))
     times = time_tasks(
@@ -326,8 +343,8 @@ def test_an_update_whose_parts_take_too_long_is_divided_by_bytes(clock: list[flo
 
 def test_the_beginning_of_a_step_is_what_its_first_forward_takes_longer() -> None:
     whole = np.array([1e-3, 2e-3, 3e-3])
-    times = made_up(np.ones((3, 1)), whole, np.ones(1))
-    assert beginning_s(times) == 0.0
+    times = replace(made_up(np.ones((3, 1)), whole, np.ones(1)), rest=np.full(3, 1e-5))
+    assert beginning_s(times) == pytest.approx(1e-5)
     later = replace(times, first=times.whole_forward + np.array([3e-4, 1e-4, 2e-4]))
-    assert beginning_s(later) == pytest.approx(2e-4)
-    assert beginning_s(replace(times, first=times.whole_forward / 2)) == 0.0
+    assert beginning_s(later) == pytest.approx(2.1e-4)
+    assert beginning_s(replace(times, first=times.whole_forward / 2)) == pytest.approx(1e-5)

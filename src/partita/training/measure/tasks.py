@@ -2,15 +2,16 @@
 
 Forward, the calls of a stage's code are timed one by one. Backward, autograd is called once, and a hook on every task's output marks
 the moment at which that task's backward begins; it lasts until the next mark. So caches and allocations are those of a
-real step. Marks cost time of their own: the model is also timed whole, without them, and the surplus is taken off every
-mark alike, what is left of the difference in proportion. Gradients are added to those of the passes before, as those of
-a batch's micro-batches are: that traffic is part of a backward. And the forward of the next micro-batch runs before the
-backward of this one, as in a pipeline, where a backward finds its activations colder than in a lone process.
+real step. Marks cost time of their own: whole steps are timed too, without them, as the interpreter runs them (`steps`), and the surplus
+is taken off every mark alike, what is left of the difference in proportion. In a step there are two micro-batches, where the
+batch has as many: gradients of the second are added to those of the first, that traffic is part of a backward; and its forward runs
+before the backward of the first, as in a pipeline, where a backward finds its activations colder than in a lone process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from partita.memory import objects_aside
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import middle_mean
 from partita.training.capture.model import Captured, bound_values
 from partita.training.capture.operators import for_device
 from partita.training.capture.tasks import parameters_of
-from partita.training.job import Batch, Precision
+from partita.training.job import Batch, Precision, batch_size
+from partita.training.job import micro_batches as cut_up
+from partita.training.measure.steps import Steps, StepTimes, in_two
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
@@ -37,8 +41,12 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 
 #: Times that each task's part of the optimizer's step is timed, and seconds that this may take.
 _UPDATES, _UPDATES_S = 5, 0.5
-#: Of a row of steps.
-SETTLES, SETTLES_S = 8, 10e-3  #: steps in a row, or seconds, after which each takes as long as the one before
+#: Of a row of steps: so many, or seconds, after which each takes as long as the one before. Behind other passes steps of 1.7 ms take 2.07,
+#: 1.90, 1.90, 1.79, 1.79, 1.74, 1.71 and, a tenth of a second later, 1.70 ms (an EPYC, 2026-11-28).
+SETTLES, SETTLES_S = 24, 30e-3
+_SHORT_S = 10e-3  #: steps that take no longer tell what cutting the model costs
+#: Micro-batches of a step, where the batch has as many: an update behind more of them takes some per cent longer still.
+MICRO_BATCHES = 2
 #: Of TaskTimes.
 BETWEEN = 3  #: parts of a pass over all tasks, and calls of `between`
 SECONDS = (
@@ -53,6 +61,8 @@ SECONDS = (
     "update",
     "idle_update",
     "first",
+    "rest",
+    "cutting",
 )
 
 
@@ -78,6 +88,8 @@ class TaskTimes:
     update_call: float  #: share of what one with gradients takes beyond that, that it takes whatever it updates
     updates: FloatArray  #: [tasks] share of each in the rest
     first: FloatArray  #: [passes] the forward right behind it, in that row, as the first one of a step is
+    rest: FloatArray  #: [passes] of a step, what is no forward, backward or update
+    cutting: FloatArray  #: [passes] that each forward or backward of either half takes beyond those of the whole; nan where steps are long
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
@@ -92,33 +104,35 @@ def time_tasks(
     budget_s: float,
     least: int = 3,
     most: int = 40,
+    micro_batches: int = 1,
     precision: Precision = contextlib.nullcontext,
     between: Callable[[], None] = lambda: None,
     asleep: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> TaskTimes:
-    """Passes over all tasks until the budget is spent, at least `least` and at most `most`, forwards inside `precision()`;
-    `between` is called BETWEEN times in each; inside `asleep()` the other devices are idle.
+    """Passes over all tasks until the budget is spent, at least `least` and at most `most`, forwards inside `precision()`; the batch
+    is so many micro-batches; `between` is called BETWEEN times in each; inside `asleep()` the other devices are idle.
 
     The model stays as it was.
     """
-    runner = _Runner(captured, model, make_optimizer, batch, device, precision)
+    runner = _Runner(captured, model, make_optimizer, batch, device, precision, micro_batches)
     runner.one_pass()  # warm up: allocations, first-call caches, the optimizer's state
     runner.whole_pass()
     runner.weight_pass()
     rows: list[dict[str, Any]] = []
-    began, worked = time.perf_counter(), runner.now()
-    while len(rows) < least or (len(rows) < most and time.perf_counter() - began < budget_s):
-        row: dict[str, Any] = {**runner.one_pass()}
-        between()
-        row |= runner.weight_pass()
-        between()
-        row |= runner.whole_pass()
-        between()
-        with asleep():
-            company = (row["whole_forward"] + row["whole_backward"]) / sum(runner.lone_pass())
-        rows.append({**row, "company": company})
-    core_share = (runner.now() - worked) / (time.perf_counter() - began)
-    update_call, updates = runner.divided_update()
+    with objects_aside():
+        began, worked = time.perf_counter(), runner.now()
+        while len(rows) < least or (len(rows) < most and time.perf_counter() - began < budget_s):
+            row: dict[str, Any] = {**runner.weight_pass()}
+            between()
+            row |= runner.whole_pass()
+            between()
+            with asleep():
+                row["company"] = (row["whole_forward"] + row["whole_backward"]) / sum(runner.lone_pass(settled=True))
+            row |= runner.one_pass()
+            between()
+            rows.append(row)
+        core_share = (runner.now() - worked) / (time.perf_counter() - began)
+        update_call, updates = runner.divided_update()
     return TaskTimes(
         **{name: np.array([row[name] for row in rows]) for name in rows[0]},
         update_call=update_call,
@@ -164,6 +178,11 @@ def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
     )
 
 
+def cutting_s(times: TaskTimes) -> float:
+    """What a forward or a backward of a stage takes, whatever the stage holds; nan where steps are too long to tell."""
+    return float(np.maximum(np.median(times.cutting), 0.0))
+
+
 def weight_shares(times: TaskTimes) -> FloatArray:
     """[tasks] the part of each backward that can wait, as measured in a split one."""
     whole = np.median(times.backward, axis=0)
@@ -179,9 +198,9 @@ def parting_s(times: TaskTimes) -> FloatArray:
 
 
 def beginning_s(times: TaskTimes) -> float:
-    """What the first forward of a step takes longer than a later one, for the update before it has filled the caches; less what the
-    later one takes longer because another micro-batch is in flight."""
-    return max(0.0, float(np.median(times.first - times.whole_forward)))
+    """What comes once a step, and what its first forward takes longer than a later one, for the update before it has filled the caches;
+    less what the later one takes longer because another micro-batch is in flight."""
+    return float(np.median(times.rest)) + max(0.0, float(np.median(times.first - times.whole_forward)))
 
 
 def idle_update_s(times: TaskTimes) -> float:
@@ -240,6 +259,7 @@ class _Runner:
         batch: Batch,
         device: torch.device,
         precision: Precision,
+        micro_batches: int = 1,
     ) -> None:
         tensors: dict[str, Tensor] = {
             n: nn.Parameter(p.detach().to(device).clone(), p.requires_grad) for n, p in model.named_parameters()
@@ -251,8 +271,9 @@ class _Runner:
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0  # the same arithmetic, and the weights stay
         self._wants_all = False  # gradients of all parameters, or the optimizer fails
-        self._leaves = batch_leaves(batch, device)
-        self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, batch).items()}
+        part = next(cut_up(batch, batch_size(batch) // micro_batches))
+        self._leaves = batch_leaves(part, device)
+        self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, part).items()}
         tasks = [t.id for t in captured.graph.tasks if t.phase == "forward"]
         self._task_of = {node: i for i, t in enumerate(tasks) for node in captured.task_nodes[t]}
         code = stage_code(captured, tasks, ())
@@ -262,6 +283,14 @@ class _Runner:
         self._precision = precision
         self._reader, self._reads = self._readers(captured), _parameters_read(captured)
         self.calls, self.marks = np.zeros(len(tasks)), np.zeros(len(tasks))
+
+        def steps(batch: Batch, parts: Sequence[Sequence[str]] = (), **named: Any) -> Steps:
+            return Steps(captured, tensors, batch, batch_size(part), device, parts, precision=precision, **named)
+
+        self._steps = steps(batch, schedule="gpipe", update=self._optimizer.step)
+        self._lone = steps(part)
+        parts = in_two(captured, self.one_pass()["forward"].tolist())
+        self._halves = steps(batch, parts, update=self._optimizer.step) if parts else None
 
     def _readers(self, captured: Captured) -> dict[int, int]:
         """Parameter (its id) -> a task that reads it, by itself or through calls that belong to no task."""
@@ -286,7 +315,10 @@ class _Runner:
                 value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
             return value
 
-        return {"forward": forward, "backward": self._backward(self._forward(self._code, noted), stamps)}
+        self._whole.forward(0, self._leaves, {}, 0)  # another micro-batch is in flight
+        loss = self._forward(self._code, noted)
+        self._whole.backward(0, [], 1.0)
+        return {"forward": forward, "backward": self._backward(loss, stamps)}
 
     def weight_pass(self) -> dict[str, FloatArray | float]:
         """[tasks] seconds of the second part of a backward split behind the first value that has a gradient, and what both parts take
@@ -350,34 +382,36 @@ class _Runner:
         return seconds
 
     def whole_pass(self) -> dict[str, float]:
-        """Seconds of the whole model's forward and backward with another micro-batch in flight, and of what a step of one begins and
-        ends with."""
-        whole, leaves = self._whole, self._leaves
-        whole.forward(0, leaves, {}, 0)
-        forward, _ = self._timed(whole.forward, 1, leaves, {}, 0)
-        backward, _ = self._timed(whole.backward, 0, [], 1.0)
-        whole.backward(1, [], 1.0)
-        return {"whole_forward": forward, "whole_backward": backward, **self._settled()}
-
-    def _settled(self) -> dict[str, float]:
-        """Seconds, at the end of a row of steps, of the optimizer's step and of the forward behind it; of one more forward and backward,
-        and how much longer than the step's own backward that one takes for adding to gradients; of an update without any. In a row,
-        because other passes have filled the caches, and the first update of a model with steps of 1 ms takes twice what it takes in a
-        run. A step of SETTLES_S is as long as all that, and not repeated."""
-        began = self.now()
-        for _ in range(SETTLES):
-            update, _ = self._timed(self._optimizer.step)
-            self._keep_gradients({})
-            first, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
-            fresh, _ = self._timed(self._whole.backward, 0, [], 1.0)
-            if self.now() - began > SETTLES_S:
-                break
+        """Seconds, at the end of a row of steps, of the parts of a step; and behind it of one more forward and backward, and of an
+        update without gradients. In a row, because other passes have filled the caches, and the first update of a model with steps
+        of 1 ms takes twice what it takes in a run."""
+        step = self._settled(self._steps)
+        (first, *later), (fresh, *adding) = step.forward, step.backward
         forward, backward = self.lone_pass()
         gradients = self._gradients()
         idle = self._update_s({})  # behind a backward as the other: right behind that one it takes half as long
-        self._keep_gradients(gradients)  # the next backward adds to them
-        times = {"update": update, "idle_update": idle, "first": first}
-        return {**times, "one_in_flight": forward + backward, "adding": backward - fresh}
+        self._keep_gradients(gradients)
+        whole_forward, whole_backward = later[0] if later else forward, adding[0] if adding else backward
+        computed, calls = sum(step.forward + step.backward), len(step.forward) + len(step.backward)
+        cut = self._settled(self._halves) if self._halves and computed + step.update < _SHORT_S else None
+        beyond = sum(cut.forward + cut.backward) - computed if cut else math.nan
+        return {
+            "whole_forward": whole_forward, "whole_backward": whole_backward, "one_in_flight": forward + backward,
+            "adding": whole_backward - fresh, "first": first, "update": step.update, "rest": step.rest,
+            "idle_update": idle, "cutting": beyond / calls,
+        }  # fmt: skip
+
+    def _settled(self, steps: Steps, adding: bool = False) -> StepTimes:
+        """The last of a row, each with gradients of its own or `adding` to the first's; a step of SETTLES_S is as long as all that, and not
+        repeated."""
+        began = self.now()
+        for _ in range(SETTLES):
+            if not adding:
+                self._keep_gradients({})
+            found = steps.times()
+            if self.now() - began > SETTLES_S:
+                break
+        return found
 
     def divided_update(self) -> tuple[float, FloatArray]:
         """What the optimizer's step takes beyond one without gradients: (the share that it takes whatever it updates, [tasks] the share
@@ -432,10 +466,9 @@ class _Runner:
         for name, p in self._parameters:
             p.grad = gradients.get(name)
 
-    def lone_pass(self) -> tuple[float, float]:
-        """Seconds of the whole model's forward and backward with no other micro-batch in flight."""
-        forward, _ = self._timed(self._whole.forward, 0, self._leaves, {}, 0)
-        backward, _ = self._timed(self._whole.backward, 0, [], 1.0)
+    def lone_pass(self, *, settled: bool = False) -> tuple[float, float]:
+        """Seconds of the whole model's forward and backward, which adds to gradients, with no other micro-batch in flight."""
+        (forward,), (backward,), _, _ = self._settled(self._lone, adding=True) if settled else self._lone.times()
         return forward, backward
 
     @property

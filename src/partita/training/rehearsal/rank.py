@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from partita.files import dump_json, write_whole
+from partita.memory import set_objects_aside
 from partita.nouns.graph import FloatArray
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
@@ -102,8 +102,7 @@ class Rank:
         """Warm up, rehearse so many steps, and let rank 0 write what came out."""
         parts = _micro_batches(self.program)
         batch = torch.zeros(parts), torch.zeros(parts)
-        gc.collect()
-        gc.freeze()
+        set_objects_aside()
         steps, traces, late = [], [], []
         for step in range(1, spec.warmup + (spec.steps or 1) + 1):
             board.begin_step(self.number, step, self.samples)

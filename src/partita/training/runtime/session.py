@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from partita.errors import PlanError
+from partita.memory import set_objects_aside
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Probe
@@ -76,8 +76,7 @@ class Session:
                 engines[name] = SingleProcess(job, assignment.micro_batch_size, device) if rank == 0 else None
             else:
                 raise PlanError(f"unknown engine {name!r}", hint="known: pipeline, torch, torch-zb, single")
-        gc.collect()
-        gc.freeze()  # what is built now stays: a collection in the middle of a step need not walk through it
+        set_objects_aside()
         clock = Clock(rank, ranks)
         clock.compare()
         return Session(spec, file, job, assignment, ranks, board, engines, clock, request)

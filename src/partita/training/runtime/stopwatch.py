@@ -50,6 +50,12 @@ class Stopwatch:
         spent = sum(self.end[k] - self.start[k] for k in self._at)
         return min(1.0, sum(self.work[k] for k in self._at) / spent) if spent else math.nan
 
+    def worked(self) -> list[float]:
+        """[n] seconds of each computation: of the thread's CPU time where it computes alone, as by `work_clock`."""
+        if torch.get_num_threads() > 1:
+            return [(b - a) / 1e9 for a, b in zip(self.start, self.end, strict=True)]
+        return [w / 1e9 for w in self.work]
+
     def computed_s(self) -> float:
         """Seconds in computations; nan without one."""
         start, end = self.read()
@@ -79,6 +85,10 @@ class CudaStopwatch(Stopwatch):
     def core_share(self) -> float:
         """1: nobody else computes on this GPU, as far as it tells."""
         return 1.0
+
+    def worked(self) -> list[float]:
+        start, end = self.read()
+        return [float(s) for s in end - start]
 
     def stamps(self) -> Stamps:
         """How long before an event that happens now. A span between events is a float32 of milliseconds, so

@@ -1,0 +1,139 @@
+"""Steps of a model on one device by the interpreter that runs a plan, as one stage or as several: what each part of a step takes there.
+
+Alone, in a row, the calls of a model's code take less than in a step: of a network with forwards of 0.3 ms a forward took 25 us
+longer by the interpreter, a second stage another 35 us, and the update behind two micro-batches 255 us where it took 200 behind
+one (2 cores of an EPYC, 2026-11-28). So they are timed in steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.nouns.cluster import Cluster, Device
+from partita.nouns.graph import FloatArray, TaskGraph
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.program import Op
+from partita.simulate.readings import forward_readings
+from partita.training.capture.model import Captured
+from partita.training.job import Batch, Precision, batch_size
+from partita.training.runtime.deployment import Deployment, Groups
+from partita.training.runtime.device import work_clock
+from partita.training.runtime.interpreter import Interpreter
+from partita.training.runtime.transport import Transport
+
+
+class StepTimes(NamedTuple):
+    """Seconds of the parts of a step."""
+
+    forward: list[float]  #: [micro-batches x stages] in the order in which they ran
+    backward: list[float]  #: likewise
+    update: float
+    rest: float  #: the batch is cut, gradients and receives are prepared, the losses are added up
+
+
+class _Optimising:
+    """An optimizer's step, timed."""
+
+    def __init__(self, update: Callable[[], object], now: Callable[[], float]) -> None:
+        self._update, self._now, self.took_s = update, now, 0.0
+
+    def reduce(self, group: int) -> Callable[[], None]:
+        return lambda: None
+
+    def reduce_norm(self) -> None: ...
+    def update(self) -> None:
+        began = self._now()
+        self._update()
+        self.took_s = self._now() - began
+
+
+class Steps:
+    """Of one batch, again and again."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        tensors: Mapping[str, Tensor],
+        batch: Batch,
+        micro_batch_size: int,
+        device: torch.device,
+        parts: Sequence[Sequence[str]] = (),
+        *,
+        schedule: Literal["1f1b", "gpipe"] = "1f1b",
+        update: Callable[[], object] = lambda: None,
+        precision: Precision = contextlib.nullcontext,
+    ) -> None:
+        """`parts`: forward tasks of each stage; without them all are in one. `tensors`: parameters and buffers by name, on the device."""
+        count = batch_size(batch) // micro_batch_size
+        stages = tuple(Stage(tuple(p), ("it",)) for p in parts or [forward_tasks(captured)])
+        in_flight = count if schedule == "gpipe" else len(stages)
+        plan = PipelinePlan(captured.graph.fingerprint, stages, count, in_flight, schedule)
+        there = Deployment(plan, Cluster((Device("it"),)), ("it",), 0, captured, micro_batch_size, False, Groups())
+        self._batch, self._size, self._now = batch, micro_batch_size, work_clock(device)
+        self._optimising, program = _Optimising(update, self._now), there.program(count)
+        self._interpreter = Interpreter(
+            program, there.place(device), {micro_batch_size: there.bound(captured, tensors, device, precision)},
+            Transport(device, "gloo"), self._optimising, np.zeros(1, np.int64),
+        )  # fmt: skip
+        computes = [(k, program[i]) for k, i in enumerate(self._interpreter.numbers) if program.op[i] == Op.COMPUTE]
+        self._forward, self._backward = (
+            [k for k, i in computes if (i.piece.kind == "forward") == forward] for forward in (True, False)
+        )
+
+    def seconds(self) -> float:
+        """Of a step: CPU seconds; on a GPU seconds until it is done."""
+        began = self._now()
+        self._interpreter.step(self._batch, self._size, 1, 0)
+        return self._now() - began
+
+    def times(self) -> StepTimes:
+        """Of a step, likewise."""
+        whole_s = self.seconds()
+        taken = self._interpreter.watch.worked()
+        forward, backward = ([taken[k] for k in at] for at in (self._forward, self._backward))
+        update_s = self._optimising.took_s
+        return StepTimes(forward, backward, update_s, max(0.0, whole_s - sum(forward) - sum(backward) - update_s))
+
+
+def forward_tasks(captured: Captured) -> list[str]:
+    """In the graph's order."""
+    return [t.id for t in captured.graph.tasks if t.phase == "forward"]
+
+
+def in_two(captured: Captured, task_s: Sequence[float]) -> list[list[str]]:
+    """The forward tasks [seconds of each] in two parts, with a third of the work at least in either where that can be had, at the cut
+    that the fewest bytes cross; empty where there is but one task. O(tasks + readers)."""
+    tasks, crossing = forward_tasks(captured), crossing_bytes(captured.graph)
+    if len(tasks) < 2:
+        return []
+    before = np.cumsum(task_s)[:-1] / max(sum(task_s), 1e-300)  # [cuts]
+    uneven = np.abs(before - 0.5)
+    fair = uneven <= max(1 / 6, uneven.min())
+    cut = 1 + int(np.argmin(np.where(fair, crossing, np.inf)))
+    return [tasks[:cut], tasks[cut:]]
+
+
+def crossing_bytes(graph: TaskGraph) -> FloatArray:
+    """[cuts between one forward task and the next, in the graph's order] bytes that go over each.
+
+    >>> from partita.nouns.graph import Task
+    >>> tasks, tensors = [Task(n) for n in "abc"], [("a", 4.0, ["b", "c"]), ("b", 2.0, ["c"])]
+    >>> crossing_bytes(TaskGraph.build("skip", tasks, tensors))
+    array([4., 6.])
+    """
+    place = np.cumsum([t.phase == "forward" for t in graph.tasks]) - 1  # [tasks] among the forward ones
+    read = forward_readings(graph)
+    last = np.full(len(graph.producer), -1)
+    np.maximum.at(last, read.tensor, place[read.reader])
+    handed = last >= 0
+    made, sizes = place[graph.producer], graph.size_bytes[handed]
+    change = np.zeros(int(place[-1]) + 1)
+    np.add.at(change, made[handed], sizes)
+    np.add.at(change, last[handed], -sizes)
+    return np.asarray(np.cumsum(change)[:-1])
