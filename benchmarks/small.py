@@ -39,7 +39,7 @@ FORESEEN = Claim(
 )
 #: Of an engine: a run does not sleep, and a core that has slept while others had their turn may be slow for 14 ms, two of them more often
 #: than one. In turns of eight steps plans on two devices took 11 % longer than predicted, by themselves 3 % (an EPYC, 2026-11-28).
-TURN_S = 0.1
+SHORT_TURN_S = 0.1
 
 
 def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json]:
@@ -54,7 +54,7 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
         runs = plans_in_turn(
             machine, files, f"{JOBS}:{model}", dict.fromkeys(files, ENGINES),
             rounds=options.rounds, blocks=options.blocks, talk=talk,
-            in_a_row=math.ceil(TURN_S / files["one"].verdict.value_s),
+            in_a_row=math.ceil(SHORT_TURN_S / files["one"].verdict.value_s),
         )  # fmt: skip
         for name, file in files.items():
             found.append(row(machine, model, name, file, runs) | {"machine_record": machine.record(since)})

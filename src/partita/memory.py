@@ -32,16 +32,18 @@ def keep_freed_memory() -> bool:
 
 
 def set_objects_aside() -> None:
-    """What exists now stays for good: collections need not walk through it."""
+    """What exists now is going to stay: collections need not walk through it."""
     gc.collect()
     gc.freeze()
 
 
 @contextlib.contextmanager
 def objects_aside() -> Iterator[None]:
-    """The same for a while."""
+    """The same for a while; where some are aside already, they and these stay so."""
+    alone = gc.get_freeze_count() == 0
     set_objects_aside()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if alone:
+            gc.unfreeze()

@@ -23,16 +23,38 @@ from partita.nouns.graph import FloatArray
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.measure.job import Asked, Measuring, measure_job
+from partita.training.measure.steps import StepTimes
 from partita.training.measure.tasks import (
     SECONDS,
     TaskTimes,
     _Runner,
     beginning_s,
+    cutting_of,
     estimates,
     idle_update_s,
+    parts_of,
     time_tasks,
 )
+from partita.training.probing import drawn
 
+MASKED = """
+import torch
+from torch import nn
+import partita
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x, mask):
+        return self.b(torch.matmul(mask, self.a(x)).mean(1))
+
+def job():
+    def batches(epoch):
+        yield (torch.randn(32, 8, 6), torch.ones(8, 8)), torch.randint(0, 3, (32,))
+    return partita.TrainingJob(Masked, nn.functional.cross_entropy, batches, lambda p: torch.optim.SGD(p, lr=0.1))
+"""
 MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
 CPU = torch.device("cpu")
 
@@ -208,7 +230,7 @@ def test_a_job_measured_whole(tmp_path: Path) -> None:
     """Graph, costs and facts fit each other, and the profile comes back from its file."""
     from partita.nouns.profile import Profile
 
-    profile = measure_job(f"{MODELS}:two_inputs", {"batch": "8"}, devices=2, sizes=(4, 2), budget_s=60.0)
+    profile = measure_job(f"{MODELS}:two_inputs", {"batch": "8"}, devices=2, sizes=(4, 2), budget_s=4.0)
     assert [s.micro_batch_size for s in profile.samples] == [4, 2]
     assert profile.batch_size == 8
     assert all(d.update_s > 0 and d.step_s > 0 and d.instruction_s > 0 for d in profile.cluster.devices)
@@ -223,17 +245,55 @@ def test_a_job_measured_whole(tmp_path: Path) -> None:
     assert Profile.read(profile.write(tmp_path / "profile.json")).to_json() == profile.to_json()
 
 
-def test_the_probe_of_a_short_job_is_its_pass_on_the_largest_micro_batch() -> None:
+@pytest.mark.parametrize(("short_s", "probed"), [(1.0, 4), (3e-3, 2), (1e-9, 2)])
+def test_the_probe_of_a_short_job_is_its_pass_on_the_largest_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, short_s: float, probed: int
+) -> None:
+    """Passes take a millisecond a sample."""
+    monkeypatch.setattr(
+        "partita.training.measure.job.quick_task_s",
+        lambda captured, *rest: [1e-3 * len(rest[2][1]) / len(captured.nodes)] * len(captured.nodes),
+    )
+    monkeypatch.setattr(
+        "partita.training.measure.job.drawn", lambda captured, task_s: drawn(captured, task_s, short_pass_s=short_s)
+    )
     measuring = Measuring.of(Asked(f"{MODELS}:two_inputs", {"batch": "8"}, (1, 2, 4)), Device("cpu0"))
-    tasks = tuple(t.id for t in measuring.graph.tasks if t.phase == "forward")
-    assert [p.tasks for p in measuring.pieces] == [tasks]
-    assert measuring.probed == 4
+    assert measuring.probed == probed
 
 
-def test_what_exists_is_collected_again_behind_a_measurement() -> None:
+def test_a_tensor_that_goes_along_whole_is_not_cut(tmp_path: Path) -> None:
+    """A mask as long as two micro-batches: a pair of them, cut by itself, would take it for one of its samples'."""
+    job = tmp_path / "masked.py"
+    job.write_text(MASKED)
+    profile = measure_job(f"{job}:job", devices=1, sizes=(4,), budget_s=1.0)
+    assert profile.samples[0].single_step_s > 0
+
+
+def test_objects_are_aside_for_a_while_and_stay_so_where_others_were() -> None:
     with objects_aside():
         assert gc.get_freeze_count() > 0
+        with objects_aside():
+            pass
+        assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("size", [8, 4])
+def test_the_parts_of_a_step_add_up_to_it(size: int) -> None:
+    """One micro-batch or two: what is charged once, and what each of them is charged."""
+    found = parts_of(
+        StepTimes([5.0, 3.0][: 8 // size], [7.0, 8.0][: 8 // size], 2.0, 1.5), StepTimes([3.0], [7.5], 0, 1.0)
+    )
+    count = 8 // size
+    once = found["rest"] + found["first"] - found["whole_forward"] + found["update"] - found["adding"]
+    whole = sum([5.0, 3.0][:count]) + sum([7.0, 8.0][:count]) + 2.0 + 1.5
+    assert once + count * (found["whole_forward"] + found["whole_backward"]) == pytest.approx(whole)
+
+
+def test_halves_with_a_frozen_first_cost_what_the_simulator_charges() -> None:
+    """Six calls of stages, each of which is charged half."""
+    cutting = cutting_of(StepTimes([4.0] * 2, [8.0] * 2, 0, 0), StepTimes([2.5] * 4, [8.5] * 2, 0, 0))
+    assert 6 * cutting / 2 == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("size", [0, 9])
@@ -338,7 +398,7 @@ def test_an_update_whose_parts_take_too_long_is_divided_by_bytes(clock: list[flo
     )
     held = np.array([t.parameter_bytes for t in captured.graph.tasks if t.phase == "forward"])
     np.testing.assert_allclose(times.updates, held / held.sum())
-    assert (times.update_call, Slow.steps) == (0.0, 6)
+    assert (times.update_call, Slow.steps) == (0.0, 7)
 
 
 def test_the_beginning_of_a_step_is_what_its_first_forward_takes_longer() -> None:

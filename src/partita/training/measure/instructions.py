@@ -5,7 +5,7 @@ A step of a chain of small layers is timed as one stage and as several on the sa
     seconds(stages) = step + micro_batches (work + 2 stages instruction)
 
 where `work` is what the layers take, `instruction` a forward or a backward of a stage (the interpreter's line, the call of the
-stage's code, autograd's start), and `step` what happens once. A job of short steps tells it itself (`tasks`).
+stage's code, autograd's start), and `step` what happens once. A job of which two micro-batches are short tells it itself (`tasks.cutting_of`).
 
 An instruction takes three times as long where the tasks before it have filled the caches with other things: 60 us behind 16 KB,
 200 us behind 2 MB of tensors (AMD EPYC, 2026-11-22); an Inception in 17 to 45 stages has 220 us of it, in 134 stages 100 us. So a
@@ -26,7 +26,7 @@ from partita.training.job import Batch
 from partita.training.measure.steps import Steps, forward_tasks
 
 _LAYERS = 4
-_MICRO_BATCHES = 4
+_COUNT = 4  #: micro-batches
 _STAGES = 16  #: that a job may be cut into
 _SMALL, _LARGE = 1 << 12, 1 << 19  #: numbers in a layer: fewer change nothing; more only take time
 _ENOUGH_S, _FEWEST = 1.5, 8  #: of rounds
@@ -37,7 +37,7 @@ def instruction_s(device: torch.device, job_bytes: float = 0.0, repeats: int = 4
     it, in a second or two; `job_bytes`: of all tensors that the job's tasks hand on for a micro-batch, forward and backward."""
     width = int(min(job_bytes / (2 * _STAGES) / 4, _LARGE))
     width = width if width > _SMALL else 4
-    model, batch = nn.Sequential(*(_Scale(width) for _ in range(_LAYERS))), _batch(_MICRO_BATCHES, width)
+    model, batch = nn.Sequential(*(_Scale(width) for _ in range(_LAYERS))), _batch(_COUNT, width)
     captured = capture(model, _loss, _batch(1, width))  # on the CPU, as any model
     model.to(device)
     layers = [part.tolist() for part in np.array_split(forward_tasks(captured), _LAYERS)]
@@ -49,7 +49,7 @@ def instruction_s(device: torch.device, job_bytes: float = 0.0, repeats: int = 4
     with objects_aside():
         while len(rounds) < _FEWEST or (len(rounds) < repeats and time.perf_counter() - began < _ENOUGH_S):
             rounds.append(staged.seconds() - one.seconds())
-    return max(0.0, float(np.median(rounds))) / (2 * _MICRO_BATCHES * (_LAYERS - 1))
+    return max(0.0, float(np.median(rounds))) / (2 * _COUNT * (_LAYERS - 1))
 
 
 class _Scale(nn.Module):

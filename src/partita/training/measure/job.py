@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from partita.errors import JobError
 from partita.memory import keep_freed_memory
@@ -48,8 +49,10 @@ from partita.training.measure.tasks import (
     weight_shares,
 )
 from partita.training.measure.worth_splitting import is_automatic, named_splits, worthwhile_splits
-from partita.training.probing import SHORT_PASS_S, prober_for
+from partita.training.probing import drawn, prober_for
 from partita.training.runtime.device import torch_device
+
+_MOST_PROBED_BYTES = 64e6  #: that the tasks of a short pass hand on
 
 Progress = Callable[[str, int, int], None]
 Asleep = Callable[[], AbstractContextManager[None]]
@@ -245,15 +248,19 @@ class Measuring:
     def _to_probe(self) -> tuple[int, Captured, list[float]]:
         """(The size of micro-batches on which the pieces run, the model at it, seconds of its tasks): the second smallest, and where a
         pass is a single piece the largest at which it still is: a plan for short steps has large micro-batches, and of a network with
-        steps of 1.7 ms they took 4.1 to 5.7 times as long as a pass on an eighth of them (an EPYC, 2026-11-28)."""
+        steps of 1.7 ms they took 4.1 to 5.7 times as long as a pass on a sixteenth of the batch (an EPYC, 2026-11-28)."""
         smallest, *larger = self.sizes[1:] or self.sizes
         found = following = self._looked_at(smallest)
-        while sum(following[2]) <= SHORT_PASS_S:
+        while self._is_one_piece(*following[1:]):
             found = following
             if not larger:
                 break
             following = self._looked_at(larger.pop(0))
         return found
+
+    def _is_one_piece(self, captured: Captured, task_s: Sequence[float]) -> bool:
+        """A pass, which a run's probe keeps in memory beside the job."""
+        return len(drawn(captured, task_s)) == 1 and float(captured.graph.size_bytes.sum()) <= _MOST_PROBED_BYTES
 
     def _looked_at(self, size: int) -> tuple[int, Captured, list[float]]:
         captured, part = self._captured(size), next(micro_batches(self._batch, size))
@@ -267,6 +274,8 @@ class Measuring:
 
     def _times(self, captured: Captured, size: int, budget_s: float, asleep: Asleep) -> TaskTimes:
         count = min(self.batch_size // size, MICRO_BATCHES)
+        if count > 1 and _seems_cut(self._batch, count * size):
+            count = 1
         return time_tasks(
             captured,
             self._model,
@@ -282,6 +291,16 @@ class Measuring:
 
     def _read(self, times: int = 2) -> None:
         self.readings.append((time.monotonic(), *self._prober.read(times)))
+
+
+def _seems_cut(batch: Batch, samples: int) -> bool:
+    """Whether a tensor that goes along whole would pass for one of so many samples.
+
+    >>> _seems_cut((torch.zeros(32, 3), torch.zeros(8, 8)), 8)
+    True
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    return any(t.shape[0] != batch_size(batch) and t.shape[0] == samples for t in tensors)
 
 
 def _sizes(total: int, asked: Sequence[int]) -> list[int]:

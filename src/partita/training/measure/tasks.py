@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from partita.training.capture.operators import for_device
 from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size
 from partita.training.job import micro_batches as cut_up
-from partita.training.measure.steps import Steps, StepTimes, in_two
+from partita.training.measure.steps import Steps, StepTimes, forward_tasks, in_two
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
@@ -47,8 +48,8 @@ SETTLES, SETTLES_S = 24, 30e-3
 _SHORT_S = 10e-3  #: steps that take no longer tell what cutting the model costs
 #: Micro-batches of a step, where the batch has as many: an update behind more of them takes some per cent longer still.
 MICRO_BATCHES = 2
-#: Of TaskTimes.
 BETWEEN = 3  #: parts of a pass over all tasks, and calls of `between`
+#: Of TaskTimes.
 SECONDS = (
     "forward",
     "backward",
@@ -127,7 +128,7 @@ def time_tasks(
             row |= runner.whole_pass()
             between()
             with asleep():
-                row["company"] = (row["whole_forward"] + row["whole_backward"]) / sum(runner.lone_pass(settled=True))
+                row["company"] = (row["whole_forward"] + row["whole_backward"]) / runner.lone_pass()
             row |= runner.one_pass()
             between()
             rows.append(row)
@@ -248,6 +249,39 @@ def _surplus_per_mark(medians: FloatArray, marks: FloatArray, target: float) -> 
     return low
 
 
+def parts_of(step: StepTimes, lone: StepTimes) -> dict[str, float]:
+    """What a step of the whole model, and one of a single micro-batch without an update, say: what the rest of a step takes longer
+    for each further micro-batch is part of its forward.
+
+    >>> step = StepTimes([5.0, 3.0], [7.0, 8.0], update=2.0, rest=1.5)
+    >>> parts_of(step, StepTimes([3.0], [7.5], update=0.0, rest=1.0))  # doctest: +NORMALIZE_WHITESPACE
+    {'whole_forward': 3.5, 'whole_backward': 8.0, 'one_in_flight': 11.0, 'adding': 1.0, 'first': 5.5, 'update': 2.0, 'rest': 0.5}
+    """
+    count = len(step.forward)
+    each = (step.rest - lone.rest) / (count - 1) if count > 1 else 0.0
+    forward, backward = (step.forward[-1], step.backward[-1]) if count > 1 else (lone.forward[0], lone.backward[0])
+    return {
+        "whole_forward": forward + each,
+        "whole_backward": backward,
+        "one_in_flight": lone.forward[0] + lone.backward[0] + each,
+        "adding": backward - step.backward[0],
+        "first": step.forward[0] + each,
+        "update": step.update,
+        "rest": step.rest - count * each,
+    }
+
+
+def cutting_of(whole: StepTimes, halves: StepTimes) -> float:
+    """What a forward or a backward of either half takes beyond those of the whole: of two stages each is charged half of it.
+
+    >>> whole, halves = StepTimes([4.0], [8.0], 0.0, 0.0), StepTimes([3.0, 3.0], [5.0, 5.0], 0.0, 0.0)
+    >>> cutting_of(whole, halves)
+    2.0
+    """
+    beyond = sum(halves.forward + halves.backward) - sum(whole.forward + whole.backward)
+    return 2 * beyond / (len(halves.forward) + len(halves.backward))
+
+
 class _Runner:
     """Runs a captured model with marks, and without."""
 
@@ -274,7 +308,7 @@ class _Runner:
         part = next(cut_up(batch, batch_size(batch) // micro_batches))
         self._leaves = batch_leaves(part, device)
         self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, part).items()}
-        tasks = [t.id for t in captured.graph.tasks if t.phase == "forward"]
+        tasks = forward_tasks(captured)
         self._task_of = {node: i for i, t in enumerate(tasks) for node in captured.task_nodes[t]}
         code = stage_code(captured, tasks, ())
         self._whole = Stage(code, captured.bindings, tensors, device=device, precision=precision)
@@ -287,10 +321,26 @@ class _Runner:
         def steps(batch: Batch, parts: Sequence[Sequence[str]] = (), **named: Any) -> Steps:
             return Steps(captured, tensors, batch, batch_size(part), device, parts, precision=precision, **named)
 
-        self._steps = steps(batch, schedule="gpipe", update=self._optimizer.step)
-        self._lone = steps(part)
-        parts = in_two(captured, self.one_pass()["forward"].tolist())
-        self._halves = steps(batch, parts, update=self._optimizer.step) if parts else None
+        self._batch, self._part, self._made, self._captured = batch, part, steps, captured
+        self._flies = micro_batches > 1  #: another micro-batch, beside each
+
+    @cached_property
+    def _steps(self) -> Steps:
+        return self._made(self._batch, schedule="gpipe", update=self._optimizer.step)
+
+    @cached_property
+    def _lone(self) -> Steps:
+        return self._made(self._part)
+
+    @cached_property
+    def _halves(self) -> Steps | None:
+        """None where the model has one task, or steps are long."""
+        step = self._settled(self._steps)
+        parts = in_two(self._captured, self.one_pass()["forward"].tolist())
+        short = sum(step.forward + step.backward) + step.update < _SHORT_S
+        return (
+            self._made(self._batch, parts, schedule="gpipe", update=self._optimizer.step) if parts and short else None
+        )
 
     def _readers(self, captured: Captured) -> dict[int, int]:
         """Parameter (its id) -> a task that reads it, by itself or through calls that belong to no task."""
@@ -315,9 +365,11 @@ class _Runner:
                 value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
             return value
 
-        self._whole.forward(0, self._leaves, {}, 0)  # another micro-batch is in flight
+        if self._flies:
+            self._whole.forward(0, self._leaves, {}, 0)
         loss = self._forward(self._code, noted)
-        self._whole.backward(0, [], 1.0)
+        if self._flies:
+            self._whole.backward(0, [], 1.0)
         return {"forward": forward, "backward": self._backward(loss, stamps)}
 
     def weight_pass(self) -> dict[str, FloatArray | float]:
@@ -382,31 +434,22 @@ class _Runner:
         return seconds
 
     def whole_pass(self) -> dict[str, float]:
-        """Seconds, at the end of a row of steps, of the parts of a step; and behind it of one more forward and backward, and of an
-        update without gradients. In a row, because other passes have filled the caches, and the first update of a model with steps
-        of 1 ms takes twice what it takes in a run."""
-        step = self._settled(self._steps)
-        (first, *later), (fresh, *adding) = step.forward, step.backward
-        forward, backward = self.lone_pass()
+        """Seconds, at the end of a row of steps, of the parts of a step; likewise of a forward and backward in a row of such, of an
+        update without gradients, and of a step with the model in halves. In a row, because other passes have filled the caches, and
+        the first update of a model with steps of 1 ms takes twice what it takes in a run."""
+        step, lone = self._settled(self._steps), self._settled(self._lone, fresh=False)
         gradients = self._gradients()
         idle = self._update_s({})  # behind a backward as the other: right behind that one it takes half as long
         self._keep_gradients(gradients)
-        whole_forward, whole_backward = later[0] if later else forward, adding[0] if adding else backward
-        computed, calls = sum(step.forward + step.backward), len(step.forward) + len(step.backward)
-        cut = self._settled(self._halves) if self._halves and computed + step.update < _SHORT_S else None
-        beyond = sum(cut.forward + cut.backward) - computed if cut else math.nan
-        return {
-            "whole_forward": whole_forward, "whole_backward": whole_backward, "one_in_flight": forward + backward,
-            "adding": whole_backward - fresh, "first": first, "update": step.update, "rest": step.rest,
-            "idle_update": idle, "cutting": beyond / calls,
-        }  # fmt: skip
+        cut = self._settled(self._halves) if self._halves else None
+        return {**parts_of(step, lone), "idle_update": idle, "cutting": cutting_of(step, cut) if cut else math.nan}
 
-    def _settled(self, steps: Steps, adding: bool = False) -> StepTimes:
-        """The last of a row, each with gradients of its own or `adding` to the first's; a step of SETTLES_S is as long as all that, and not
+    def _settled(self, steps: Steps, *, fresh: bool = True) -> StepTimes:
+        """The last of a row, each with `fresh` gradients or adding to those there are; a step of SETTLES_S is as long as all that, and not
         repeated."""
         began = self.now()
         for _ in range(SETTLES):
-            if not adding:
+            if fresh:
                 self._keep_gradients({})
             found = steps.times()
             if self.now() - began > SETTLES_S:
@@ -466,10 +509,10 @@ class _Runner:
         for name, p in self._parameters:
             p.grad = gradients.get(name)
 
-    def lone_pass(self, *, settled: bool = False) -> tuple[float, float]:
-        """Seconds of the whole model's forward and backward, which adds to gradients, with no other micro-batch in flight."""
-        (forward,), (backward,), _, _ = self._settled(self._lone, adding=True) if settled else self._lone.times()
-        return forward, backward
+    def lone_pass(self) -> float:
+        """Seconds of the whole model's forward and backward, which adds to gradients, with no other micro-batch in flight; in a row."""
+        lone = self._settled(self._lone, fresh=False)
+        return sum(lone.forward + lone.backward)
 
     @property
     def optimizer_bytes_per_parameter_byte(self) -> float:
