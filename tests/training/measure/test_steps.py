@@ -11,7 +11,7 @@ from torch import nn
 from partita.nouns.graph import Task, TaskGraph
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, micro_batches
-from partita.training.measure.steps import Steps, crossing_bytes, forward_tasks, in_two
+from partita.training.measure.steps import Steps, crossing_bytes, in_two
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def network() -> tuple[nn.Module, Batch, Captured]:
 @pytest.mark.parametrize("halves", [False, True])
 def test_a_step_makes_the_gradients_of_the_batch(schedule: str, halves: bool) -> None:
     model, batch, captured = network()
-    parts = in_two(captured, [1.0] * len(forward_tasks(captured))) if halves else []
+    parts = in_two(captured, [1.0] * len(captured.task_nodes)) if halves else []
     updates: list[int] = []
     steps = Steps(
         captured, dict(model.named_parameters()), batch, 4, CPU, parts,
@@ -50,8 +50,8 @@ def test_a_step_makes_the_gradients_of_the_batch(schedule: str, halves: bool) ->
 
 def test_a_model_is_cut_where_little_crosses() -> None:
     _, _, captured = network()
-    first, second = in_two(captured, [1.0] * len(forward_tasks(captured)))
-    assert first + second == forward_tasks(captured)
+    first, second = in_two(captured, [1.0] * len(captured.task_nodes))
+    assert first + second == [*captured.task_nodes]
     assert len(first) in (3, 4)  # before or behind the narrow activation
     assert (
         in_two(captured, [1.0, 1.0] + [0.0] * (len(first + second) - 2))[0] == first[:1]

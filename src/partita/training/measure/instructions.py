@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from partita.memory import objects_aside
 from partita.training.capture.model import capture
 from partita.training.job import Batch
-from partita.training.measure.steps import Steps, forward_tasks
+from partita.training.measure.steps import Steps
 
 _LAYERS = 4
 _COUNT = 4  #: micro-batches
@@ -40,7 +40,7 @@ def instruction_s(device: torch.device, job_bytes: float = 0.0, repeats: int = 4
     model, batch = nn.Sequential(*(_Scale(width) for _ in range(_LAYERS))), _batch(_COUNT, width)
     captured = capture(model, _loss, _batch(1, width))  # on the CPU, as any model
     model.to(device)
-    layers = [part.tolist() for part in np.array_split(forward_tasks(captured), _LAYERS)]
+    layers = [part.tolist() for part in np.array_split([*captured.task_nodes], _LAYERS)]
     one, staged = (Steps(captured, dict(model.named_parameters()), batch, 1, device, parts) for parts in ([], layers))
     for steps in (one, staged):  # the first steps find their way
         steps.seconds()

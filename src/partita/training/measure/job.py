@@ -152,6 +152,7 @@ class Measuring:
         self.optimizer_bytes_per_parameter_byte = 0.0
         self.batch_size, self.sizes = batch_size(batch), sizes
         self._wanted = splits
+        self._seen: dict[int, Captured] = {}  #: by size, until it is measured
         self.probed, self._known, task_s = self._to_probe()
         self.splits = self._known.splits
         part, precision = next(micro_batches(batch, self.probed)), job.precision(device)
@@ -217,7 +218,7 @@ class Measuring:
 
     def take(self, size: int, budget_s: float, asleep: Asleep) -> None:
         """Measure at a size, in company; inside `asleep()` without."""
-        captured = self._known if size == self.probed else self._captured(size)
+        captured = self._seen.pop(size, None) or self._captured(size)
         first = len(self.readings)
         self._read(len(self.pieces))  # every one of them once, whatever the budget
         times = self._times(captured, size, budget_s, asleep)
@@ -263,8 +264,8 @@ class Measuring:
         return len(drawn(captured, task_s)) == 1 and float(captured.graph.size_bytes.sum()) <= _MOST_PROBED_BYTES
 
     def _looked_at(self, size: int) -> tuple[int, Captured, list[float]]:
-        captured, part = self._captured(size), next(micro_batches(self._batch, size))
-        precision = self._job.precision(self._device)
+        captured = self._seen[size] = self._captured(size)
+        part, precision = next(micro_batches(self._batch, size)), self._job.precision(self._device)
         return size, captured, quick_task_s(captured, self._model, self._job.optimizer, part, self._device, precision)
 
     def _captured(self, size: int) -> Captured:

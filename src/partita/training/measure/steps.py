@@ -71,7 +71,7 @@ class Steps:
     ) -> None:
         """`parts`: forward tasks of each stage; without them all are in one. `tensors`: parameters and buffers by name, on the device."""
         count = batch_size(batch) // micro_batch_size
-        stages = tuple(Stage(tuple(p), ("it",)) for p in parts or [forward_tasks(captured)])
+        stages = tuple(Stage(tuple(p), ("it",)) for p in parts or [[*captured.task_nodes]])
         in_flight = count if schedule == "gpipe" else len(stages)
         plan = PipelinePlan(captured.graph.fingerprint, stages, count, in_flight, schedule)
         there = Deployment(plan, Cluster((Device("it"),)), ("it",), 0, captured, micro_batch_size, False, Groups())
@@ -101,15 +101,10 @@ class Steps:
         return StepTimes(forward, backward, update_s, max(0.0, whole_s - sum(forward) - sum(backward) - update_s))
 
 
-def forward_tasks(captured: Captured) -> list[str]:
-    """In the graph's order."""
-    return [t.id for t in captured.graph.tasks if t.phase == "forward"]
-
-
 def in_two(captured: Captured, task_s: Sequence[float]) -> list[list[str]]:
     """The forward tasks [seconds of each] in two parts, with a third of the work at least in either where that can be had, at the cut
     that the fewest bytes cross; empty where there is but one task. O(tasks + readers)."""
-    tasks, crossing = forward_tasks(captured), crossing_bytes(captured.graph)
+    tasks, crossing = [*captured.task_nodes], crossing_bytes(captured.graph)
     if len(tasks) < 2:
         return []
     before = np.cumsum(task_s)[:-1] / max(sum(task_s), 1e-300)  # [cuts]

@@ -31,7 +31,7 @@ from partita.training.capture.operators import for_device
 from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size
 from partita.training.job import micro_batches as cut_up
-from partita.training.measure.steps import Steps, StepTimes, forward_tasks, in_two
+from partita.training.measure.steps import Steps, StepTimes, in_two
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
@@ -308,7 +308,7 @@ class _Runner:
         part = next(cut_up(batch, batch_size(batch) // micro_batches))
         self._leaves = batch_leaves(part, device)
         self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, part).items()}
-        tasks = forward_tasks(captured)
+        tasks = [*captured.task_nodes]
         self._task_of = {node: i for i, t in enumerate(tasks) for node in captured.task_nodes[t]}
         code = stage_code(captured, tasks, ())
         self._whole = Stage(code, captured.bindings, tensors, device=device, precision=precision)
@@ -533,8 +533,7 @@ def _parameters_read(captured: Captured) -> list[list[str]]:
     nodes = {n.name: n for n in captured.code.graph.nodes}
     read = [parameters_of([nodes[n] for n in names], captured.bindings) for names in captured.nodes]
     updated = {t.of for t in captured.graph.tasks if t.phase == "update"}
-    forward = [t.id for t in captured.graph.tasks if t.phase == "forward"]
-    return [names if task in updated else [] for task, names in zip(forward, read, strict=True)]
+    return [names if task in updated else [] for task, names in zip(captured.task_nodes, read, strict=True)]
 
 
 def _moved(value: Any, device: torch.device) -> Any:
