@@ -38,7 +38,7 @@ FORESEEN = Claim(
     "the prediction at the speed of the run is within 15 % of a step", low=0.85, high=1.15, most_drift=math.inf
 )
 #: Of an engine: a run does not sleep, and a core that has slept while others had their turn may be slow for 14 ms, two of them more often
-#: than one. In turns of eight steps plans on two devices took 11 % longer than predicted, by themselves 3 % (an EPYC, 2026-11-28).
+#: than one (an EPYC, 2026-11-28). Turns had eight steps before: results of then and now are not comparable row by row.
 SHORT_TURN_S = 0.1
 
 

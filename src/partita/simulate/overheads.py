@@ -3,7 +3,8 @@
 The tasks' seconds were measured in a step of the whole model on one device: they hold one call for each forward and backward.
 A plan of K stages calls K times; so a stage pays (1 - 1/K) of a call beside its tasks. What begins a step a device pays before its
 first computation, unless it receives a message before that: then it is not charged, for it begins while it waits. Of six small
-networks the second stage took 6 to 14 us longer over its first forward than over the others, where a step's beginning takes 77 to 92.
+networks the second stage took 6 to 14 us longer over its first forward than over the others, where a step's beginning takes 77 to 92; of four,
+on another day, 18 to 160: caches that the update has filled. What the whole model's first forward takes longer so is part of `step_s`.
 (A device that takes longer to begin than the message takes to come, much slower than the one before it, is charged too little.)
 And an optimizer's step takes 35 to 80 us before it has updated anything: every device pays for its own (2 cores of an EPYC, 28
 November 2026).
