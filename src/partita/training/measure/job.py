@@ -33,8 +33,8 @@ from partita.training.measure.instructions import instruction_s
 from partita.training.measure.links import Pace, link_between
 from partita.training.measure.machine import local_devices
 from partita.training.measure.speeds import job_probe, typical_ratio, unread, with_speeds
-from partita.training.measure.tasks import (
-    MICRO_BATCHES,
+from partita.training.measure.tasks import MICRO_BATCHES, quick_task_s, time_tasks
+from partita.training.measure.times import (
     SECONDS,
     TaskTimes,
     at_one_speed,
@@ -43,8 +43,6 @@ from partita.training.measure.tasks import (
     estimates,
     idle_update_s,
     parting_s,
-    quick_task_s,
-    time_tasks,
     updating_s,
     weight_shares,
 )

@@ -14,7 +14,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -23,15 +22,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from partita.memory import objects_aside
-from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
-from partita.nouns.probe import middle_mean
 from partita.training.capture.model import Captured, bound_values
 from partita.training.capture.operators import for_device
 from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size
 from partita.training.job import micro_batches as cut_up
 from partita.training.measure.steps import Steps, StepTimes, in_two
+from partita.training.measure.times import TaskTimes, call_in, cutting_of, parts_of
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
@@ -48,51 +46,6 @@ SETTLES, SETTLES_S = 24, 30e-3
 _SHORT_S = 10e-3  #: steps that take no longer tell what cutting the model costs
 #: Micro-batches of a step, where the batch has as many: an update behind more of them takes some per cent longer still.
 MICRO_BATCHES = 2
-BETWEEN = 3  #: parts of a pass over all tasks, and calls of `between`
-#: Of TaskTimes.
-SECONDS = (
-    "forward",
-    "backward",
-    "whole_forward",
-    "whole_backward",
-    "one_in_flight",
-    "weights",
-    "parting",
-    "adding",
-    "update",
-    "idle_update",
-    "first",
-    "rest",
-    "cutting",
-)
-
-
-@dataclass(frozen=True)
-class TaskTimes:
-    """Seconds of each forward task (columns, in graph order) in each pass (rows), and of the whole model."""
-
-    forward: FloatArray  #: [passes, tasks]
-    backward: FloatArray  #: [passes, tasks]; 0 where a task has no backward
-    calls: FloatArray  #: [tasks] calls timed in the forward of each
-    marks: FloatArray  #: [tasks] marks in the backward of each
-    whole_forward: FloatArray  #: [passes] with another micro-batch in flight
-    whole_backward: FloatArray  #: [passes] likewise
-    one_in_flight: FloatArray  #: [passes] forward and backward of one micro-batch, no other one in flight
-    company: FloatArray  #: [passes] with another one in flight and the other devices at work, over what it takes with neither
-    weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
-    parting: FloatArray  #: [passes] that the two parts of a split backward take beyond one that is not
-    adding: (
-        FloatArray  #: [passes] that a backward takes longer for adding to gradients, as all but the first of a step do
-    )
-    update: FloatArray  #: [passes] the optimizer's step, behind a backward, in a row of steps as in a run
-    idle_update: FloatArray  #: [passes] the optimizer's step without gradients
-    update_call: float  #: share of what one with gradients takes beyond that, that it takes whatever it updates
-    updates: FloatArray  #: [tasks] share of each in the rest
-    first: FloatArray  #: [passes] the forward right behind it, in that row, as the first one of a step is
-    rest: FloatArray  #: [passes] of a step, what is no forward, backward or update
-    cutting: FloatArray  #: [passes] that each forward or backward of either half takes beyond those of the whole; nan where steps are long
-    optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
-    core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
 
 def time_tasks(
@@ -145,18 +98,6 @@ def time_tasks(
     )
 
 
-def at_one_speed(times: TaskTimes, slowness: FloatArray) -> TaskTimes:
-    """The passes as they would have been at the mean speed of all of them; `slowness` [BETWEEN x passes] of the device, read
-    between their parts.
-
-    A machine may be fast for some seconds and slow for the next; then the median pass is one of either kind, and no mean.
-    """
-    each = slowness.reshape(-1, BETWEEN)
-    around = np.array([middle_mean(each[max(0, i - 1) : i + 2].ravel()) for i in range(len(each))])
-    scaled = {n: (getattr(times, n).T / (around / around.mean())).T for n in SECONDS}
-    return replace(times, **scaled)
-
-
 def quick_task_s(
     captured: Captured,
     model: nn.Module,
@@ -170,116 +111,6 @@ def quick_task_s(
     runner.one_pass()
     passes = [runner.one_pass() for _ in range(3)]
     return [float(s) for s in np.median([p["forward"] + p["backward"] for p in passes], axis=0)]
-
-
-def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
-    """(forward, backward) estimate of every task: the median over passes, its quartiles as the interval, set right by the whole."""
-    return _set_right(times.forward, times.whole_forward, times.calls), _set_right(
-        times.backward, times.whole_backward, times.marks
-    )
-
-
-def cutting_s(times: TaskTimes) -> float:
-    """What a forward or a backward of a stage takes, whatever the stage holds; nan where steps are too long to tell."""
-    return float(np.maximum(np.median(times.cutting), 0.0))
-
-
-def weight_shares(times: TaskTimes) -> FloatArray:
-    """[tasks] the part of each backward that can wait, as measured in a split one."""
-    whole = np.median(times.backward, axis=0)
-    part = np.median(times.weights, axis=0)
-    return np.clip(np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0), 0.0, 1.0)
-
-
-def parting_s(times: TaskTimes) -> FloatArray:
-    """[tasks] seconds that splitting each backward takes: what it takes of the whole, in proportion to what can wait."""
-    part = np.median(times.weights, axis=0)
-    price = max(0.0, float(np.median(times.parting)))
-    return price * part / part.sum() if part.sum() > 0 else np.zeros_like(part)
-
-
-def beginning_s(times: TaskTimes) -> float:
-    """What comes once a step, and what its first forward takes longer than a later one, for the update before it has filled the caches;
-    less what the later one takes longer because another micro-batch is in flight."""
-    return float(np.median(times.rest)) + max(0.0, float(np.median(times.first - times.whole_forward)))
-
-
-def idle_update_s(times: TaskTimes) -> float:
-    """What the optimizer's step takes whatever it updates; no more than a step of it, less what the first backward saves."""
-    idle_s, update_s = float(np.median(times.idle_update)), float(np.median(times.update))
-    return min(idle_s + times.update_call * max(0.0, update_s - idle_s), updating_s(times))
-
-
-def call_in(whole_s: float, each_s: Sequence[float]) -> float:
-    """What is in each of several updates and only once in one of them all.
-
-    >>> call_in(7.0, [3.0, 4.0, 4.0]), call_in(12.0, [3.0, 4.0, 4.0]), call_in(0.0, [3.0, 4.0]), call_in(3.0, [3.0])
-    (2.0, 0.0, 3.0, 0.0)
-    """
-    surplus_s = (sum(each_s) - whole_s) / max(1, len(each_s) - 1)
-    return min(max(surplus_s, 0.0), *each_s) if len(each_s) > 1 else 0.0
-
-
-def updating_s(times: TaskTimes) -> float:
-    """The optimizer's step, less what the first backward of a step saves because it adds to no gradients."""
-    return max(0.0, float(np.median(times.update - times.adding)))
-
-
-def _set_right(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> list[Estimate]:
-    """Medians whose sum is the median of the whole: a constant per mark is taken off first, the rest in proportion."""
-    medians, target = np.median(tasks, axis=0), float(np.median(whole))
-    kept = _without_marks(medians, marks, _surplus_per_mark(medians, marks, target))
-    scale = target / kept.sum() if kept.sum() > 0 else 1.0
-    factor = np.divide(kept * scale, medians, out=np.zeros_like(medians), where=medians > 0)
-    low, high = np.quantile(tasks, 0.25, axis=0) * factor, np.quantile(tasks, 0.75, axis=0) * factor
-    return [Estimate(float(m), float(a), float(b), "measured") for m, a, b in zip(kept * scale, low, high, strict=True)]
-
-
-def _without_marks(medians: FloatArray, marks: FloatArray, surplus: float) -> FloatArray:
-    """What is left of each task when its marks' cost is taken off; a tenth of it at least."""
-    return np.maximum(medians - surplus * marks, 0.1 * medians)
-
-
-def _surplus_per_mark(medians: FloatArray, marks: FloatArray, target: float) -> float:
-    """The seconds a mark costs, at which the tasks' sum is the target; 0 where it is below anyway, 20 us at most. By bisection."""
-    low, high = 0.0, 20e-6
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _without_marks(medians, marks, middle).sum() > target else (low, middle)
-    return low
-
-
-def parts_of(step: StepTimes, lone: StepTimes) -> dict[str, float]:
-    """What a step of the whole model, and one of a single micro-batch without an update, say: what the rest of a step takes longer
-    for each further micro-batch is part of its forward.
-
-    >>> step = StepTimes([5.0, 3.0], [7.0, 8.0], update=2.0, rest=1.5)
-    >>> parts_of(step, StepTimes([3.0], [7.5], update=0.0, rest=1.0))  # doctest: +NORMALIZE_WHITESPACE
-    {'whole_forward': 3.5, 'whole_backward': 8.0, 'one_in_flight': 11.0, 'adding': 1.0, 'first': 5.5, 'update': 2.0, 'rest': 0.5}
-    """
-    count = len(step.forward)
-    each = (step.rest - lone.rest) / (count - 1) if count > 1 else 0.0
-    forward, backward = (step.forward[-1], step.backward[-1]) if count > 1 else (lone.forward[0], lone.backward[0])
-    return {
-        "whole_forward": forward + each,
-        "whole_backward": backward,
-        "one_in_flight": lone.forward[0] + lone.backward[0] + each,
-        "adding": backward - step.backward[0],
-        "first": step.forward[0] + each,
-        "update": step.update,
-        "rest": step.rest - count * each,
-    }
-
-
-def cutting_of(whole: StepTimes, halves: StepTimes) -> float:
-    """What a forward or a backward of either half takes beyond those of the whole: of two stages each is charged half of it.
-
-    >>> whole, halves = StepTimes([4.0], [8.0], 0.0, 0.0), StepTimes([3.0, 3.0], [5.0, 5.0], 0.0, 0.0)
-    >>> cutting_of(whole, halves)
-    2.0
-    """
-    beyond = sum(halves.forward + halves.backward) - sum(whole.forward + whole.backward)
-    return 2 * beyond / (len(halves.forward) + len(halves.backward))
 
 
 class _Runner:

@@ -1,0 +1,104 @@
+"""Arithmetic on the times of tasks, by made-up ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.nouns.graph import FloatArray
+from partita.training.measure.steps import StepTimes
+from partita.training.measure.times import SECONDS, TaskTimes, beginning_s, cutting_of, estimates, parts_of
+
+
+def made_up(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> TaskTimes:
+    """Times whose forward and backward are the same numbers."""
+    by_task, by_pass = {"forward": tasks, "backward": tasks, "weights": tasks / 2}, dict.fromkeys(SECONDS, whole)
+    return TaskTimes(
+        **{**by_pass, **by_task},
+        calls=marks,
+        marks=marks,
+        company=whole,
+        update_call=0.0,
+        updates=np.ones(tasks.shape[1]) / tasks.shape[1],
+        optimizer_bytes_per_parameter_byte=0.0,
+        core_share=1.0,
+    )
+
+
+amounts = st.floats(1e-6, 1e-1)
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """([passes, tasks] seconds, [passes] seconds of the whole, [tasks] marks)."""
+    n, k = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    rows = draw(st.lists(st.lists(amounts, min_size=k, max_size=k), min_size=n, max_size=n))
+    whole = draw(st.lists(amounts, min_size=n, max_size=n))
+    return np.array(rows), np.array(whole), np.array(draw(st.lists(st.integers(1, 9), min_size=k, max_size=k)), float)
+
+
+@given(passes())
+def test_estimates_add_up_to_the_whole(found: tuple[FloatArray, FloatArray, FloatArray]) -> None:
+    tasks, whole, marks = found
+    for rows in estimates(made_up(tasks, whole, marks)):
+        assert sum(e.seconds for e in rows) == pytest.approx(float(np.median(whole)), rel=1e-9)
+
+
+@given(passes())
+def test_an_estimate_lies_in_its_interval(found: tuple[FloatArray, FloatArray, FloatArray]) -> None:
+    for e in estimates(made_up(*found))[0]:
+        assert 0 <= e.low <= e.seconds * (1 + 1e-9)
+        assert e.seconds <= e.high * (1 + 1e-9)
+        assert e.source == "measured"
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-4, 1e-1), st.integers(1, 9)), min_size=1, max_size=8), st.floats(0, 9e-6)
+)  # below 20 us a mark, and every task far above what its marks cost
+def test_what_the_marks_cost_is_taken_off_by_their_number(tasks: list[tuple[float, int]], cost: float) -> None:
+    true, marks = np.array([t for t, _ in tasks]), np.array([float(m) for _, m in tasks])
+    seen = (true + cost * marks)[None, :]
+    found = [e.seconds for e in estimates(made_up(seen, np.array([true.sum()]), marks))[0]]
+    assert found == pytest.approx(true.tolist(), rel=1e-6, abs=1e-9)
+
+
+def test_tasks_below_the_whole_are_stretched_in_proportion() -> None:
+    tasks, marks = np.array([[1e-3, 3e-3]]), np.ones(2)
+    found = [e.seconds for e in estimates(made_up(tasks, np.array([8e-3]), marks))[0]]
+    assert found == pytest.approx([2e-3, 6e-3])
+
+
+def test_a_task_without_a_backward_costs_nothing() -> None:
+    found = estimates(made_up(np.array([[0.0, 1e-3]]), np.array([1e-3]), np.array([0.0, 1.0])))[1]
+    assert found[0].seconds == 0.0
+
+
+def test_the_beginning_of_a_step_is_what_its_first_forward_takes_longer() -> None:
+    whole = np.array([1e-3, 2e-3, 3e-3])
+    times = replace(made_up(np.ones((3, 1)), whole, np.ones(1)), rest=np.full(3, 1e-5))
+    assert beginning_s(times) == pytest.approx(1e-5)
+    later = replace(times, first=times.whole_forward + np.array([3e-4, 1e-4, 2e-4]))
+    assert beginning_s(later) == pytest.approx(2.1e-4)
+    assert beginning_s(replace(times, first=times.whole_forward / 2)) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("size", [8, 4])
+def test_the_parts_of_a_step_add_up_to_it(size: int) -> None:
+    """One micro-batch or two: what is charged once, and what each of them is charged."""
+    found = parts_of(
+        StepTimes([5.0, 3.0][: 8 // size], [7.0, 8.0][: 8 // size], 2.0, 1.5), StepTimes([3.0], [7.5], 0, 1.0)
+    )
+    count = 8 // size
+    once = found["rest"] + found["first"] - found["whole_forward"] + found["update"] - found["adding"]
+    whole = sum([5.0, 3.0][:count]) + sum([7.0, 8.0][:count]) + 2.0 + 1.5
+    assert once + count * (found["whole_forward"] + found["whole_backward"]) == pytest.approx(whole)
+
+
+def test_halves_with_a_frozen_first_cost_what_the_simulator_charges() -> None:
+    """Six calls of stages, each of which is charged half."""
+    cutting = cutting_of(StepTimes([4.0] * 2, [8.0] * 2, 0, 0), StepTimes([2.5] * 4, [8.5] * 2, 0, 0))
+    assert 6 * cutting / 2 == pytest.approx(3.0)
