@@ -18,7 +18,7 @@ import importlib.util
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,22 @@ class TrainingJob:
                 hint="let `model` be a module or a function that returns one",
             )
         return model.train()
+
+    def optimizer_of(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """A fresh optimizer. Raises JobError where it is none, or one whose steps call the model."""
+        with users_code("its optimizer"):
+            made = self.optimizer(parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise JobError(
+                f"the job's optimizer function returns a {type(made).__name__}, not a torch.optim.Optimizer",
+                hint="let `optimizer` return one for the parameters that it gets",
+            )
+        if isinstance(made, torch.optim.LBFGS):
+            raise JobError(
+                "the job's optimizer is LBFGS, which runs the model several times a step",
+                hint="use one whose step() needs no closure: SGD, AdamW, ...",
+            )
+        return made
 
     def example(self) -> Batch:
         """The first batch of the first epoch. Raises JobError where there is none or it is no (inputs, target) pair."""

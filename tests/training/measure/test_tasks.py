@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.errors import JobError
+from partita.errors import CaptureError, JobError
 from partita.memory import objects_aside
 from partita.nouns.cluster import Device
 from partita.training.capture.model import Captured, capture
@@ -201,6 +201,46 @@ def test_objects_are_aside_for_a_while_and_stay_so_where_others_were() -> None:
     assert gc.get_freeze_count() == 0
 
 
+NORMED = """
+import torch
+from torch import nn
+import partita
+
+def job(sizes="", optimizer="SGD"):
+    def batches(epoch):
+        yield torch.randn(16, 6), torch.randint(0, 3, (16,))
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    kinds = {"raises": lambda ps: 1 / 0, "none": lambda ps: None}
+    make = kinds.get(optimizer) or (lambda ps: getattr(torch.optim, optimizer)([p for _, p in ps], lr=0.1))
+    return partita.TrainingJob(model, nn.functional.cross_entropy, batches, make, micro_batch_sizes=tuple(map(int, sizes.split())))
+"""
+
+
+@pytest.fixture
+def normed(tmp_path: Path) -> str:
+    """A job whose model refuses a single sample."""
+    (file := tmp_path / "normed.py").write_text(NORMED)
+    return f"{file}:job"
+
+
+def test_sizes_that_nobody_asked_for_and_the_model_refuses_are_left_out(normed: str) -> None:
+    device = Device("cpu0")
+    assert Measuring.of(Asked(normed), device).sizes == [2, 4, 8, 16]
+    for asked in (Asked(normed, sizes=(1, 4)), Asked(normed, {"sizes": "1 4"})):
+        with pytest.raises(CaptureError, match="Expected more than 1 value per channel"):
+            Measuring.of(asked, device)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [("LBFGS", "runs the model several times a step"), ("raises", "in its optimizer at .*ZeroDivisionError"),
+     ("none", "returns a NoneType"), ("SparseAdam", "in its optimizer.*dense gradients")],
+)  # fmt: skip
+def test_an_optimizer_that_cannot_be_used_is_told(normed: str, optimizer: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        measure_job(normed, {"optimizer": optimizer}, devices=1, budget_s=0.1)
+
+
 @pytest.mark.parametrize("size", [0, 9])
 def test_a_size_beyond_the_batch_is_refused(size: int) -> None:
     with pytest.raises(JobError, match="batches of 8"):
@@ -303,4 +343,4 @@ def test_an_update_whose_parts_take_too_long_is_divided_by_bytes(clock: list[flo
     )
     held = np.array([t.parameter_bytes for t in captured.graph.tasks if t.phase == "forward"])
     np.testing.assert_allclose(times.updates, held / held.sum())
-    assert (times.update_call, Slow.steps) == (0.0, 7)
+    assert (times.update_call, Slow.steps) == (0.0, 8)

@@ -102,3 +102,11 @@ def test_halves_with_a_frozen_first_cost_what_the_simulator_charges() -> None:
     """Six calls of stages, each of which is charged half."""
     cutting = cutting_of(StepTimes([4.0] * 2, [8.0] * 2, 0, 0), StepTimes([2.5] * 4, [8.5] * 2, 0, 0))
     assert 6 * cutting / 2 == pytest.approx(3.0)
+
+
+@given(st.lists(st.floats(0, 1e-3), min_size=8, max_size=8), st.integers(1, 2))
+def test_no_part_of_a_step_that_is_charged_alone_is_negative(s: list[float], count: int) -> None:
+    """Whatever a single micro-batch seems to take: of steps of 20 us its rest may be the longer."""
+    step, lone = StepTimes(s[:count], s[2 : 2 + count], s[4], s[5]), StepTimes(s[6:7], s[6:7], 0.0, s[7])
+    found = parts_of(step, lone)
+    assert min(v for name, v in found.items() if name != "adding") >= -1e-18

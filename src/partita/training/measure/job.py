@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from partita.errors import JobError
+from partita.errors import JobError, PartitaError
 from partita.memory import keep_freed_memory
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable, Estimate
@@ -148,9 +148,9 @@ class Measuring:
         self._company: list[FloatArray] = []  #: of every size
         self._calls: list[CallCosts] = []  #: likewise
         self.optimizer_bytes_per_parameter_byte = 0.0
-        self.batch_size, self.sizes = batch_size(batch), sizes
-        self._wanted = splits
+        self.batch_size, self._wanted = batch_size(batch), splits
         self._seen: dict[int, Captured] = {}  #: by size, until it is measured
+        self.sizes = self._possible(sizes)
         self.probed, self._known, task_s = self._to_probe()
         self.splits = self._known.splits
         part, precision = next(micro_batches(batch, self.probed)), job.precision(device)
@@ -257,14 +257,29 @@ class Measuring:
             following = self._looked_at(larger.pop(0))
         return found
 
+    def _possible(self, sizes: Sequence[int]) -> Sequence[int]:
+        """Without the smallest that the model refuses, as BatchNorm does a single sample, where nobody asked for them."""
+        while True:
+            try:
+                self._seen[sizes[0]] = self._captured(sizes[0])
+                return sizes
+            except PartitaError:
+                if self._asked.sizes or self._job.micro_batch_sizes or len(sizes) == 1:
+                    raise
+                sizes = sizes[1:]
+
     def _is_one_piece(self, captured: Captured, task_s: Sequence[float]) -> bool:
         """A pass, which a run's probe keeps in memory beside the job."""
         return len(drawn(captured, task_s)) == 1 and float(captured.graph.size_bytes.sum()) <= _MOST_PROBED_BYTES
 
     def _looked_at(self, size: int) -> tuple[int, Captured, list[float]]:
-        captured = self._seen[size] = self._captured(size)
+        captured = self._seen[size] = self._seen.get(size) or self._captured(size)
         part, precision = next(micro_batches(self._batch, size)), self._job.precision(self._device)
-        return size, captured, quick_task_s(captured, self._model, self._job.optimizer, part, self._device, precision)
+        return (
+            size,
+            captured,
+            quick_task_s(captured, self._model, self._job.optimizer_of, part, self._device, precision),
+        )
 
     def _captured(self, size: int) -> Captured:
         part = next(micro_batches(self._batch, size))
@@ -278,7 +293,7 @@ class Measuring:
         return time_tasks(
             captured,
             self._model,
-            self._job.optimizer,
+            self._job.optimizer_of,
             next(micro_batches(self._batch, count * size)),
             self._device,
             budget_s=budget_s,
@@ -361,7 +376,7 @@ def _chosen(
         return named_splits(captured, words)
     if link is None:
         return ()
-    task_s = quick_task_s(captured, model, job.optimizer, batch, device, job.precision(device))
+    task_s = quick_task_s(captured, model, job.optimizer_of, batch, device, job.precision(device))
     return worthwhile_splits(captured, task_s, link, devices, ghosts=words[0] == AUTO[1])
 
 

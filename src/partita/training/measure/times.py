@@ -80,7 +80,7 @@ def parts_of(step: StepTimes, lone: StepTimes) -> dict[str, float]:
     {'whole_forward': 3.5, 'whole_backward': 8.0, 'one_in_flight': 11.0, 'adding': 1.0, 'first': 5.5, 'update': 2.0, 'rest': 0.5}
     """
     count = len(step.forward)
-    each = (step.rest - lone.rest) / (count - 1) if count > 1 else 0.0
+    each = min(max(step.rest - lone.rest, 0.0) / (count - 1), step.rest / count) if count > 1 else 0.0
     forward, backward = (step.forward[-1], step.backward[-1]) if count > 1 else (lone.forward[0], lone.backward[0])
     return {
         "whole_forward": forward + each,

@@ -20,7 +20,7 @@ class SingleProcess:
 
     def __init__(self, job: TrainingJob, micro_batch_size: int, device: torch.device) -> None:
         self.model: nn.Module = job.build().to(device)
-        self.optimizer = job.optimizer(list(self.model.named_parameters()))
+        self.optimizer = job.optimizer_of(list(self.model.named_parameters()))
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
         self._job = job
         self._size = micro_batch_size

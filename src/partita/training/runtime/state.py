@@ -44,7 +44,7 @@ class State:
     def of(job: TrainingJob, tensors: Mapping[str, Tensor]) -> State:
         """The tensors with a fresh optimizer and scheduler for the parameters among them."""
         parameters = parameters_of(tensors)
-        optimizer = job.optimizer(parameters) if parameters else None
+        optimizer = job.optimizer_of(parameters) if parameters else None
         return State(tensors, optimizer, job.scheduler(optimizer) if job.scheduler and optimizer else None)
 
     @property

@@ -70,7 +70,7 @@ class TorchPipelining:
         self._makes_loss = len(plan.stages) - 1 in served
         own = {n: m.own[n] for m in modules.values() for n in m.own}
         self.parameters = list(own.items())
-        self.optimizer = job.optimizer(self.parameters) if self.parameters else None
+        self.optimizer = job.optimizer_of(self.parameters) if self.parameters else None
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler and self.optimizer else None
         stages = [PipelineStage(m, k, len(plan.stages), device) for k, m in modules.items()]
         name = "zb-h1" if zero_bubble and plan.schedule == "interleaved" else plan.schedule

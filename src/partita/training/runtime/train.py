@@ -237,7 +237,7 @@ class _Store:
             saved = checkpoint.read(spec.resume)
             saved.restore(engine.tensors, _saved_names(engine))
         if engine.optimizer:
-            make = None if spec.base else self._session.job.optimizer
+            make = None if spec.base else self._session.job.optimizer_of
             restore(engine.optimizer, engine.parameters, saved.optimizer, engine.scheduler, make)
         return saved.progress
 
