@@ -15,6 +15,7 @@ from training.runtime.runs import JOBS, alone, losses, train
 from partita.cli import main
 from partita.training.job import load_job
 from partita.training.runtime.checkpoint import examine, read
+from partita.training.runtime.prepare import MEASURED
 
 
 def trained(folder: Path, job: str, plan: Path, *options: str) -> dict[int, float]:
@@ -61,12 +62,17 @@ def test_another_plan_goes_on_with_the_same_model(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_told_after_the_first_step(tmp_path: Path) -> None:
-    """And not after an hour."""
+    """And not after an hour. What an earlier run in the folder measured is not taken for this one's."""
     plan_file("failing:unkeepable", stages=2).write(tmp_path / "plan.json")
+    (tmp_path / "run").mkdir()
+    earlier = [tmp_path / "run" / name for name in MEASURED]
+    for file in earlier:
+        file.write_text("{}")
     run = train(tmp_path, "failing:unkeepable", tmp_path / "plan.json", "--steps", "1000000")
     assert run.wait() == 2, run.stderr
     assert "UnkeepableSgd's 'rule' of parameter group 0 is a builtin_function_or_method, which no checkpoint holds" in run.error()  # fmt: skip
     assert len(losses(run.out)) == 1
+    assert not any(file.exists() for file in earlier)
 
 
 @pytest.mark.slow

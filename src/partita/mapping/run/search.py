@@ -17,7 +17,7 @@ from partita.simulate.lower import program_of
 from partita.training.runtime.elastic import FAILURES
 from partita.training.runtime.folder import held
 from partita.training.runtime.launch import Ended, Watch, launch
-from partita.training.runtime.prepare import prepared, training_spec
+from partita.training.runtime.prepare import MEASURED, prepared, training_spec
 
 WORKER = "partita.mapping.run.worker"
 FIRST_PLAN = "first-plan.json"
@@ -74,7 +74,7 @@ def train_searching(
     expect_mapping(file)
     with held(folder := made_folder(out)):
         gone = (
-            "readings.json",
+            *MEASURED,
             "search.json",
             "search.jsonl",
             "drift.jsonl",

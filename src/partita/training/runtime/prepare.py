@@ -14,6 +14,9 @@ from partita.page.machine import machine_facts
 from partita.simulate.predicted import predicted
 from partita.training.runtime.spec import Spec
 
+#: What a run measures, and what tells of it: of an earlier run in the same folder it must not stand beside a new one.
+MEASURED = ("measured.json", "readings.json", "summary.json")
+
 
 def prepared(out: str | Path, file: PlanFile) -> Path:
     """The run's folder with plan.json and predicted.json in it. Raises PlanError where the plan cannot be trained."""
