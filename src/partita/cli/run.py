@@ -329,7 +329,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     from partita.pipeline.run.adapt import DRIFT
     from partita.training.runtime.elastic import FAILURES
     from partita.training.runtime.folder import held
-    from partita.training.runtime.prepare import MEASURED, prepared, training_spec
+    from partita.training.runtime.prepare import forget_earlier, prepared, training_spec
     from partita.training.runtime.restarted import forget, restarted_from
     from partita.training.runtime.worker import expect_unclaimed, run_rank_alone
 
@@ -347,8 +347,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     file = PlanFile.read(options.plan)
     folder = prepared(options.out, file) if rank == 0 else Path(options.out)
     if rank == 0:
-        for name in (*MEASURED, DRIFT, FAILURES):  # of an earlier run
-            (folder / name).unlink(missing_ok=True)
+        forget_earlier(folder, DRIFT, FAILURES)
     own = restarted_from(folder, rank)
     resume = own or options.resume or ""
     if own and rank == 0:

@@ -17,7 +17,7 @@ from partita.simulate.lower import program_of
 from partita.training.runtime.elastic import FAILURES
 from partita.training.runtime.folder import held
 from partita.training.runtime.launch import Ended, Watch, launch
-from partita.training.runtime.prepare import MEASURED, prepared, training_spec
+from partita.training.runtime.prepare import forget_earlier, prepared, training_spec
 
 WORKER = "partita.mapping.run.worker"
 FIRST_PLAN = "first-plan.json"
@@ -73,16 +73,9 @@ def train_searching(
     """
     expect_mapping(file)
     with held(folder := made_folder(out)):
-        gone = (
-            *MEASURED,
-            "search.json",
-            "search.jsonl",
-            "drift.jsonl",
-            FAILURES,
-            *([] if resume else ["metrics.jsonl"]),
+        forget_earlier(
+            folder, "search.json", "search.jsonl", "drift.jsonl", FAILURES, *([] if resume else ["metrics.jsonl"])
         )
-        for name in gone:
-            (folder / name).unlink(missing_ok=True)
         prepared(folder, file)
         file.write(folder / FIRST_PLAN)
         spec = training_spec(

@@ -32,7 +32,7 @@ from partita.training.runtime.elastic import FAILURES, Elastic, keep_going, worl
 from partita.training.runtime.folder import held
 from partita.training.runtime.join import expect_cores, on_this_machine
 from partita.training.runtime.launch import Ended, Watch, launch
-from partita.training.runtime.prepare import MEASURED, prepared, training_spec
+from partita.training.runtime.prepare import forget_earlier, prepared, training_spec
 from partita.training.runtime.spec import Spec
 
 
@@ -140,8 +140,7 @@ def train(
         file = on_this_machine(file) if adapt or elastic else file
     with held(made_folder(out)):
         folder = prepared(out, file)
-        for name in (*MEASURED, FAILURES, DRIFT, FIRST_PLAN, *([] if resume else ["metrics.jsonl"])):
-            (folder / name).unlink(missing_ok=True)
+        forget_earlier(folder, FAILURES, DRIFT, FIRST_PLAN, *([] if resume else ["metrics.jsonl"]))
         spec = training_spec(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
             resume=resume, threads=threads, timeout_s=timeout_s, ring=ring,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from partita.errors import JobError, PartitaError
+from partita.errors import CaptureError, JobError
 from partita.memory import keep_freed_memory
 from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.costs import CostTable, Estimate
@@ -216,7 +216,8 @@ class Measuring:
 
     def take(self, size: int, budget_s: float, asleep: Asleep) -> None:
         """Measure at a size, in company; inside `asleep()` without."""
-        captured = self._seen.pop(size, None) or self._captured(size)
+        captured = self._captured(size)
+        del self._seen[size]
         first = len(self.readings)
         self._read(len(self.pieces))  # every one of them once, whatever the budget
         times = self._times(captured, size, budget_s, asleep)
@@ -261,9 +262,9 @@ class Measuring:
         """Without the smallest that the model refuses, as BatchNorm does a single sample, where nobody asked for them."""
         while True:
             try:
-                self._seen[sizes[0]] = self._captured(sizes[0])
+                self._captured(sizes[0])
                 return sizes
-            except PartitaError:
+            except CaptureError:
                 if self._asked.sizes or self._job.micro_batch_sizes or len(sizes) == 1:
                     raise
                 sizes = sizes[1:]
@@ -273,18 +274,15 @@ class Measuring:
         return len(drawn(captured, task_s)) == 1 and float(captured.graph.size_bytes.sum()) <= _MOST_PROBED_BYTES
 
     def _looked_at(self, size: int) -> tuple[int, Captured, list[float]]:
-        captured = self._seen[size] = self._seen.get(size) or self._captured(size)
-        part, precision = next(micro_batches(self._batch, size)), self._job.precision(self._device)
-        return (
-            size,
-            captured,
-            quick_task_s(captured, self._model, self._job.optimizer_of, part, self._device, precision),
-        )
+        captured, part = self._captured(size), next(micro_batches(self._batch, size))
+        make, precision = self._job.optimizer_of, self._job.precision(self._device)
+        return size, captured, quick_task_s(captured, self._model, make, part, self._device, precision)
 
     def _captured(self, size: int) -> Captured:
-        part = next(micro_batches(self._batch, size))
-        precision = self._job.precision(torch.device("cpu"))
-        return capture(self._model, self._job.loss, part, precision=precision, splits=self._wanted)
+        if size not in self._seen:
+            part, precision = next(micro_batches(self._batch, size)), self._job.precision(torch.device("cpu"))
+            self._seen[size] = capture(self._model, self._job.loss, part, precision=precision, splits=self._wanted)
+        return self._seen[size]
 
     def _times(self, captured: Captured, size: int, budget_s: float, asleep: Asleep) -> TaskTimes:
         count = min(self.batch_size // size, MICRO_BATCHES)

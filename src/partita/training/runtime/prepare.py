@@ -31,6 +31,12 @@ def prepared(out: str | Path, file: PlanFile) -> Path:
     return folder
 
 
+def forget_earlier(folder: Path, *others: str) -> None:
+    """Remove what an earlier run in the folder measured, and other files of it."""
+    for name in (*MEASURED, *others):
+        (folder / name).unlink(missing_ok=True)
+
+
 def training_spec(
     folder: Path, job: str, settings: Mapping[str, str], *, plan: str = "plan.json", **options: Any
 ) -> Spec:
