@@ -45,6 +45,9 @@ def test_devices_at_half_their_speed_take_twice_as_long() -> None:
 
 def test_one_slow_device_is_simulated_as_what_it_is() -> None:
     file = planned()
+    costs = {"send_s": 0.02, "send_s_per_byte": 1e-6, "message_s": 0.03, "message_s_per_byte": 2e-6}
+    link = replace(file.problem.cluster.default_link, **costs)
+    file = replace(file, problem=file.problem.on(replace(file.problem.cluster, default_link=link)))
     found = run_speed(file, ran([1.0] * 3, [0.6] * 3))
     assert found is not None
     cluster = as_they_ran(file.problem, found.devices)

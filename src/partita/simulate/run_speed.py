@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from partita.errors import BadInput
-from partita.nouns.cluster import Cluster
+from partita.nouns.cluster import Cluster, Link
 from partita.nouns.graph import FloatArray
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
@@ -120,11 +121,29 @@ def steps_at_run_speed(
 
 
 def as_they_ran(problem: PipelineProblem, devices: tuple[DeviceSpeed, ...]) -> Cluster:
-    """The problem's cluster with the devices as much faster or slower as they ran."""
+    """The problem's cluster with the devices as much faster or slower as they ran, at computing and at handling messages."""
     change = {d.device: d.change for d in devices if math.isfinite(d.ran)}
-    return replace(
+    cluster = replace(
         problem.cluster,
         devices=tuple(replace(d, speed=d.speed * change.get(d.name, 1.0)) for d in problem.cluster.devices),
+    )
+    links = {(k.source, k.target): k for k in cluster.links}
+    for a, b in permutations(cluster.by_name, 2):
+        link = cluster.link(a, b)
+        handled = _handled(link, change.get(a, 1.0), change.get(b, 1.0))
+        if handled != link:
+            links[a, b] = handled
+    return replace(cluster, links=tuple(links.values()))
+
+
+def _handled(link: Link, source: float, target: float) -> Link:
+    """The link between devices that are so many times as fast as when it was measured."""
+    return replace(
+        link,
+        send_s=link.send_s / source,
+        send_s_per_byte=link.send_s_per_byte / source,
+        message_s=link.message_s / target,
+        message_s_per_byte=link.message_s_per_byte / target,
     )
 
 
