@@ -73,7 +73,19 @@ def test_single_readings_have_their_own_spread_however_many_stand_in_a_row(piece
     told[1] = 1e-3  # the other device does not scatter
     found = Readings(("cpu0", "cpu1"), told, np.ones(told.shape[:2]))
     assert found.spread(probe) == pytest.approx(0.2, rel=0.1)
-    assert found.error(probe) == pytest.approx(0.2 / math.sqrt(400), rel=0.1)
+    assert found.error(probe) == pytest.approx(1.645 * 0.2 / math.sqrt(400), rel=0.1)
+
+
+@pytest.mark.parametrize("readings", [1, 2, 3, 6, 30])
+def test_the_interval_of_a_few_readings_holds_as_often_as_that_of_many(readings: int) -> None:
+    """With what the measurement knows of their scatter; nine times in ten."""
+    lots = np.random.default_rng(readings)
+    probe = Probe((ProbePiece(("all",), 1e-3),), 4, spread=0.1)
+    held = []
+    for told in lots.normal(1.0, 0.1, (2000, readings)):
+        found = Readings(("cpu0",), 1e-3 * told.reshape(1, -1, 1), np.ones((1, readings)))
+        held.append(abs(told.mean() - 1.0) <= found.error(probe))
+    assert 0.88 < np.mean(held) < 0.99
 
 
 def test_one_outlier_does_not_move_the_mean_of_the_middle() -> None:
@@ -93,7 +105,13 @@ def test_files_give_back_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [{"piece_s": [[[1.0]]], "core_share": [[1.0, 1.0]]}, {"core_share": "x"}, {"devices": []}, {"core_share": [[0.0]]}],
+    [
+        {"piece_s": [[[1.0]]], "core_share": [[1.0, 1.0]]},
+        {"core_share": "x"},
+        {"devices": []},
+        {"core_share": [[0.0]]},
+        {"core_share": [[1.1]]},
+    ],
 )
 def test_damaged_readings_are_refused(part: dict[str, object]) -> None:
     value = {**readings([[SAME]], [[0.9]]).to_json(), **part}
@@ -101,12 +119,22 @@ def test_damaged_readings_are_refused(part: dict[str, object]) -> None:
         Readings.from_json(value)
 
 
+def test_a_device_s_readings_stand_once() -> None:
+    value = readings([[SAME], [SAME]], [[0.9], [0.9]]).to_json()
+    with pytest.raises(BadInput, match="named twice"):
+        Readings.from_json({**value, "devices": ["cpu0", "cpu0"]})
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"pieces": []}, "no pieces"),
         ({"core_share": 0}, "core_share is 0"),
+        ({"core_share": 1e9}, "core_share is 1000000000"),
         ({"alone": -1.0}, "alone is -1"),
+        ({"alone": 1e300}, "alone is 1e"),
+        ({"spread": 1e300}, "spread is 1e"),
+        ({"pieces": [{"tasks": ["a"], "seconds": 1e-300}]}, "takes 1e-300"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"pieces": [{"tasks": [], "seconds": 1e-3}]}, "no tasks"),
         ({"pieces": [{"tasks": ["a"], "seconds": 0.0}]}, "takes 0"),

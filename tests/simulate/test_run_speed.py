@@ -66,8 +66,10 @@ def test_without_a_probe_or_readings_nothing_is_said() -> None:
     file = planned()
     assert run_speed(file, None) is None
     assert run_speed(replace(file, problem=replace(file.problem, probe=None)), ran([1.0], [1.0])) is None
-    never = Readings(("cpu0", "cpu1"), np.full((2, 3, 1), math.nan), np.ones((2, 3)))
-    assert run_speed(file, never) is None
+    told = ran([1.0] * 3, [1.0] * 3)
+    told.piece_s[1] = math.nan
+    assert run_speed(file, told) is None, "one of two"
+    assert run_speed(file, told.only(["cpu0"])) is None
     assert run_speed(file, replace(ran([1.0], [1.0]), devices=("a", "b"))) is None
 
 

@@ -32,7 +32,9 @@ NEAR = 12  #: readings that are taken together for a device's speed in a step ..
 #: ... and of a job whose pass is one piece: a core may be of two kinds for a tenth of a second at a time, short steps are then of one or the
 #: other, and the mean of many readings is of neither (docs/decisions/speed-by-probes.md, "Moments")
 FEW = 2
-LEAST = 1e-12  #: of a reading
+LEAST = 1e-12  #: of a reading, and of a share of a core
+MOST_TIMES = 1e3  #: that anything here is another
+KNOWN = 3  #: readings that what the measurement knows of their scatter is worth
 RESTLESS = 0.5  #: numbers from a device whose probe varies by more than this share are not to be trusted
 
 
@@ -83,11 +85,11 @@ class Probe:
         faults = [] if self.pieces else ["the probe has no pieces"]
         for i, p in enumerate(self.pieces):
             faults += [] if p.tasks else [f"piece {i} has no tasks"]
-            faults += [] if 0 < p.seconds <= MOST_SECONDS else [f"piece {i} takes {p.seconds} s"]
+            faults += [] if LEAST <= p.seconds <= MOST_SECONDS else [f"piece {i} takes {p.seconds} s"]
         faults += [] if self.micro_batch_size >= 1 else [f"micro_batch_size is {self.micro_batch_size}"]
-        numbers = {"core_share": self.core_share, "alone": self.alone}
-        faults += [f"{n} is {v}" for n, v in numbers.items() if not 0 < v < math.inf]
-        return faults + ([] if 0 <= self.spread < math.inf else [f"spread is {self.spread}"])
+        faults += [] if LEAST <= self.core_share <= 1 else [f"core_share is {self.core_share}"]
+        faults += [] if 1 / MOST_TIMES <= self.alone <= MOST_TIMES else [f"alone is {self.alone}"]
+        return faults + ([] if 0 <= self.spread <= MOST_TIMES else [f"spread is {self.spread}"])
 
     def to_json(self) -> dict[str, Any]:
         return lean(self)
@@ -126,7 +128,8 @@ class Readings:
                 slowness = ratios[read, piece]
                 told = np.array([middle_mean(slowness[c]) for c in _closest(read, len(ratios), probe.near)])
                 share = self.core_share[d]
-                share = np.where(np.isfinite(share), share, np.nanmedian(share) if np.isfinite(share).any() else 1.0)
+                usual = np.nanmedian(share) if np.isfinite(share).any() else probe.core_share
+                share = np.where(np.isfinite(share), share, usual)
                 found[d] = probe.speed(told, share)
         return found
 
@@ -143,10 +146,9 @@ class Readings:
         return max((math.hypot(scatter(told), scatter(share)) for told, share in both), default=0.0)
 
     def error(self, probe: Probe) -> float:
-        """Standard error of a device's mean reading, as a share: the largest of any device's; of one reading, what those of the measurement
-        scattered by."""
-        told = (t for t in self.single(probe) if len(t))
-        return max((scatter(t) / math.sqrt(len(t)) if len(t) > 1 else probe.spread for t in told), default=0.0)
+        """Half of the interval that holds a device's true mean reading nine times in ten, as a share: the largest of any device's. Few
+        readings tell little of how much they scatter; the measurement's stand for KNOWN more of them."""
+        return max((_half_width(told, probe.spread) for told in self.single(probe) if len(told)), default=0.0)
 
     def only(self, devices: Sequence[str]) -> Readings:
         """Those of some devices."""
@@ -183,12 +185,15 @@ class Readings:
             readings = Readings(tuple(map(str, value["devices"])), pieces, share)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{what}: {type(error).__name__}: {error}", hint="run again") from error
+        if len(set(readings.devices)) < len(readings.devices):
+            raise BadInput(f"{what}: a device is named twice", hint="run again")
         if pieces.ndim != 3 or pieces.shape[:2] != share.shape or len(share) != len(readings.devices):
             raise BadInput(f"{what}: shapes {pieces.shape} and {share.shape} do not fit", hint="run again")
         told = np.concatenate([pieces.ravel(), share.ravel()])
-        if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all():
+        if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all() or (share > 1).any():
             raise BadInput(
-                f"{what}: a time or a share that is not from {LEAST:g} to {MOST_SECONDS:g}", hint="run again"
+                f"{what}: a time that is not from {LEAST:g} to {MOST_SECONDS:g} s, or a share that is not to 1",
+                hint="run again",
             )
         return readings
 
@@ -201,6 +206,15 @@ class Readings:
 def scatter(values: FloatArray) -> float:
     """Standard deviation about the mean, as a share of it; 0 of less than two."""
     return float(values.std() / values.mean()) if len(values) > 1 else 0.0
+
+
+def _half_width(values: FloatArray, known: float) -> float:
+    """Student's, of the mean of [n >= 1] values as a share of it, by their variance pooled with a `known` one."""
+    from scipy.special import stdtrit  # it takes a while to load
+
+    freedom = KNOWN + len(values) - 1
+    scattered = float(((values / values.mean() - 1) ** 2).sum())
+    return float(stdtrit(freedom, 0.95) * math.sqrt((KNOWN * known**2 + scattered) / freedom / len(values)))
 
 
 def row_means(values: FloatArray) -> FloatArray:

@@ -25,7 +25,6 @@ CHANGED = 0.1  #: a device's speed changed by less than this share is not worth 
 MODEL = 0.08  #: of the predicted step, what the model misses nine times in ten; set so that the intervals hold (docs/decisions/speed-by-probes.md)
 #: what it misses beside that of steps of so many seconds or less; of longer ones, less in proportion
 SHORT, SHORT_S = 0.07, 0.01
-NINE_IN_TEN = 1.645  #: standard deviations to either side
 
 
 @dataclass(frozen=True)
@@ -67,15 +66,12 @@ class RunSpeed:
         return {
             "predicted_at_run_speed_s": self.step_s,
             "interval_at_run_speed_s": [self.low_s, self.high_s],
-            "devices_ran": [
-                {"device": d.device, "planned": d.planned, "ran": d.ran if math.isfinite(d.ran) else None}
-                for d in self.devices
-            ],
+            "devices_ran": [{"device": d.device, "planned": d.planned, "ran": d.ran} for d in self.devices],
         }
 
 
 def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
-    """The prediction at the speeds of a run; None where they are not known. Raises BadInput for readings of another plan."""
+    """The prediction at the speeds of a run; None where that of a device is not known. Raises BadInput for readings of another plan."""
     problem, plan = file.problem, file.plan
     if readings is None or not isinstance(problem, PipelineProblem) or not isinstance(plan, PipelinePlan):
         return None
@@ -88,16 +84,15 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
         )
     readings = readings.only(plan.devices)  # other ranks are idle
     speeds = readings.speeds(problem.probe)
-    if not np.isfinite(speeds).any():
+    if len(speeds) < len(plan.devices) or not np.isfinite(speeds).all():
         return None
     steps = steps_at_run_speed(problem, plan, readings.devices, speeds)
     cluster = problem.cluster_of(plan)
     planned = [cluster.by_name[d].speed for d in readings.devices]
-    devices = tuple(
-        DeviceSpeed(d, p, float(r)) for d, p, r in zip(readings.devices, planned, _medians(speeds), strict=True)
-    )
+    ran = np.median(speeds, axis=1).tolist()
+    devices = tuple(DeviceSpeed(d, p, r) for d, p, r in zip(readings.devices, planned, ran, strict=True))
     middle = float(np.median(steps))
-    wide = math.hypot(MODEL, SHORT * SHORT_S / max(SHORT_S, middle), NINE_IN_TEN * readings.error(problem.probe))
+    wide = math.hypot(MODEL, SHORT * SHORT_S / max(SHORT_S, middle), readings.error(problem.probe))
     spread = max(readings.spread(problem.probe), problem.probe.spread)
     return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, spread)
 
@@ -115,8 +110,7 @@ def steps_at_run_speed(
     ran = speeds[:, np.unique(np.linspace(0, speeds.shape[1] - 1, _STEPS).astype(int))]
     slower = np.ones((ran.shape[1], len(program.queues)))
     for device, row in zip(devices, ran, strict=True):
-        planned = cluster.by_name[device].speed
-        slower[:, program.queues.index(device)] = np.where(np.isfinite(row), planned / row, 1.0)
+        slower[:, program.queues.index(device)] = cluster.by_name[device].speed / row
     return Simulator(program).evaluate_many(given.busy_s * slower[:, program.queue], given.lag_s)
 
 
@@ -145,8 +139,3 @@ def _handled(link: Link, source: float, target: float) -> Link:
         message_s=link.message_s / target,
         message_s_per_byte=link.message_s_per_byte / target,
     )
-
-
-def _medians(speeds: FloatArray) -> FloatArray:
-    """[devices] over the steps; nan where there is none."""
-    return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in speeds])

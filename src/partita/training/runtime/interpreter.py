@@ -179,11 +179,11 @@ class Interpreter:
         self._script = _script(program, place.device)
         self.numbers = np.array([line.number for line in self._script], np.int64)  #: [own instructions]
         self._places = {line.number: k for k, line in enumerate(self._script)}
-        computes = [program.op[line.number] == Op.COMPUTE for line in self._script]
-        self.watch: Stopwatch = stopwatch_for(place.torch_device, computes)
         self._receives = _receives(program, self._script)
         tags = message_tags(program)
         messages = [line for line in self._script if line.number in tags]
+        computes = [program.op[line.number] == Op.COMPUTE for line in self._script]
+        self.watch: Stopwatch = stopwatch_for(place.torch_device, computes, waits=bool(messages))
         self._contents = {
             size: {
                 line.number: _contents(line.piece, bound.captured, place.ranks, tags[line.number]) for line in messages
@@ -210,6 +210,7 @@ class Interpreter:
         s = self._begin(batch, micro_batch_size, step, seed)
         begin, finish, cell = self.watch.begin, self.watch.finish, self._cell
         number = -1
+        self.watch.begin_step()
         try:
             for k, line in enumerate(self._script):
                 number = cell[0] = line.number
