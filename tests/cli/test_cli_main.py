@@ -108,6 +108,8 @@ BAD = [
     (("run", "other.py:job", "--engine", "torch", "--resume", "."), "cannot resume"),
     (("run", "other.py:job", "--resume", "."), "no checkpoint"),
     (("run", "other.py:job", "--plan", "nowhere.json"), "cannot be read"),
+    (("run", "other.py:job", "-o", ""), "-o '' names no place"),
+    (("plan", "profile.json", "--out="), "-o '' names no place"),
     (("compare", "plan.json"), "nothing to be compared"),
     (("report", "nowhere"), "not a folder"),
 ]

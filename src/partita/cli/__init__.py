@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from partita import __version__
-from partita.cli.settings import check_seed, is_rank
+from partita.cli.settings import check_out, check_seed, is_rank
 from partita.cli.talk import Talk
 from partita.errors import BadInput, PartitaError
 
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ".".join(["partita.cli", options.verb, *getattr(options, "inner", "").split()])
         )
         check_seed(getattr(options, "seed", None))
+        check_out(getattr(options, "out", None))
         document = module.run(options, talk)
         _say_anything()
         sys.stdout.write(json.dumps(document) + "\n" if options.json else module.text(document).rstrip("\n") + "\n")

@@ -1,5 +1,5 @@
-"""What several commands are told alike: --set NAME=VALUE, keyword arguments for a job's function; --timeout-s; --budget-s; that they
-are ranks."""
+"""What several commands are told alike: --set NAME=VALUE, keyword arguments for a job's function; --timeout-s; --budget-s; --seed; -o;
+that they are ranks."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ def check_seed(seed: int | None) -> None:
     """Raise BadInput for a seed that generators of random numbers, or compiled loops, do not take."""
     if seed is not None and not 0 <= seed <= MOST_SEED:
         raise BadInput(f"a seed of {seed}", hint=f"give --seed a whole number from 0 to {MOST_SEED}")
+
+
+def check_out(path: str | None) -> None:
+    """Raise BadInput for a place that has no name, which would be the current folder."""
+    if path == "":
+        raise BadInput("-o '' names no place to write to", hint="give a path, or leave -o away")
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
