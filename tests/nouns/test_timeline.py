@@ -107,7 +107,10 @@ def test_all_faults_are_told_at_once() -> None:
     ("value", "says"),
     [
         ({"traceEvents": []}, "is damaged: KeyError: 'otherData'.* hint: give a timeline that"),
-        ({"otherData": {"format": "other", "version": 1}}, "is a 'other' of version 1, not a partita-timeline"),
+        (
+            {"otherData": {"format": "other", "version": 1}},
+            "is a 'other' of version 1, not a partita-timeline of version 2. hint: make it again",
+        ),
         ({"otherData": 3}, "is damaged: TypeError"),
     ],
 )

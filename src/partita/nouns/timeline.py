@@ -196,7 +196,8 @@ class Timeline:
             other = value["otherData"]
             if other["format"] != "partita-timeline" or other["version"] != 2:
                 raise TimelineError(
-                    f"{what} is a {other['format']!r} of version {other['version']!r}, not a partita-timeline of version 2"
+                    f"{what} is a {other['format']!r} of version {other['version']!r}, not a partita-timeline of version 2",
+                    hint="make it again with this Partita: simulate and run write timelines",
                 )
             spans = sorted((e for e in value["traceEvents"] if e["ph"] == "X"), key=lambda e: e["args"]["instruction"])
             start = np.array([e["ts"] / 1e6 for e in spans], np.float64)
