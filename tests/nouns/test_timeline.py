@@ -73,6 +73,9 @@ def test_timelines_are_compared_instruction_by_instruction() -> None:
     assert TIMELINE.compare(part) == [(3, "F0>F1", 0, 0.0, 1.0), (4, "F1", 0, 1.0, 2.0)]
     with pytest.raises(TimelineError, match=r"no instruction in common.* hint: compare timelines of the same program"):
         TIMELINE.compare(Timeline.of(one_computation("Y"), np.zeros(1), np.ones(1)))
+    other = dataclasses.replace(TIMELINE, label=("F0", "F0>F1", "B1", "B1>B0", "B0"))
+    with pytest.raises(TimelineError, match=r"of 5 and 5 instructions, have 2 instructions in common"):
+        TIMELINE.compare(other)
 
 
 def test_a_file_gives_the_same_timeline(tmp_path: Path) -> None:

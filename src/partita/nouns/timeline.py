@@ -133,7 +133,7 @@ class Timeline:
     def compare(self, other: Timeline) -> list[tuple[int, str, int, float, float]]:
         """Rows (instruction, label, micro-batch, seconds here, seconds there) of the instructions both have.
 
-        Raises TimelineError where they have none in common."""
+        Raises TimelineError where they have less than half of the shorter one in common: a label or two are alike by chance."""
         there = {int(i): k for k, i in enumerate(other.instruction)}
         rows = [
             (
@@ -146,9 +146,10 @@ class Timeline:
             for k, i in enumerate(self.instruction)
             if int(i) in there and other.label[there[int(i)]] == self.label[k]
         ]
-        if not rows:
+        if not rows or 2 * len(rows) < min(len(self), len(other)):
             raise TimelineError(
-                "the two timelines have no instruction in common", hint="compare timelines of the same program"
+                f"the two timelines, of {len(self)} and {len(other)} instructions, have {len(rows) or 'no'} instruction{'s' * (len(rows) > 1)} in common",
+                hint="compare timelines of the same program",
             )
         return rows
 
