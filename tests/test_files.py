@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_worlds import refused_or
 
-from partita.errors import BadInput, GraphError
+from partita.errors import BadInput, DiskFull, GraphError
 from partita.files import dump_json, expect_format, read_bytes, read_json, read_text, read_toml, write_whole
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -51,8 +51,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadInput, match="No space left on device"):
+    with pytest.raises(DiskFull, match=r"No space left on device. hint: free some room") as caught:
         write_whole(path, "new")
+    assert caught.value.exit_code == 1
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.json"]
 
@@ -142,6 +143,6 @@ def test_what_is_no_file_is_written_into(tmp_path: Path) -> None:
         assert reader.read(5) == b"whole"
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     if Path("/dev/full").exists():
-        with pytest.raises(BadInput, match="No space left"):
+        with pytest.raises(DiskFull, match="No space left"):
             write_whole("/dev/full", "too much")
         assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)

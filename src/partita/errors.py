@@ -15,6 +15,7 @@
     |   `-- MissingDependency    ... an optional package that is not installed
     |-- Infeasible               exit code 3   the request is sound, but nothing satisfies it
     |-- InternalError            exit code 1   Partita contradicts itself: a fault of ours, never of what was handed in
+    |-- DiskFull                 exit code 1   no room for what is to be written
     |-- WorkerFailed             exit code 1   a rank died or stopped answering
     `-- Interrupted              exit code 130 the user asked to stop, and it did, in good order
 
@@ -123,6 +124,10 @@ class Infeasible(PartitaError):
 
 class InternalError(PartitaError):
     """Partita contradicts itself: a fault of ours that no input should bring about."""
+
+
+class DiskFull(PartitaError):
+    """Nothing more can be written: the disk, or what this user may take of it, is full."""
 
 
 class WorkerFailed(PartitaError):

@@ -9,6 +9,7 @@ Unicode; that its numbers make sense is for the reader to check. `damaged` turns
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.errors import BadInput, sentence_of
+from partita.errors import BadInput, DiskFull, PartitaError, sentence_of
 
 MOST_BYTES = 1 << 30  #: larger files are refused unread: nothing here writes one
 MOST_TEXT_BYTES = (
@@ -35,7 +36,7 @@ def write_whole(path: str | Path, data: str | bytes) -> Path:
     """Write `data` to `path` so that a reader sees the old file or the new one, never a part. What is no file (a pipe, a
     terminal, /dev/null) is written into.
 
-    Raises BadInput where the folder does not exist or cannot be written.
+    Raises BadInput where the folder does not exist or cannot be written, DiskFull where there is no room.
     """
     path = Path(path)
     raw = data.encode(errors="backslashreplace") if isinstance(data, str) else data
@@ -54,8 +55,24 @@ def write_whole(path: str | Path, data: str | bytes) -> Path:
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise BadInput(f"{path} cannot be written: {error.strerror}", hint="name a folder that exists") from error
+        raise unwritten(f"{path} cannot be written: {error.strerror}", error, "name a folder that exists") from error
     return path
+
+
+def is_full(error: Exception) -> bool:
+    """Whether what could not be written found no room; libraries in Rust tell the number in words."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(error)
+
+
+def unwritten(fact: str, error: OSError, hint: str) -> PartitaError:
+    """What to raise for something that could not be written: a full disk is no fault of the path, nor mended by another name.
+
+    >>> unwritten("a.json cannot be written", OSError(errno.ENOSPC, "No space left on device"), "give another path")
+    DiskFull('a.json cannot be written')
+    """
+    if is_full(error):
+        return DiskFull(fact, hint="free some room, or write to another disk")
+    return BadInput(fact, hint=hint)
 
 
 def add_line(path: str | Path, line: str) -> None:
@@ -78,12 +95,12 @@ def _umask() -> int:
 
 
 def made_folder(path: str | Path) -> Path:
-    """A folder, made with those above it where it does not exist. Raises BadInput where that fails."""
+    """A folder, made with those above it where it does not exist. Raises BadInput where that fails, DiskFull without room."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{folder} cannot be made: {error.strerror}", hint="name another folder") from error
+        raise unwritten(f"{folder} cannot be made: {error.strerror}", error, "name another folder") from error
     return folder
 
 

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 from partita import __version__
 from partita.cli.settings import check_out, check_seed, is_rank
 from partita.cli.talk import Talk
-from partita.errors import BadInput, PartitaError
+from partita.errors import PartitaError
+from partita.files import unwritten
 
 VERBS = {
     "demo": "the main job on bundled real data: measure, plan, predict, train, compare, report",
@@ -67,8 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        talk.error(_with_notes(f"{error.filename}: {error.strerror}. hint: give another path", error))
-        return BadInput.exit_code
+        told = unwritten(f"{error.filename}: {error.strerror}", error, "give another path")
+        talk.error(_with_notes(str(told), error))
+        return told.exit_code
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnxruntime
 
 from partita.cpu_quota import cpu_quota
-from partita.errors import BadInput, CostError
+from partita.errors import BadInput, CostError, DiskFull
 from partita.files import dump_json, read_json, write_whole
 from partita.offload.capture.onnx_model import OnnxModel
 from partita.offload.measure.inference import InferenceTimes, measure_model
@@ -33,7 +33,7 @@ def cached_times(model: OnnxModel, folder: Path, budget_s: float = 4.0) -> tuple
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, dump_json(times.to_json()))
-    except (OSError, BadInput):  # a cache that cannot be written costs time, no result
+    except (OSError, BadInput, DiskFull):  # a cache that cannot be written costs time, no result
         pass
     return times, True
 

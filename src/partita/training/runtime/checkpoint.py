@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from partita.errors import CheckpointError, refuse
-from partita.files import read_json
+from partita.errors import CheckpointError, DiskFull, refuse
+from partita.files import is_full, read_json
 from partita.records import record
 from partita.training.runtime.batches import Progress
 from partita.training.runtime.optimizer_state import OptimizerState, flat_tensors, from_json, merged, to_json, words_of
@@ -139,7 +139,7 @@ def write(
     except (OSError, SafetensorError, ValueError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         kept = sorted(p.name for p in folder.glob("step-*"))
-        raise CheckpointError(
+        raise (DiskFull if is_full(error) else CheckpointError)(
             f"{final} cannot be written: {error}; {f'the last whole one is {kept[-1]}' if kept else 'there is no other'}",
             hint="see that the disk has room",
         ) from error

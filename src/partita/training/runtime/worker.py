@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.errors import BadInput, Interrupted, PartitaError, WorkerFailed, place_of, sentence_of
+from partita.errors import BadInput, DiskFull, Interrupted, PartitaError, WorkerFailed, place_of, sentence_of
 from partita.files import write_whole
 from partita.memory import keep_freed_memory
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -189,7 +189,7 @@ def leave_word(spec: Spec, rank: int, error: BaseException) -> None:
     if isinstance(error, WorkerFailed):
         word |= {"peer": error.rank, "doing": error.doing}
     for path in word_paths(spec, rank):
-        with contextlib.suppress(BadInput):  # no room for it
+        with contextlib.suppress(BadInput, DiskFull):
             write_whole(path, json.dumps(word))
             return
 
