@@ -107,6 +107,7 @@ BAD = [
     (("run", "other.py:job", "--steps", "0"), "--steps 0"),
     (("run", "other.py:job", "--engine", "torch", "--resume", "."), "cannot resume"),
     (("run", "other.py:job", "--resume", "."), "no checkpoint"),
+    (("run", "other.py:job"), "not a partita.TrainingJob"),
     (("run", "other.py:job", "--plan", "nowhere.json"), "cannot be read"),
     (("run", "other.py:job", "-o", ""), "-o '' names no place"),
     (("plan", "profile.json", "--out="), "-o '' names no place"),
@@ -129,7 +130,7 @@ def test_bad_input_is_one_sentence_a_hint_and_2(
     (tmp_path / "half.json").write_text('{\n"format": "partita-profile",\n"version": 1,\n"jo')
     (tmp_path / "broken.py").write_text("import unheard_of_package\n")
     (tmp_path / "empty.py").write_text("")
-    (tmp_path / "other.py").write_text("job = lambda: 3\nfails = lambda: 1 / 0\n")
+    (tmp_path / "other.py").write_text("print('what a job prints is talk')\njob = lambda: 3\nfails = lambda: 1 / 0\n")
     code, out, err = call(capsys, *words, "--json")
     assert code == 2
     assert out == ""

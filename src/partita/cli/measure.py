@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.settings import add_settings, check_budget, check_timeout, is_rank, settings_of
-from partita.cli.talk import Talk
+from partita.cli.talk import Talk, prints_as_talk
 from partita.errors import BadInput, PartitaError
 from partita.training.runtime.join import rank_of_environment
 
@@ -57,10 +57,12 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         raise BadInput("measure takes one JOB or one --campaign FILE", hint="e.g. partita measure train.py:job")
     options.out = options.out or ("rows.parquet" if options.campaign else "profile.json")
     if is_rank():
-        return _run_one_rank(options, talk)
-    return _run_campaign(options, talk) if options.campaign else _run_job(options, talk)
+        profile = _run_one_rank(options, talk)
+        return {"rank": rank_of_environment()[0]} if profile is None else _written(options, profile)
+    return _run_campaign(options, talk) if options.campaign else _written(options, _run_job(options, talk))
 
 
+@prints_as_talk()
 def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     _check(options)
     _expect_writable(options.out)
@@ -70,14 +72,15 @@ def _run_campaign(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     return run_campaign(options.campaign, options.out, progress=talk.progress, say=talk.say)
 
 
-def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
+@prints_as_talk()
+def _run_job(options: argparse.Namespace, talk: Talk) -> Profile:
     sizes = sizes_of(options.micro_batch_sizes)
     _check(options)
     _expect_writable(options.out)
     from partita.training.measure.job import measure_job
 
     talk.step(f"measuring {options.job}")
-    profile = measure_job(
+    return measure_job(
         options.job,
         settings_of(options),
         devices=options.devices,
@@ -86,12 +89,11 @@ def _run_job(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         budget_s=options.budget_s,
         progress=talk.progress,
     )
-    profile.write(options.out)
-    return _document(options, profile)
 
 
-def _run_one_rank(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
-    """Inside torchrun: this process is one rank, and one device."""
+@prints_as_talk()
+def _run_one_rank(options: argparse.Namespace, talk: Talk) -> Profile | None:
+    """Inside torchrun: this process is one rank, and one device; rank 0 gets the profile."""
     senseless = [n for n in ("campaign", "devices") if getattr(options, n) is not None]
     if senseless:
         raise BadInput(
@@ -108,20 +110,22 @@ def _run_one_rank(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         talk.step(f"measuring {options.job} on {ranks} device{'s' * (ranks != 1)}")
     asked = Asked(options.job, settings_of(options), sizes, options.split, options.budget_s)
     try:
-        profile = measure_together(
+        return measure_together(
             asked, rank, ranks, timeout_s=options.timeout_s, progress=talk.progress if rank == 0 else _quiet,
             first=lambda: _expect_writable(options.out) if rank == 0 else None,
         )  # fmt: skip
     except (PartitaError, KeyboardInterrupt) as error:
         talk.error(str(error) or "interrupted")
         os._exit(getattr(error, "exit_code", 130))  # a broken process group may block in its destructor
-    if profile is None:
-        return {"rank": rank}
-    profile.write(options.out)
-    return _document(options, profile)
 
 
 def _quiet(what: str, done: int, total: int) -> None: ...
+
+
+def _written(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
+    """What is printed of a profile, once it is written: also to /dev/stdout."""
+    profile.write(options.out)
+    return _document(options, profile)
 
 
 def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:

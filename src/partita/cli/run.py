@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.cli.live import Dashboard, Scalars
 from partita.cli.settings import add_settings, check_budget, check_timeout, is_rank, settings_of
-from partita.cli.talk import Talk
+from partita.cli.talk import Talk, prints_as_talk
 from partita.errors import BadInput, PartitaError, PlanError
 from partita.files import made_folder
 from partita.simulate.predicted import predicted
@@ -98,6 +98,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@prints_as_talk()
 def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
     """Train; returns what came out. Raises BadInput, Infeasible, WorkerFailed; Interrupted after a graceful stop."""
     _check(options)
