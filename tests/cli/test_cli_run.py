@@ -127,13 +127,16 @@ def test_damaged_plans(
     assert not list((tmp_path / "run").iterdir())
 
 
+@pytest.mark.parametrize("options", [[], ["--replan"]])
 def test_a_plan_for_devices_that_are_gone(
-    sound_plan: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], sound_plan: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Told before anything is probed."""
     plan = json.loads(json.dumps(sound_plan))
     plan["problem"]["cluster"]["device"][1]["cores"] = [4000]
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    error = refused(["run", GOOD, "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run")], capsys)
+    words = ["run", GOOD, "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run"), *options]
+    error = refused(words, capsys)
     assert "the plan is for devices that are gone: cpu1 is core 4000, and this machine lets a run use core" in error
 
 

@@ -304,12 +304,18 @@ def _whole_batch(job: str, settings: dict[str, str]) -> tuple[int, ...]:
 
 
 def _replanned(file: PlanFile, options: argparse.Namespace, settings: dict[str, str], talk: Talk) -> PlanFile:
-    """The plan, or a better one for the devices as fast as they are now. Raises BadInput for a plan that knows no probe."""
+    """The plan, or a better one for the devices as fast as they are now, of those whose cores this process may use. Raises BadInput
+    for a plan that knows no probe, PlanError where it uses others."""
+    from partita.nouns.pipeline_plan import PipelinePlan
     from partita.nouns.pipeline_problem import PipelineProblem
     from partita.page.run_speed import device_changes, gain
     from partita.pipeline.run.replan import replanned
     from partita.training.measure.again import speeds_now
+    from partita.training.runtime.join import expect_cores, on_this_machine
 
+    if isinstance(file.plan, PipelinePlan):
+        expect_cores(file, file.plan.devices)
+        file = on_this_machine(file)
     problem = file.problem
     if not isinstance(problem, PipelineProblem) or problem.probe is None:
         raise BadInput("--replan: the plan does not say how fast the devices were", hint="measure and plan again")
