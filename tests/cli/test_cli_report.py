@@ -95,6 +95,7 @@ def test_report_writes_one_file(folder: Path, tmp_path: Path, capsys: pytest.Cap
         (("report", "nowhere"), "not a folder"),
         (("compare", "plan.json"), "nothing to be compared"),
         (("compare", "plan.json", "nowhere.json"), "cannot be read"),
+        (("compare", "empty"), "empty holds no measured timeline"),
         (("compare", "plan.json", "summary.json"), "is damaged"),
         (("simulate", "measured.json"), "not 'partita-plan'"),
         (("simulate", "half.json"), "not JSON"),
@@ -109,6 +110,7 @@ def test_bad_input_ends_with_2_and_a_hint(
     fault: str,
 ) -> None:
     monkeypatch.chdir(folder)
+    (folder / "empty").mkdir()
     (folder / "half.json").write_text((folder / "plan.json").read_text()[:2000])
     code, out, err = call(capsys, *words)
     assert code == 2

@@ -56,7 +56,13 @@ def _paths(options: argparse.Namespace) -> tuple[Path, Path]:
     first = Path(options.predicted)
     if first.is_dir() and options.measured is None:
         predicted = first / "predicted.json"
-        return predicted if predicted.exists() else first / "plan.json", first / "measured.json"
+        measured = first / "measured.json"
+        if not measured.exists():
+            raise TimelineError(
+                f"{first} holds no measured timeline",
+                hint="partita run JOB -o DIR writes one at the end of a run by Partita's own engine",
+            )
+        return predicted if predicted.exists() else first / "plan.json", measured
     if options.measured is None:
         raise TimelineError(f"{first} has nothing to be compared with", hint="give a second file, or a run's folder")
     return first, Path(options.measured)

@@ -26,6 +26,7 @@ class Trace:
 
     step_s: float
     stamps: Stamps  #: of its own instructions
+    first: bool = False  #: of the run, and so slow: it counts where there is no other
 
 
 def write_timeline(

@@ -115,10 +115,11 @@ def _deploy(engine: Engine, plan: PipelinePlan) -> None:
 def with_trace(
     traces: list[Trace], session: Session, engine: Engine | None, batch: Batch, step_s: float, *, first: bool
 ) -> list[Trace]:
-    """The traces with this step's, where it is one of a full batch and not the first, which is slow."""
-    if first or not isinstance(engine, Pipeline) or not engine.last or batch_size(batch) != session.full_batch:
+    """The traces with this step's, where it is one of a full batch; a first one, which is slow, stays until there is another."""
+    if not isinstance(engine, Pipeline) or not engine.last or batch_size(batch) != session.full_batch:
         return traces
-    return [*traces, Trace(step_s, engine.last.watch.stamps())][-_TRACES:]
+    kept = [t for t in traces if not t.first]
+    return [*kept, Trace(step_s, engine.last.watch.stamps(), first)][-_TRACES:]
 
 
 def _ran(engine: Engine, turn: Turn, result: StepResult) -> Ran:
