@@ -148,6 +148,27 @@ def long_skip(batch: str = "8", scale: str = "1") -> TrainingJob:
     return TrainingJob(lambda: LongSkip(12 * int(scale)), F.cross_entropy, _images(int(batch), 16, 10), _sgd)
 
 
+class Bag(nn.Module):
+    """An embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8, sparse=True)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x).mean(1))  # type: ignore[no-any-return]
+
+
+def sparse(batch: str = "8") -> TrainingJob:
+    def batches(epoch: int) -> Iterator[Batch]:
+        g = torch.Generator().manual_seed(epoch)
+        for _ in range(8):
+            yield torch.randint(0, 20, (int(batch), 4), generator=g), torch.randint(0, 10, (int(batch),), generator=g)
+
+    return TrainingJob(Bag, F.cross_entropy, batches, lambda parameters: torch.optim.SGD(parameters, lr=0.05))
+
+
 def two_inputs(batch: str = "8") -> TrainingJob:
     size = int(batch)
 

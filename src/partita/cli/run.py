@@ -158,6 +158,7 @@ def run(options: argparse.Namespace, talk: Talk) -> dict[str, Any]:
         )  # fmt: skip
     file = PlanFile.read(Path(options.out) / "plan.json")  # it may have changed on the way
     document = _outcome(Path(options.out), file, ended.wall_s, options.engine, resumed)
+    _tell_divergence(document, talk)
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
@@ -201,6 +202,7 @@ def _searched(
     found, history = PlanFile.read(out / "plan.json"), History.read(out)
     since = max(resumed, history.end.step if history.end else 0)
     document = {**_outcome(out, found, ended.wall_s, options.engine, since), "search": history.to_json()}
+    _tell_divergence(document, talk)
     if ended.interrupted:
         raise stopped(ended.last_step, document["checkpoints"])
     return document
@@ -418,6 +420,11 @@ def _diverged(rows: Sequence[Metric]) -> int | None:
     finite = [r.step for r in rows if math.isfinite(r.loss)]
     after = [r.step for r in rows if not finite or r.step > finite[-1]]
     return after[0] if after else None
+
+
+def _tell_divergence(document: dict[str, Any], talk: Talk) -> None:
+    if (since := document["not_finite_since"]) is not None:
+        talk.say(f"   the loss is {_no_loss(since)}. hint: lower the learning rate, or clip the gradients (clip_norm)")
 
 
 def _advice(file: PlanFile, ran: RunSpeed) -> list[str]:

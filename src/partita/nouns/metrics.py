@@ -6,9 +6,11 @@ After a resume a step may come twice: the later line counts. A run that was ende
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from partita.errors import BadInput
 from partita.files import damaged, parse_json, read_text
@@ -63,6 +65,20 @@ def parse_metric(line: str, what: str) -> Metric:
         if seconds is not None and not 0 <= float(seconds) <= MOST_SECONDS:
             raise ValueError(f"{seconds} is no number of seconds")
         return Metric(step, float(value["loss"]), None if seconds is None else float(seconds))
+
+
+def loss_to_json(loss: float) -> float | None:
+    """JSON has no word for a loss that is not finite: null."""
+    return loss if math.isfinite(loss) else None
+
+
+def loss_from_json(value: Any) -> float:
+    """What `loss_to_json` made, back.
+
+    >>> [loss_from_json(loss_to_json(x)) for x in (0.5, math.inf)]
+    [0.5, nan]
+    """
+    return math.nan if value is None else float(value)
 
 
 def without_steps_from(rows: Iterable[Metric], step: int) -> str:

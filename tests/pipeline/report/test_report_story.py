@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,14 @@ def test_a_story_survives_its_folder(tmp_path: Path) -> None:
         assert np.allclose(one.start_s, two.start_s, atol=1e-12)
         assert one.label == two.label
     assert back.missing() == []
+
+
+def test_a_loss_that_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:
+    engine = Engine(PIPELINE, losses=((1, 0.5), (2, math.nan)))
+    back = Story.read(Story("x", engines=(engine,)).write(tmp_path)).engine(PIPELINE)
+    assert json.loads((tmp_path / "summary.json").read_text())["engines"][0]["losses"] == [[1, 0.5], [2, None]]
+    assert back.losses[0] == (1, 0.5)
+    assert math.isnan(back.losses[1][1])
 
 
 @pytest.mark.parametrize("gone", ["plan", "measured", "predicted"])

@@ -42,6 +42,12 @@ def test_losses_and_gradients_are_those_of_one_process(model: str, stages: int, 
     assert comparison.largest_loss_error <= 1e-5
 
 
+def test_sparse_gradients_are_compared_too(tmp_path: Path) -> None:
+    engines = ("single", "pipeline")
+    found = compare_engines(plan_file("sparse", stages=2), f"{MODELS}:sparse", {}, tmp_path, engines=engines, rounds=3)
+    assert found.gradient_errors["pipeline"] <= 1e-5
+
+
 @pytest.mark.slow  # through `partita run`'s workers; test_deploy has such plans in one start of its ranks
 @pytest.mark.parametrize(
     "change",

@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from training.runtime.helpers import plan_file
+from training.runtime.helpers import plan_file, source_of
 from training.runtime.runs import LOOPBACK, listening, losses, start, train, workers_of
 
 from partita.nouns.plan import PlanFile
 from partita.nouns.program import Op
+from partita.nouns.timeline import Timeline
+from partita.pipeline.run.loop import compare_engines
 from partita.simulate.lower import program_of
 from partita.training.runtime.checkpoint import examine
 from partita.training.runtime.failure import failure
@@ -285,6 +287,21 @@ def test_a_loss_that_is_no_number_is_told(replicas: tuple[int, ...], tmp_path: P
     assert [math.isnan(v) for v in found.values()] == 3 * [False] + 3 * [True]
     told = json.loads(run.stdout)
     assert (told["steps"], told["loss"], told["not_finite_since"]) == (6, None, 4)
+    assert "the loss is not finite from step 4 on. hint: lower the learning rate" in run.stderr
+
+
+def test_a_run_of_one_step_has_a_timeline(tmp_path: Path, plans: Path) -> None:
+    run = train(tmp_path, "failing:good", plans / "good.json", "--steps", "1")
+    assert run.wait() == 0, run.stderr
+    assert Timeline.read(run.out / "measured.json").facts["steps_traced"] == 1
+
+
+def test_engines_whose_losses_are_no_numbers_are_compared(tmp_path: Path) -> None:
+    """What was measured is there all the same."""
+    file = plan_file("failing:diverges", stages=2)
+    found = compare_engines(file, source_of("failing:diverges"), {}, tmp_path, engines=("single", "pipeline"), rounds=5)
+    for known in found.losses.values():
+        assert [math.isnan(x) for x in known] == 3 * [False] + 2 * [True]
 
 
 @pytest.mark.parametrize("where", ["0", "1"])

@@ -17,6 +17,7 @@ from typing import Any
 
 from partita.errors import BadInput, Infeasible
 from partita.files import made_folder
+from partita.nouns.metrics import loss_from_json
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
@@ -55,7 +56,7 @@ class Comparison:
 
     step_s: Mapping[str, list[float]]  #: engine -> seconds of each counted step
     cpu_s: Mapping[str, list[float]]  #: engine -> CPU seconds of all ranks of each counted step
-    losses: Mapping[str, list[float]]  #: engine -> loss of each step from the first
+    losses: Mapping[str, list[float]]  #: engine -> loss of each step from the first; nan where it is not finite
     gradient_errors: Mapping[str, float]  #: engine -> largest relative difference from the single process's gradients
     load: float  #: load average of the machine before it began
     readings: Mapping[str, Readings] = field(default_factory=dict)  #: engine -> what the probe said meanwhile
@@ -108,7 +109,9 @@ def compare_engines(
         launch(spec, file, program_of(file.problem, file.plan), watch)
     value = json.loads((folder / "compare.json").read_text())
     readings = {name: Readings.from_json(r) for name, r in value["readings"].items()}
-    return Comparison(value["step_s"], value["cpu_s"], value["losses"], value["gradient_errors"], load, readings)
+    losses = {name: [loss_from_json(x) for x in found] for name, found in value["losses"].items()}
+    errors = {name: loss_from_json(e) for name, e in value["gradient_errors"].items()}
+    return Comparison(value["step_s"], value["cpu_s"], losses, errors, load, readings)
 
 
 def train(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from partita.errors import PlanError
 from partita.files import dump_json, write_whole
+from partita.nouns.metrics import loss_to_json
 from partita.training.job import Batch, batch_size
 from partita.training.runtime import checkpoint
 from partita.training.runtime.batches import Progress, ahead, turns
@@ -70,8 +72,8 @@ def compare(session: Session) -> None:
         value = {
             "step_s": {n: t[spec.warmup :] for n, t in times.items()},
             "cpu_s": {n: t[spec.warmup :] for n, t in cpu.items()},
-            "losses": losses,
-            "gradient_errors": gradients,
+            "losses": {n: [loss_to_json(x) for x in ls] for n, ls in losses.items()},
+            "gradient_errors": {n: loss_to_json(e) for n, e in gradients.items()},  # of a loss that is not finite
             "readings": {n: r.since(spec.warmup).to_json() for n, r in readings.items() if r},
         }
         write_whole(Path(spec.out) / "compare.json", dump_json(value))
@@ -125,13 +127,11 @@ def _gradient_errors(session: Session) -> dict[str, float]:
     """Engine -> the largest difference of its gradients from the single process', relative to each one's largest."""
     errors: dict[str, float] = {}
     single = session.engines.get("single")
-    reference = (
-        {n: g.detach().cpu() for n, g in single.gradients().items()} if isinstance(single, SingleProcess) else {}
-    )
+    reference = {n: g.cpu() for n, g in _dense(single.gradients()).items()} if isinstance(single, SingleProcess) else {}
     for name, engine in session.engines.items():
         if name == "single" or engine is None:
             continue
-        found = checkpoint.gather_tensors(engine.gradients(), session.rank, session.ranks)
+        found = checkpoint.gather_tensors(_dense(engine.gradients()), session.rank, session.ranks)
         if session.rank == 0 and reference:
             missing = reference.keys() ^ found.keys()
             if missing:
@@ -139,6 +139,11 @@ def _gradient_errors(session: Session) -> dict[str, float]:
             least = max(float(g.abs().max()) for g in reference.values()) / 1000
             errors[name] = max(_relative(found[n], reference[n], least) for n in reference)
     return errors
+
+
+def _dense(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same numbers in dense tensors: an embedding's may be sparse."""
+    return {n: g.detach().to_dense() for n, g in gradients.items()}
 
 
 def _relative(found: Tensor, reference: Tensor, least: float) -> float:
