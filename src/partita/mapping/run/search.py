@@ -15,7 +15,7 @@ from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
 from partita.simulate.lower import program_of
 from partita.training.runtime.elastic import FAILURES
-from partita.training.runtime.folder import held
+from partita.training.runtime.folder import held, kept_if_refused
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.prepare import forget_earlier, prepared, training_spec
 
@@ -72,7 +72,7 @@ def train_searching(
     worker failed with.
     """
     expect_mapping(file)
-    with held(folder := made_folder(out)):
+    with held(folder := made_folder(out)), kept_if_refused(folder):
         forget_earlier(
             folder, "search.json", "search.jsonl", "drift.jsonl", FAILURES, *([] if resume else ["metrics.jsonl"])
         )

@@ -30,7 +30,7 @@ from partita.pipeline.run.watching import Shows, Watching
 from partita.simulate.lower import program_of
 from partita.simulate.predicted import predicted
 from partita.training.runtime.elastic import FAILURES, Elastic, keep_going, world_of
-from partita.training.runtime.folder import held
+from partita.training.runtime.folder import held, kept_if_refused
 from partita.training.runtime.join import expect_cores, on_this_machine
 from partita.training.runtime.launch import Ended, Watch, launch
 from partita.training.runtime.prepare import forget_earlier, prepared, training_spec
@@ -100,8 +100,8 @@ def compare_engines(
     if in_a_row < 1:
         raise BadInput(f"{in_a_row} steps in a row", hint="ask for at least 1")
     load = os.getloadavg()[0]
-    with held(made_folder(out)):
-        folder = prepared(out, file)
+    with held(folder := made_folder(out)), kept_if_refused(folder):
+        prepared(folder, file)
         spec = Spec(
             job, dict(settings), str(folder / "plan.json"), str(folder), task="compare", engine=",".join(engines), steps=rounds,
             warmup=warmup, in_a_row=in_a_row, threads=threads, facts=machine_facts(), ring=ring,
@@ -141,8 +141,8 @@ def train(
     if isinstance(file.plan, PipelinePlan):
         expect_cores(file, file.plan.devices)
         file = on_this_machine(file) if adapt or elastic else file
-    with held(made_folder(out)):
-        folder = prepared(out, file)
+    with held(folder := made_folder(out)), kept_if_refused(folder):
+        prepared(folder, file)
         forget_earlier(folder, FAILURES, DRIFT, FIRST_PLAN, *([] if resume else ["metrics.jsonl"]))
         spec = training_spec(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,

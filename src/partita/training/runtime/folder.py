@@ -1,4 +1,4 @@
-"""A run holds its folder: a second one into the same folder is told who has it."""
+"""A run holds its folder: a second one into the same folder is told who has it, and one that is refused leaves it as it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TextIO
 
 from partita.errors import BadInput
+from partita.files import write_whole
 
+METRICS = "metrics.jsonl"  #: of a run, a line a step
 LOCK = ".running"  #: who runs in a folder; the kernel's lock on it ends with the process, however that ends
 
 
@@ -37,6 +39,27 @@ def held(folder: str | Path) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):  # the folder cannot be written any more; the lock ends with the process
                 path.unlink()
+
+
+@contextlib.contextmanager
+def kept_if_refused(folder: Path) -> Iterator[None]:
+    """Documents in the folder are as they were where a run is refused before its first step: what an earlier one left is somebody's
+    work, and whether the plan is the job's is known when workers have loaded that."""
+    before = _documents(folder)
+    try:
+        yield
+    except BadInput:
+        now = _documents(folder)
+        if now.get(METRICS, b"") in (b"", before.get(METRICS)):  # no step was made
+            for name in now.keys() - before.keys():
+                (folder / name).unlink()
+            for name in (n for n, data in before.items() if data != now.get(n)):
+                write_whole(folder / name, before[name])
+        raise
+
+
+def _documents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".json", ".jsonl") and p.is_file()}
 
 
 def _opened(path: Path) -> TextIO:
