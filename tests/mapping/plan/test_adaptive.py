@@ -76,7 +76,7 @@ class Counted:
         return runnable(problem, dict.fromkeys(tasks, "cpu0"), tasks), math.inf
 
 
-@pytest.mark.parametrize("step", [pytest.param(4, marks=pytest.mark.slow), 10, 14])
+@pytest.mark.parametrize("step", [*(pytest.param(s, marks=pytest.mark.slow) for s in (4, 10)), 14])
 def test_a_device_slowed_while_the_usual_is_learned_is_noticed(step: int) -> None:
     """Steps 1 to 20 are looked at: what happens among them is in one half, or in most of both."""
     search = Counted()

@@ -16,7 +16,7 @@ from partita.simulate.predicted import predicted
 DEVICES = ("cpu0", "cpu1")
 
 
-@pytest.mark.parametrize("name", ["inception", "resnet", "towers"])
+@pytest.mark.parametrize("name", [pytest.param("inception", marks=pytest.mark.slow), "resnet", "towers"])
 def test_weights_gradients_are_put_off_where_that_is_faster(name: str) -> None:
     problem, chance, gains = problem_of(name, DEVICES), random.Random(name), []
     bound, _ = step_bound(problem)

@@ -227,7 +227,7 @@ def test_bad_jobs(name: str, tmp_path: Path, plans: Path) -> None:
     assert workers_of(run.process.pid) == {}
 
 
-@pytest.mark.parametrize("how", ["stop", "replace"])
+@pytest.mark.parametrize("how", ["stop", pytest.param("replace", marks=pytest.mark.slow)])
 def test_a_jobs_error_is_its_own_whatever_words_it_uses(how: str, tmp_path: Path, plans: Path) -> None:
     """As gloo speaks of a lost peer; it would come again, so nothing is begun anew."""
     says = "connection to the data server timed out"
