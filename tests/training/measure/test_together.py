@@ -249,6 +249,7 @@ def test_unequal_hosts_and_the_cables_between_them_are_measured(bed: Testbed, pr
         assert link.message_s + 1e4 * link.message_s_per_byte > 0  # short ones are taken several at once
 
 
+@pytest.mark.slow
 @needs_hosts
 def test_every_pair_is_measured_where_some_have_measured_others_before(bed: Testbed, tmp_path: Path) -> None:
     """The two ranks of a host have met when each meets the one of the other host."""

@@ -76,7 +76,7 @@ def test_it_goes_on_as_if_nothing_had_happened(
     assert "was killed by SIGKILL" in run.stderr
 
 
-@pytest.mark.parametrize("how", ["replan", "replace"])
+@pytest.mark.parametrize("how", ["replan", pytest.param("replace", marks=pytest.mark.slow)])
 def test_a_worker_that_dies_behind_the_last_step_is_not_the_end_of_a_run_that_is_done(
     how: str, tmp_path: Path, plan: Path, wanted: Mapping[int, float]
 ) -> None:
@@ -154,6 +154,7 @@ def test_a_worker_that_is_alone_and_stopped_is_found_too(tmp_path: Path, wanted:
     expect_undisturbed(run, wanted)
 
 
+@pytest.mark.slow
 def test_ctrl_c_between_two_generations_loses_nothing(tmp_path: Path, plan: Path, wanted: Mapping[int, float]) -> None:
     """All workers have ended, and the state is in memory only."""
     run = started(tmp_path, plan, "replace")
