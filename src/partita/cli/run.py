@@ -384,14 +384,14 @@ def _resumed_from(folder: str | None) -> int:
 
 def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str, since: int) -> dict[str, Any]:
     """What came out; steps up to `since` were not made by this plan, or not by this run."""
-    from partita.nouns.metrics import read_metrics
+    from partita.nouns.metrics import METRICS, number_to_json, read_metrics
     from partita.nouns.probe import Readings
     from partita.page.run_speed import sentences
     from partita.pipeline.report.story import WARM_UP
     from partita.pipeline.run.adapt import last_change
     from partita.simulate.run_speed import run_speed
 
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows = read_metrics(folder / METRICS)
     since = max(since, last_change(folder))
     times = [r.step_s for r in rows if r.step_s is not None and r.step > since]
     steps = times[WARM_UP:] or times
@@ -403,7 +403,7 @@ def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str, since: in
         "out": str(folder),
         "engine": engine,
         "steps": rows[-1].step if rows else 0,
-        "loss": rows[-1].loss if rows and math.isfinite(rows[-1].loss) else None,
+        "loss": number_to_json(rows[-1].loss) if rows else None,
         "not_finite_since": _diverged(rows),
         "predicted_step_s": foreseen,
         "measured_step_s": measured,

@@ -16,6 +16,8 @@ from partita.errors import BadInput
 from partita.files import damaged, parse_json, read_text
 from partita.nouns.costs import MOST_SECONDS
 
+METRICS = "metrics.jsonl"  #: its name in a run's folder
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -67,15 +69,15 @@ def parse_metric(line: str, what: str) -> Metric:
         return Metric(step, float(value["loss"]), None if seconds is None else float(seconds))
 
 
-def loss_to_json(loss: float) -> float | None:
-    """JSON has no word for a loss that is not finite: null."""
-    return loss if math.isfinite(loss) else None
+def number_to_json(value: float) -> float | None:
+    """A loss, or an error of one: JSON has no word for what is not finite: null."""
+    return value if math.isfinite(value) else None
 
 
-def loss_from_json(value: Any) -> float:
-    """What `loss_to_json` made, back.
+def number_from_json(value: Any) -> float:
+    """What `number_to_json` made, back.
 
-    >>> [loss_from_json(loss_to_json(x)) for x in (0.5, math.inf)]
+    >>> [number_from_json(number_to_json(x)) for x in (0.5, math.inf)]
     [0.5, nan]
     """
     return math.nan if value is None else float(value)

@@ -192,7 +192,7 @@ class Readings:
         told = np.concatenate([pieces.ravel(), share.ravel()])
         if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all() or (share > 1).any():
             raise BadInput(
-                f"{what}: a time that is not from {LEAST:g} to {MOST_SECONDS:g} s, or a share that is not to 1",
+                f"{what}: a time that is not from {LEAST:g} to {MOST_SECONDS:g} s, or a share above 1",
                 hint="run again",
             )
         return readings

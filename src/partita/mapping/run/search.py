@@ -9,6 +9,7 @@ from pathlib import Path
 from partita.errors import BadInput, Infeasible
 from partita.files import made_folder
 from partita.mapping.plan.jobs import plan_job, whole_batch
+from partita.nouns.metrics import METRICS
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
@@ -73,9 +74,7 @@ def train_searching(
     """
     expect_mapping(file)
     with held(folder := made_folder(out)), kept_if_refused(folder):
-        forget_earlier(
-            folder, "search.json", "search.jsonl", "drift.jsonl", FAILURES, *([] if resume else ["metrics.jsonl"])
-        )
+        forget_earlier(folder, "search.json", "search.jsonl", "drift.jsonl", FAILURES, *([] if resume else [METRICS]))
         prepared(folder, file)
         file.write(folder / FIRST_PLAN)
         spec = training_spec(

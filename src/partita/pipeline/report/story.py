@@ -24,7 +24,7 @@ import numpy as np
 from partita.errors import BadInput
 from partita.files import damaged, dump_json, made_folder, read_json, write_whole
 from partita.nouns.costs import MOST_SECONDS
-from partita.nouns.metrics import Metric, loss_from_json, loss_to_json, read_metrics
+from partita.nouns.metrics import Metric, number_from_json, number_to_json, read_metrics
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
@@ -139,7 +139,7 @@ class Story:
                 {
                     "engine": e.key,
                     **{k: getattr(e, k) for k in numbers},
-                    "losses": [[s, loss_to_json(x)] for s, x in e.losses],
+                    "losses": [[s, number_to_json(x)] for s, x in e.losses],
                 }
                 for e in self.engines
             ],
@@ -196,7 +196,7 @@ def _with_summary(story: Story, value: Mapping[str, Any], what: str) -> Story:
                 _time(e.get("low_s")),
                 _time(e.get("high_s")),
                 int(e.get("steps") or 0),
-                tuple((int(step), loss_from_json(loss)) for step, loss in e.get("losses", ())),
+                tuple((int(step), number_from_json(loss)) for step, loss in e.get("losses", ())),
             )
             for e in value.get("engines", ())
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 from partita.errors import BadInput, Infeasible
 from partita.files import made_folder
-from partita.nouns.metrics import loss_from_json
+from partita.nouns.metrics import METRICS, number_from_json
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
@@ -109,8 +109,8 @@ def compare_engines(
         launch(spec, file, program_of(file.problem, file.plan), watch)
     value = json.loads((folder / "compare.json").read_text())
     readings = {name: Readings.from_json(r) for name, r in value["readings"].items()}
-    losses = {name: [loss_from_json(x) for x in found] for name, found in value["losses"].items()}
-    errors = {name: loss_from_json(e) for name, e in value["gradient_errors"].items()}
+    losses = {name: [number_from_json(x) for x in found] for name, found in value["losses"].items()}
+    errors = {name: number_from_json(e) for name, e in value["gradient_errors"].items()}
     return Comparison(value["step_s"], value["cpu_s"], losses, errors, load, readings)
 
 
@@ -143,7 +143,7 @@ def train(
         file = on_this_machine(file) if adapt or elastic else file
     with held(folder := made_folder(out)), kept_if_refused(folder):
         prepared(folder, file)
-        forget_earlier(folder, FAILURES, DRIFT, FIRST_PLAN, *([] if resume else ["metrics.jsonl"]))
+        forget_earlier(folder, FAILURES, DRIFT, FIRST_PLAN, *([] if resume else [METRICS]))
         spec = training_spec(
             folder, job, settings, engine=engine, steps=steps, epochs=epochs, checkpoint_every=checkpoint_every,
             resume=resume, threads=threads, timeout_s=timeout_s, ring=ring,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from partita.errors import PlanError
 from partita.files import dump_json, write_whole
-from partita.nouns.metrics import loss_to_json
+from partita.nouns.metrics import number_to_json
 from partita.training.job import Batch, batch_size
 from partita.training.runtime import checkpoint
 from partita.training.runtime.batches import Progress, ahead, turns
@@ -72,8 +72,8 @@ def compare(session: Session) -> None:
         value = {
             "step_s": {n: t[spec.warmup :] for n, t in times.items()},
             "cpu_s": {n: t[spec.warmup :] for n, t in cpu.items()},
-            "losses": {n: [loss_to_json(x) for x in ls] for n, ls in losses.items()},
-            "gradient_errors": {n: loss_to_json(e) for n, e in gradients.items()},  # of a loss that is not finite
+            "losses": {n: [number_to_json(x) for x in ls] for n, ls in losses.items()},
+            "gradient_errors": {n: number_to_json(e) for n, e in gradients.items()},  # of a loss that is not finite
             "readings": {n: r.since(spec.warmup).to_json() for n, r in readings.items() if r},
         }
         write_whole(Path(spec.out) / "compare.json", dump_json(value))

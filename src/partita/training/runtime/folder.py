@@ -15,8 +15,8 @@ from typing import TextIO
 
 from partita.errors import BadInput
 from partita.files import write_whole
+from partita.nouns.metrics import METRICS
 
-METRICS = "metrics.jsonl"  #: of a run, a line a step
 LOCK = ".running"  #: who runs in a folder; the kernel's lock on it ends with the process, however that ends
 
 

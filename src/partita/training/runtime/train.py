@@ -15,7 +15,7 @@ import torch.distributed as dist
 from partita import __version__
 from partita.errors import CheckpointError, JobError, PlanError
 from partita.files import write_whole
-from partita.nouns.metrics import Metric, read_metrics, without_steps_from
+from partita.nouns.metrics import METRICS, Metric, read_metrics, without_steps_from
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.training.job import Batch, batch_size
 from partita.training.runtime import checkpoint, copies
@@ -185,7 +185,7 @@ class _Record:
 
     def __init__(self, session: Session, engine: Engine) -> None:
         self._engine = engine
-        self._path = Path(session.spec.out) / "metrics.jsonl"
+        self._path = Path(session.spec.out) / METRICS
         self._goes_on = bool(session.spec.resume) or session.spec.goes_on
         self._file: TextIO | None = None
 
