@@ -67,6 +67,7 @@ def test_losses_and_weights_are_those_of_an_unsearched_run(tmp_path: Path, capsy
     assert "would fill and drain" not in page
 
 
+@pytest.mark.slow
 def test_training_may_end_before_the_search(tmp_path: Path) -> None:
     file = first("towers")
     train_searching(file, file.problem.job, {}, tmp_path, budget_s=60.0, steps=30)

@@ -63,6 +63,7 @@ def trained(ranks: int, names: tuple[str, ...], n: int, limit: float = 1e-5) -> 
         check(run, found, call[-2], limit)
 
 
+@pytest.mark.slow
 def test_exact_splits_train_what_one_process_trains() -> None:
     trained(2, ("branchy:alexnet", "branchy:towers", "normed:whole"), 3)
 

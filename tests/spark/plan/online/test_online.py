@@ -171,7 +171,8 @@ def test_lengths_that_rounding_swallows_are_served(policy: str) -> None:
     assert faults(file.problem, file.schedule) == []
 
 
-@pytest.mark.parametrize("policy", [pytest.param("replan", marks=pytest.mark.slow), "learned"])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["replan", "learned"])
 def test_a_crowd_does_not_take_for_ever(policy: str) -> None:
     """300 jobs in a queue that only grows."""
     dice = random.Random(0)
