@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from partita.errors import BadInput
-from partita.nouns.probe import Probe, ProbePiece, Readings, middle_mean
+from partita.nouns.probe import Probe, ProbePiece, Readings, middle_mean, pace
 
 PROBE = Probe((ProbePiece(("conv",), 1e-3), ProbePiece(("norm", "relu"), 2e-3)), 4, core_share=0.9)
 SAME = [1e-3, 2e-3]
 
 
-def readings(piece_s: object, core_share: object) -> Readings:
+def readings(piece_s: object, core_share: object, worked_s: object = None) -> Readings:
+    """Nobody knows how long it computed, or `worked_s`."""
     pieces, share = np.array(piece_s, float), np.array(core_share, float)
-    return Readings(tuple(f"cpu{d}" for d in range(len(share))), pieces, share)
+    worked = np.full_like(share, np.nan) if worked_s is None else np.array(worked_s, float)
+    return Readings(tuple(f"cpu{d}" for d in range(len(share))), pieces, share, worked)
 
 
 def test_the_same_readings_mean_the_same_speed() -> None:
@@ -32,11 +34,45 @@ def test_every_piece_counts_alike_where_it_was_read() -> None:
     assert PROBE.slowness(rows) == pytest.approx([1.5, 1.0, 3.0, math.nan], nan_ok=True)
 
 
-def test_steps_without_a_reading_go_by_those_that_are_near() -> None:
-    whole = replace(PROBE, pieces=PROBE.pieces[:1])
-    fast, slow, nothing = [[SAME[0]]] * 2, [[2 * SAME[0]]] * 2, [[math.nan]] * 6
-    told = readings([[*fast, *nothing, *slow]], [[0.9] * 9 + [0.45]])
-    assert told.speeds(whole)[0] == pytest.approx([1.0] * 5 + [2 / 3] + [0.5] * 3 + [0.25])
+NOTHING = [math.nan] * 2
+
+
+def test_where_nobody_knows_how_long_it_computed_all_steps_go_by_all_readings() -> None:
+    told = readings([[SAME, NOTHING, [3e-3, 6e-3]]], [[0.9, 0.9, 0.45]])
+    assert told.speeds(PROBE)[0] == pytest.approx([0.5, 0.5, 0.25])
+
+
+def test_steps_without_a_reading_go_by_what_they_computed_beside_those_that_were_read() -> None:
+    """What a step computes says which was slow; how slow all of them were say the readings."""
+    told = readings([[SAME, NOTHING, NOTHING, NOTHING]], [[0.9] * 4], [[7.0, 14.0, 7.0, 3.5]])
+    assert told.speeds(PROBE)[0] == pytest.approx([1.0, 0.5, 1.0, 2.0])
+    slower = replace(told, piece_s=1.25 * told.piece_s)
+    assert slower.speeds(PROBE)[0] == pytest.approx([0.8, 0.4, 0.8, 1.6])
+
+
+def test_a_job_that_takes_longer_than_foreseen_makes_no_device_slower() -> None:
+    """Then nothing would be left to be wrong."""
+    told = readings([[SAME, NOTHING, SAME]], [[0.9] * 3], [[1.0, 2.0, 1.0]])
+    assert replace(told, worked_s=3 * told.worked_s).speeds(PROBE) == pytest.approx(told.speeds(PROBE))
+
+
+def test_readings_of_slow_steps_only_do_not_make_all_of_a_run_slow() -> None:
+    slow = [2e-3, 4e-3]
+    told = readings([[slow, NOTHING, slow, NOTHING, NOTHING]], [[0.9] * 5], [[2.0, 1.0, 2.0, 1.0, 1.0]])
+    assert told.speeds(PROBE)[0] == pytest.approx([0.5, 1.0, 0.5, 1.0, 1.0])
+
+
+def test_a_step_with_less_to_do_is_taken_as_the_others() -> None:
+    told = readings([[SAME, SAME, SAME]], [[0.9] * 3], [[4.0, math.nan, 4.0]])
+    assert told.speeds(PROBE)[0] == pytest.approx([1.0] * 3)
+
+
+def test_one_reading_beside_all_others_does_not_move_the_pace() -> None:
+    work = np.linspace(1.0, 2.0, 20)
+    told = 3 * work
+    told[7] *= 100
+    assert pace(told, work) == pytest.approx(3.0)
+    assert math.isnan(pace(told[:0], work[:0]))
 
 
 def test_a_device_that_was_never_read_has_no_speed() -> None:
@@ -58,11 +94,16 @@ def test_what_a_core_is_shared_by_varies_as_well() -> None:
 
 
 def test_warm_up_leaves_its_readings_to_the_first_step_that_counts() -> None:
-    nothing = [math.nan] * 2
-    told = readings([[SAME, [3e-3, 6e-3], nothing, nothing]], [[0.1, 0.2, 0.3, 0.4]]).since(2)
+    told = readings([[SAME, [3e-3, 6e-3], NOTHING, NOTHING]], [[0.1, 0.2, 0.3, 0.4]]).since(2)
     assert told.core_share.tolist() == [[0.3, 0.4]]
     assert told.piece_s[0, 0] == pytest.approx([2e-3, 4e-3])
     assert np.isnan(told.piece_s[0, 1]).all()
+
+
+def test_what_was_read_while_a_step_was_slow_counts_as_such_in_the_first_that_counts() -> None:
+    told = readings([[NOTHING, [3e-3, 6e-3], NOTHING, NOTHING]], [[0.9] * 4], [[2.0, 3.0, 1.0, 2.0]])
+    assert told.speeds(PROBE)[0, 2:] == pytest.approx([1.0, 0.5])
+    assert told.since(2).speeds(PROBE)[0] == pytest.approx([1.0, 0.5])
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
@@ -71,7 +112,7 @@ def test_single_readings_have_their_own_spread_however_many_stand_in_a_row(piece
     probe = Probe(tuple(ProbePiece((str(i),), 1e-3) for i in range(pieces)), 4)
     told = np.random.default_rng(0).normal(1.0, 0.2, (2, 400 // pieces, pieces)) * 1e-3
     told[1] = 1e-3  # the other device does not scatter
-    found = Readings(("cpu0", "cpu1"), told, np.ones(told.shape[:2]))
+    found = Readings(("cpu0", "cpu1"), told, *2 * (np.ones(told.shape[:2]),))
     assert found.spread(probe) == pytest.approx(0.2, rel=0.1)
     assert found.error(probe) == pytest.approx(1.645 * 0.2 / math.sqrt(400), rel=0.1)
 
@@ -83,7 +124,7 @@ def test_the_interval_of_a_few_readings_holds_as_often_as_that_of_many(readings:
     probe = Probe((ProbePiece(("all",), 1e-3),), 4, spread=0.1)
     held = []
     for told in lots.normal(1.0, 0.1, (2000, readings)):
-        found = Readings(("cpu0",), 1e-3 * told.reshape(1, -1, 1), np.ones((1, readings)))
+        found = Readings(("cpu0",), 1e-3 * told.reshape(1, -1, 1), *2 * (np.ones((1, readings)),))
         held.append(abs(told.mean() - 1.0) <= found.error(probe))
     assert 0.88 < np.mean(held) < 0.99
 
@@ -95,10 +136,11 @@ def test_one_outlier_does_not_move_the_mean_of_the_middle() -> None:
 
 
 def test_files_give_back_what_was_written(tmp_path: Path) -> None:
-    told = readings([[SAME, [math.nan] * 2]], [[0.9, math.nan]])
+    told = readings([[SAME, NOTHING]], [[0.9, math.nan]], [[0.1, math.nan]])
     again = Readings.read(told.write(tmp_path / "readings.json"))
     np.testing.assert_array_equal(again.piece_s, told.piece_s)
     np.testing.assert_array_equal(again.core_share, told.core_share)
+    np.testing.assert_array_equal(again.worked_s, told.worked_s)
     assert Probe.from_json(PROBE.to_json(), "it") == PROBE
     assert Probe.from_json(None, "it") is None
 
@@ -111,12 +153,20 @@ def test_files_give_back_what_was_written(tmp_path: Path) -> None:
         {"devices": []},
         {"core_share": [[0.0]]},
         {"core_share": [[1.1]]},
+        {"worked_s": [[0.0]]},
+        {"worked_s": [[1.0, 1.0]]},
     ],
 )
 def test_damaged_readings_are_refused(part: dict[str, object]) -> None:
     value = {**readings([[SAME]], [[0.9]]).to_json(), **part}
     with pytest.raises(BadInput):
         Readings.from_json(value)
+
+
+def test_a_run_from_before_computations_were_noted_is_read() -> None:
+    value = readings([[SAME] * 2], [[0.9] * 2]).to_json()
+    del value["worked_s"]
+    assert Readings.from_json(value).speeds(PROBE)[0] == pytest.approx([1.0, 1.0])
 
 
 def test_a_device_s_readings_stand_once() -> None:

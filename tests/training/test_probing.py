@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -156,6 +158,18 @@ def test_a_short_pass_that_runs_on_its_own_numbers_only_is_probed_in_pieces() ->
     assert np.isfinite(prober.read(len(pieces))).any()
 
 
+def test_pieces_are_drawn_from_all_of_a_layer_where_layers_are_alike() -> None:
+    """Six layers of three tasks, which take 60, 30 and 10 % of it: in the middle of each part there would be the same two of each."""
+    found = capture(nn.Sequential(*(nn.Linear(8, 8) for _ in range(18))), loss, part_of(2, 8))
+    seconds = [6e-3, 3e-3, 1e-3] * 6
+    pieces = drawn(found, seconds + [0.0] * (len(found.task_nodes) - len(seconds)))
+    kinds = Counter([*found.task_nodes].index(p.tasks[0]) % 3 for p in pieces)
+    assert len(pieces) == PARTS
+    assert 6 <= kinds[0] <= 9
+    assert 2 <= kinds[1] <= 5
+    assert 1 <= kinds[2] <= 2
+
+
 def test_pieces_take_turns() -> None:
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
     pieces = [ProbePiece((t,), 1e-3) for t in found.task_nodes]
@@ -207,11 +221,40 @@ def test_a_run_that_asks_the_system_for_memory_does_not_count(monkeypatch: pytes
     monkeypatch.setattr(probing, "_work", lambda *_: run)
     monkeypatch.setattr(probing, "work_clock", lambda _: lambda: now[0])
     monkeypatch.setattr(probing, "_pages", lambda: 100 * sum(k <= ran[0] for k in asks[0]))
-    prober = Prober([ProbePiece(tuple(found.task_nodes), 0.02)], found, part_of(4, 64), CPU)
-    for asking, runs, seconds in (({2}, 3, 0.02), ({2, 3, 4}, 4, 0.2), (set[int](), 2, 0.02)):
-        ran[0], asks[0] = 0, asking
-        assert prober.read().tolist() == [pytest.approx(seconds)]
-        assert ran[0] == runs
+    part, each = part_of(4, 64), [ProbePiece((t,), 0.02) for t in found.task_nodes]
+    for pieces in ([ProbePiece(tuple(found.task_nodes), 0.02)], each):
+        prober = Prober(pieces, found, part, CPU)
+        for asking, runs, seconds in (({2}, 3, 0.02), ({2, 3, 4}, 4, 0.2), (set[int](), 2, 0.02)):
+            ran[0], asks[0] = 0, asking
+            read = prober.read()
+            assert read[np.isfinite(read)].tolist() == [pytest.approx(seconds)]
+            assert ran[0] == runs
+
+
+def test_pieces_run_once_each_behind_one_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs first behind a step takes longer."""
+    found, now, ran = (
+        capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), loss, part_of(4, 64)),
+        [0.0],
+        list[str](),
+    )
+
+    def work(tasks: tuple[str, ...], *_: object) -> Callable[[], None]:
+        def run() -> None:
+            now[0] += 1.0 if not ran else 0.01
+            ran.append(tasks[0])
+
+        return run
+
+    monkeypatch.setattr(probing, "_work", work)
+    monkeypatch.setattr(probing, "work_clock", lambda _: lambda: now[0])
+    pieces = [ProbePiece((t,), 0.01) for t in found.task_nodes]
+    prober = Prober(pieces, found, part_of(4, 64), CPU)
+    for times in (1, 2, 2, 1):
+        ran.clear()
+        read = prober.read(times)
+        assert read[np.isfinite(read)].tolist() == [pytest.approx(0.01)] * times
+        assert len(set(ran)) == len(ran) == times + 1
 
 
 @pytest.mark.parametrize("first", [1.0, 40.0])

@@ -7,7 +7,7 @@ long the job's own instructions last, so a prediction at the speed of a run is s
 
 A slow phase does not slow all work alike: a convolution that fills the caches suffers more than one that does not. So the
 pieces are drawn from the job as its time is: cut the time of a pass into a dozen equal parts, and take the task that runs
-in the middle of each; of a short pass, take all of it. What they took over what they took in measuring, averaged over all,
+at a moment of each; of a short pass, take all of it. What they took over what they took in measuring, averaged over all,
 is then what the job would have taken, without bias and whatever it consists of.
 """
 
@@ -25,13 +25,9 @@ import numpy as np
 from partita.errors import BadInput, refuse
 from partita.files import dump_json, read_json, write_whole
 from partita.nouns.costs import MOST_SECONDS
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import FloatArray
 from partita.records import lean, record
 
-NEAR = 12  #: readings that are taken together for a device's speed in a step ...
-#: ... and of a job whose pass is one piece: a core may be of two kinds for a tenth of a second at a time, short steps are then of one or the
-#: other, and the mean of many readings is of neither (docs/decisions/speed-by-probes.md, "Moments")
-FEW = 2
 LEAST = 1e-12  #: of a reading, and of a share of a core
 MOST_TIMES = 1e3  #: that anything here is another
 KNOWN = 3  #: readings that what the measurement knows of their scatter is worth
@@ -55,16 +51,6 @@ class Probe:
     core_share: float = 1.0  #: of its core that the measuring process got
     alone: float = 1.0  #: how much faster a device works while the others idle, one micro-batch in flight
     spread: float = 0.0  #: standard deviation of single readings about their mean, as a share
-
-    @property
-    def near(self) -> int:
-        """How many readings, next to a step, say together how fast a device was in it.
-
-        >>> piece = ProbePiece(("linear",), 1e-3)
-        >>> Probe((piece,), 1).near, Probe((piece, piece), 1).near
-        (2, 12)
-        """
-        return FEW if len(self.pieces) == 1 else NEAR
 
     @property
     def seconds(self) -> float:
@@ -111,6 +97,7 @@ class Readings:
     devices: tuple[str, ...]
     piece_s: FloatArray  #: [devices, steps, pieces] CPU seconds; nan where no reading was taken after the step
     core_share: FloatArray  #: [devices, steps] of its core while it computed; nan where it did not
+    worked_s: FloatArray  #: [devices, steps] seconds of its computations by the clock of the pieces; nan where that is not known
 
     @property
     def steps(self) -> int:
@@ -118,52 +105,59 @@ class Readings:
         return int(self.core_share.shape[1])
 
     def speeds(self, probe: Probe) -> FloatArray:
-        """[devices, steps] the speed of each device in each step: the share of its core in that step, and the mean of what the
-        `probe.near` readings closest to it say. nan where a device was never read."""
+        """[devices, steps] the speed of each device in each step: the share of its core in that step, what the readings say of the whole
+        run, and from step to step what its computations took beside those of the other steps. A machine changes by a third within a
+        second, and a reading tells of a hundredth of one. nan where a device was never read."""
         found = np.full(self.core_share.shape, np.nan)
-        for d in range(len(self.devices)):
-            ratios = self.piece_s[d] / np.array([p.seconds for p in probe.pieces])
-            read, piece = np.nonzero(np.isfinite(ratios))
-            if len(read):
-                slowness = ratios[read, piece]
-                told = np.array([middle_mean(slowness[c]) for c in _closest(read, len(ratios), probe.near)])
-                share = self.core_share[d]
-                usual = np.nanmedian(share) if np.isfinite(share).any() else probe.core_share
-                share = np.where(np.isfinite(share), share, usual)
-                found[d] = probe.speed(told, share)
+        for d, (told, work) in enumerate(self.told(probe)):
+            if len(told):
+                share = _filled(self.core_share[d], probe.core_share)
+                found[d] = probe.speed(pace(told, work) * self._work(d), share)
         return found
 
-    def single(self, probe: Probe) -> list[FloatArray]:
-        """[devices] of [readings]: what every reading took as a multiple of what its piece took in measuring."""
-        told = (rows / np.array([p.seconds for p in probe.pieces]) for rows in self.piece_s)
-        return [rows[np.isfinite(rows)] for rows in told]
+    def told(self, probe: Probe) -> list[tuple[FloatArray, FloatArray]]:
+        """[devices] of ([readings] what each took as a multiple of what its piece took in measuring, [readings] what the computations
+        of the step before it took as a multiple of their mean)."""
+        slowness = self.piece_s / np.array([p.seconds for p in probe.pieces])
+        at = [np.nonzero(np.isfinite(rows)) for rows in slowness]
+        return [
+            (rows[where], self._work(d)[where[0]]) for d, (rows, where) in enumerate(zip(slowness, at, strict=True))
+        ]
+
+    def _work(self, device: int) -> FloatArray:
+        """[steps] what its computations took as a multiple of their mean; 1 where that is not known."""
+        filled = _filled(self.worked_s[device], 1.0)
+        return np.asarray(filled / filled.mean())
 
     def spread(self, probe: Probe) -> float:
         """Standard deviation, as a share of the mean, of how fast a device was: of single readings and of its share of its core, step by
         step; the largest of any device's."""
         shares = (row[np.isfinite(row)] for row in self.core_share)
-        both = zip(self.single(probe), shares, strict=True)
-        return max((math.hypot(scatter(told), scatter(share)) for told, share in both), default=0.0)
+        both = zip(self.told(probe), shares, strict=True)
+        return max((math.hypot(scatter(told), scatter(share)) for (told, _), share in both), default=0.0)
 
     def error(self, probe: Probe) -> float:
-        """Half of the interval that holds a device's true mean reading nine times in ten, as a share: the largest of any device's. Few
+        """Half of the interval that holds a device's true mean slowness nine times in ten, as a share: the largest of any device's. Few
         readings tell little of how much they scatter; the measurement's stand for KNOWN more of them."""
-        return max((_half_width(told, probe.spread) for told in self.single(probe) if len(told)), default=0.0)
+        known = (told / work for told, work in self.told(probe) if len(told))
+        return max((_half_width(values, probe.spread) for values in known), default=0.0)
 
     def only(self, devices: Sequence[str]) -> Readings:
         """Those of some devices."""
         at = [i for i, d in enumerate(self.devices) if d in devices]
-        return Readings(tuple(self.devices[i] for i in at), self.piece_s[at], self.core_share[at])
+        return Readings(tuple(self.devices[i] for i in at), self.piece_s[at], self.core_share[at], self.worked_s[at])
 
     def since(self, step: int) -> Readings:
-        """Without the steps before; what was read during them stays with the first that is left.
+        """Without the steps before; what was read during them stays with the first that is left, as it would have been there.
 
         The first readings of a short run are taken while it warms up: they count."""
         if not step or step >= self.steps:
             return self
+        work = np.stack([self._work(d)[: step + 1] for d in range(len(self.devices))])
+        early = self.piece_s[:, : step + 1] * (work[:, -1:] / work)[:, :, None]
         pieces = self.piece_s[:, step:].copy()
-        pieces[:, 0] = row_means(np.moveaxis(self.piece_s[:, : step + 1], 1, 2))
-        return Readings(self.devices, pieces, self.core_share[:, step:])
+        pieces[:, 0] = row_means(np.moveaxis(early, 1, 2))
+        return Readings(self.devices, pieces, self.core_share[:, step:], self.worked_s[:, step:])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -172,6 +166,7 @@ class Readings:
             "devices": list(self.devices),
             "piece_s": _numbers(self.piece_s),
             "core_share": _numbers(self.core_share),
+            "worked_s": _numbers(self.worked_s),
         }
 
     def write(self, path: str | Path) -> Path:
@@ -182,14 +177,22 @@ class Readings:
         """Raises BadInput where it is damaged."""
         try:
             pieces, share = (np.array(value[k], np.float64) for k in ("piece_s", "core_share"))
-            readings = Readings(tuple(map(str, value["devices"])), pieces, share)
+            worked = np.array(value.get("worked_s", np.full_like(share, np.nan)), np.float64)
+            readings = Readings(tuple(map(str, value["devices"])), pieces, share, worked)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{what}: {type(error).__name__}: {error}", hint="run again") from error
         if len(set(readings.devices)) < len(readings.devices):
             raise BadInput(f"{what}: a device is named twice", hint="run again")
-        if pieces.ndim != 3 or pieces.shape[:2] != share.shape or len(share) != len(readings.devices):
-            raise BadInput(f"{what}: shapes {pieces.shape} and {share.shape} do not fit", hint="run again")
-        told = np.concatenate([pieces.ravel(), share.ravel()])
+        if (
+            pieces.ndim != 3
+            or pieces.shape[:2] != share.shape
+            or worked.shape != share.shape
+            or len(share) != len(readings.devices)
+        ):
+            raise BadInput(
+                f"{what}: shapes {pieces.shape}, {share.shape} and {worked.shape} do not fit", hint="run again"
+            )
+        told = np.concatenate([pieces.ravel(), share.ravel(), worked.ravel()])
         if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all() or (share > 1).any():
             raise BadInput(
                 f"{what}: a time that is not from {LEAST:g} to {MOST_SECONDS:g} s, or a share above 1",
@@ -233,17 +236,22 @@ def middle_mean(values: FloatArray) -> float:
     return float(np.sort(values)[cut : len(values) - cut].mean()) if len(values) else math.nan
 
 
-def _closest(read: IntArray, steps: int, near: int) -> list[IntArray]:
-    """[steps] which readings, taken after the steps `read` (in order), are the `near` closest to each. O(steps near log near).
+def pace(told: FloatArray, work: FloatArray) -> float:
+    """Seconds of [n] readings for one of the job's work around them: a ratio of sums, for both scatter, without the tenth of the pairs
+    that say most and the tenth that say least; nan of none.
 
-    >>> [c.tolist() for c in _closest(np.array([0, 3, 9]), 5, 2)]
-    [[0, 1], [0, 1], [1, 0], [1, 0], [1, 0]]
+    >>> pace(np.array([1.0, 1.5, 2.0]), np.array([1.0, 1.5, 2.0]))
+    1.0
     """
-    found = []
-    for step, place in enumerate(np.searchsorted(read, np.arange(steps)).tolist()):
-        about = np.arange(max(0, place - near), min(len(read), place + near))
-        found.append(about[np.argsort(np.abs(read[about] - step), kind="stable")[:near]])
-    return found
+    cut = len(told) // 10
+    kept = np.argsort(told / work)[cut : len(told) - cut]
+    return float(told[kept].sum() / work[kept].sum()) if len(told) else math.nan
+
+
+def _filled(values: FloatArray, unknown: float) -> FloatArray:
+    """With the median of those that are known for the others, and `unknown` where none is."""
+    known = values[np.isfinite(values)]
+    return np.where(np.isfinite(values), values, np.median(known) if len(known) else unknown)
 
 
 def _numbers(values: FloatArray) -> Any:

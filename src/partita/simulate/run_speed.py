@@ -23,7 +23,9 @@ from partita.simulate.simulator import Simulator
 _STEPS = 200  #: simulated at most; of a longer run so many, evenly spread
 CHANGED = 0.1  #: a device's speed changed by less than this share is not worth a word
 MODEL = 0.08  #: of the predicted step, what the model misses nine times in ten; set so that the intervals hold (docs/decisions/speed-by-probes.md)
-#: what it misses beside that of steps of so many seconds or less; of longer ones, less in proportion
+#: of the scatter of its readings, what the measurement misses itself: they are 60 to 100, and those of a second tell much the same
+MEASURED = 0.3
+#: what the model misses beside that of steps of so many seconds or less; of longer ones, less in proportion
 SHORT, SHORT_S = 0.07, 0.01
 
 
@@ -92,7 +94,8 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
     ran = np.median(speeds, axis=1).tolist()
     devices = tuple(DeviceSpeed(d, p, r) for d, p, r in zip(readings.devices, planned, ran, strict=True))
     middle = float(np.median(steps))
-    wide = math.hypot(MODEL, SHORT * SHORT_S / max(SHORT_S, middle), readings.error(problem.probe))
+    short = SHORT * SHORT_S / max(SHORT_S, middle)
+    wide = math.hypot(MODEL, short, MEASURED * problem.probe.spread, readings.error(problem.probe))
     spread = max(readings.spread(problem.probe), problem.probe.spread)
     return RunSpeed(middle, middle / (1 + wide), middle * (1 + wide), devices, spread)
 

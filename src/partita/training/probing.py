@@ -22,16 +22,16 @@ from partita.training.runtime.stage import Stage, StageCode, batch_leaves, stage
 Tasks = tuple[str, ...]
 
 PARTS = 12  #: equal parts of a pass's time, a piece for each
+#: Where in each part, as a share of it: evenly over all of them. In the middle of each, the pieces of a model of six equal layers are the
+#: same two tasks of every layer.
+_WITHIN = (np.arange(PARTS) + 0.5) * (math.sqrt(5) - 1) / 2 % 1
 _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they are as small: less is all overhead
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
-#: A piece is run in a row until it is warm, and the last run counts: whatever its size, the first takes 0.4 ms longer, and behind the
-#: steps of a run more than behind the passes of a measurement (a layer of BERT took 2.9, 2.4, 2.25 ms and 2.5, 2.3, 2.2 ms; one of a
-#: perceptron 0.62, 0.50, 0.43, 0.36, 0.36, 0.33 ms; Xeon, 2026-11-25). One of 0.1 ms is 3 to 20 % above its last time in its eighth run
-#: behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
-_FEWEST_CALLS, _MOST_CALLS = 2, 30
 _FEW_PAGES = 8
-_WARM_S, _SHORT_S = 3e-3, 1e-2  #: all runs of a piece; of one that is shorter, three or more
-SHORT_PASS_S = 3e-3  #: a pass that is no longer is one piece
+#: A pass that is no longer is one piece, run in a row for so long, until it is warm as the job itself is: one of 0.1 ms is 3 to 20 % above
+#: its last time in its eighth run behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
+SHORT_PASS_S = 3e-3
+_FEWEST_CALLS, _MOST_CALLS = 2, 30
 _MOST_BYTES = 256e6  #: of parameters that the pieces hold; drawn without those that are too large
 
 
@@ -54,29 +54,37 @@ class Prober:
             tasks: _work(tasks, captured, leaves, device, precision) for tasks in dict.fromkeys(p.tasks for p in pieces)
         }
         self._runs = [known[p.tasks] for p in pieces]
-        self._order, self._pieces = _rotation(len(pieces)), pieces
+        self._order, self._last = _rotation(len(pieces)), len(pieces) - 1
+        self._calls = _calls(pieces[0].seconds) if len(known) == 1 else 1
+        self._seconds = sum(p.seconds for p in pieces) / len(pieces)
         for run in known.values():
             run()
             run()  # the first calls find their way and their memory
 
     @property
     def reading_s(self) -> float:
-        """What a reading takes on average."""
-        return sum(_calls(p.seconds) * p.seconds for p in self._pieces) / len(self._pieces)
+        """What a reading by itself takes on average."""
+        return max(self._calls, 2) * self._seconds
 
     def read(self, times: int = 1) -> FloatArray:
-        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`."""
+        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`.
+
+        Where there are several, each runs once, behind another one, and finds its data as cold as in a pass of the job: pieces that were
+        warm felt a core whose other thread is busy more than the job did, and full caches less. What runs first is not counted: behind
+        the steps of a run it takes longer than behind the passes of a measurement (a layer of BERT 2.9 and 2.5 ms; Xeon, 2026-11-25)."""
         found = np.full(len(self._runs), np.nan)
+        if self._calls == 1:
+            self._runs[self._last]()
         for _ in range(min(times, len(self._runs))):
-            i = next(self._order)
-            found[i] = self._warm_s(self._runs[i], _calls(self._pieces[i].seconds))
+            self._last = next(self._order)
+            found[self._last] = self._run_s(self._runs[self._last])
         return found
 
-    def _warm_s(self, run: Callable[[], None], calls: int) -> float:
-        """The last of so many runs, and of as many again while they ask the system for memory: a page of 4 kB took 10 us of a virtual
+    def _run_s(self, run: Callable[[], None]) -> float:
+        """The last of `calls` runs, and of some more while they ask the system for memory: a page of 4 kB took 10 us of a virtual
         machine, so that a convolution of 23 ms took 116, and a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
-        took = 0.0
-        for k in range(2 * calls):
+        took, calls = 0.0, self._calls
+        for k in range(calls + max(calls, 2)):
             pages, began = _pages(), self._now()
             run()
             took = self._now() - began
@@ -91,16 +99,15 @@ def _pages() -> int:
 
 
 def _calls(piece_s: float) -> int:
-    """How often a piece that takes so long is run for a reading: by what is known of it, for the first run, which may take long, is no
-    reason to run it less often.
+    """How often a piece that stands for all of a pass is run for a reading: by what is known of it, for the first run, which may take
+    long, is no reason to run it less often.
 
-    >>> [_calls(s) for s in (0.0, 1e-4, 7e-4, 2e-3, 1.2e-2, 5e-2)]
-    [30, 30, 5, 3, 2, 2]
+    >>> [_calls(s) for s in (0.0, 1e-4, 7e-4, 2e-3, 1.2e-2)]
+    [30, 30, 5, 2, 2]
     """
-    if piece_s * _MOST_CALLS <= _WARM_S:
+    if piece_s * _MOST_CALLS <= SHORT_PASS_S:
         return _MOST_CALLS
-    fewest = _FEWEST_CALLS if piece_s >= _SHORT_S else _FEWEST_CALLS + 1
-    return max(fewest, math.ceil(_WARM_S / piece_s))
+    return max(_FEWEST_CALLS, math.ceil(SHORT_PASS_S / piece_s))
 
 
 def _rotation(pieces: int) -> Iterator[int]:
@@ -130,7 +137,7 @@ def prober_for(
 
 
 def drawn(captured: Captured, task_s: Sequence[float], short_pass_s: float = SHORT_PASS_S) -> tuple[ProbePiece, ...]:
-    """The tasks that run in the middle of each part of a pass, which takes `task_s` [forward tasks, in graph order] seconds with
+    """The tasks that run at a moment of each part of a pass, which takes `task_s` [forward tasks, in graph order] seconds with
     their backwards; a small one with its small neighbours. Where all parts fall on the same tasks, they are one. A short pass is one
     piece: which tasks would stand for it hangs on noise (of a perceptron of 0.35 ms those of 0.1 to 0.24 ms, with which the whole
     went up and down by 30 %, and with the whole by 2 %; EPYC, 2026-11-28). O(tasks)."""
@@ -141,10 +148,10 @@ def drawn(captured: Captured, task_s: Sequence[float], short_pass_s: float = SHO
     if light.all() and seconds.sum() <= short_pass_s:
         return (ProbePiece(tuple(tasks), float(seconds.sum())),)
     ends = np.cumsum(np.where(light, seconds, 0.0))
-    middles = (np.arange(PARTS) + 0.5) / PARTS * ends[-1]
+    moments = (np.arange(PARTS) + _WITHIN) / PARTS * ends[-1]
     found = [
         _with_neighbours(int(i), np.where(light, seconds, math.inf))
-        for i in np.searchsorted(ends, middles).clip(max=len(tasks) - 1)
+        for i in np.searchsorted(ends, moments).clip(max=len(tasks) - 1)
     ]
     counts = Counter(found)
     common = math.gcd(*counts.values())

@@ -18,7 +18,7 @@ def story(*ran: list[float]) -> Story:
     file = plan_pipeline(chain_profile(), stages=2, allow_replicas=False)
     file = replace(file, problem=replace(file.problem, probe=Probe((ProbePiece(("t0",), 1e-3),), 1)))
     table = np.array(ran)
-    readings = Readings(("cpu0", "cpu1"), 1e-3 / table[:, :, None], np.ones(table.shape))
+    readings = Readings(("cpu0", "cpu1"), 1e-3 / table[:, :, None], np.ones(table.shape), 1 / table)
     told = Story("a run", file, predicted(file.problem, file.plan), engines=(Engine("pipeline"),), readings=readings)
     assert told.run_speed is not None
     return replace(told, engines=(Engine("pipeline", measured_s=told.run_speed.step_s),))

@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.nouns.graph import FloatArray
+from partita.nouns.probe import middle_mean
 from partita.training.measure.steps import StepTimes
-from partita.training.measure.times import SECONDS, TaskTimes, beginning_s, cutting_of, estimates, parts_of
+from partita.training.measure.times import (
+    BETWEEN,
+    SECONDS,
+    TaskTimes,
+    at_one_speed,
+    beginning_s,
+    cutting_of,
+    estimates,
+    parts_of,
+    work_around,
+)
 
 
 def made_up(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> TaskTimes:
@@ -64,6 +75,21 @@ def test_what_the_marks_cost_is_taken_off_by_their_number(tasks: list[tuple[floa
     seen = (true + cost * marks)[None, :]
     found = [e.seconds for e in estimates(made_up(seen, np.array([true.sum()]), marks))[0]]
     assert found == pytest.approx(true.tolist(), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_passes_at_one_speed_are_as_long_as_the_mean_pass(seed: int) -> None:
+    """The machine is of two kinds, and most passes are of one; each task keeps its share."""
+    draw = np.random.default_rng(seed)
+    state = np.where(draw.random(15) < 0.3, 1.7, 1.0)
+    times = made_up(np.outer(state, [1e-3, 3e-3]), 4e-3 * state, np.ones(2))
+    found = at_one_speed(times, np.repeat(state, BETWEEN) * np.exp(0.1 * draw.standard_normal(15 * BETWEEN)))
+    mean_s = float(np.median(found.whole_forward))
+    assert mean_s == pytest.approx(4e-3 * middle_mean(state), rel=1e-9)
+    assert [e.seconds for e in estimates(found)[0]] == pytest.approx([mean_s / 4, 3 * mean_s / 4])
+    around = work_around(times)
+    assert len(around) == 1 + 15 * BETWEEN
+    assert around[1::BETWEEN] == pytest.approx(state / middle_mean(state))
 
 
 def test_tasks_below_the_whole_are_stretched_in_proportion() -> None:

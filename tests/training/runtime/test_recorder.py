@@ -37,15 +37,15 @@ def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float) -> N
     prober = Counting(calls)
     noted = Recorder(PROBE, cast(Prober, prober), 1000)
     for _ in range(1000):
-        noted.after(step_s, 0.9)
+        noted.after(step_s, 0.9, 0.7)
     each_s = calls * PROBE.seconds / 2
     spent = len(prober.taken) * each_s
     assert spent <= 0.01 * 1000 * step_s + 6 * each_s + 1e-9  # six are lent
     assert len(prober.taken) >= min(1000, 0.9 * 0.01 * 1000 * step_s / each_s)
     rows = noted.rows()
-    assert rows.shape == (1000, 3)
-    assert float(rows[0, 1]) == pytest.approx(1e-3)
-    assert math.isnan(float(rows[1, 1])) == (step_s < 0.1)
+    assert rows.shape == (1000, 4)
+    assert float(rows[0, 2]) == pytest.approx(1e-3)
+    assert math.isnan(float(rows[1, 2])) == (step_s < 0.1)
 
 
 def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
@@ -56,7 +56,7 @@ def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
         prober = Counting()
         noted, seen = Recorder(Probe(pieces, 1), cast(Prober, prober), steps), [0]
         for _ in range(steps or 12):
-            noted.after(1e-4, 1.0)
+            noted.after(1e-4, 1.0, 0.7)
             seen.append(len(prober.taken))
         return np.diff(seen).tolist()
 
@@ -72,7 +72,7 @@ def test_a_short_run_with_one_piece_reads_it_more_than_once_and_over_all_of_it(s
     noted, seen = Recorder(Probe(PROBE.pieces[:1], 1), cast(Prober, prober), steps), list[int]()
     for step in range(steps):
         before = len(prober.taken)
-        noted.after(1e-4, 1.0)
+        noted.after(1e-4, 1.0, 0.7)
         seen += [step] * (len(prober.taken) - before)
     assert len(seen) == 6
     assert np.diff(seen).max() <= math.ceil(steps / 6)
@@ -83,7 +83,7 @@ def test_what_is_lent_to_a_long_run_is_read_at_its_beginning() -> None:
     prober = Counting(1e6)  # nothing is ever saved up
     noted = Recorder(Probe(PROBE.pieces[:1], 1), cast(Prober, prober), 100_000)
     for _ in range(100):
-        noted.after(1.0, 1.0)
+        noted.after(1.0, 1.0, 0.7)
     assert len(prober.taken) == 6
 
 
@@ -91,14 +91,26 @@ def test_what_belongs_to_another_plan_is_forgotten_and_it_begins_again() -> None
     """Also where too little of the run is left to save up for a reading."""
     noted = Recorder(PROBE, cast(Prober, Counting()), None)
     for _ in range(20):
-        noted.after(1e-3, 0.5)
+        noted.after(1e-3, 0.5, 0.7)
     noted.forget()
     for _ in range(3):
-        noted.after(1e-3, 0.9)
+        noted.after(1e-3, 0.9, 0.7)
     rows = noted.rows()
     assert rows[:, 0].tolist() == [0.9] * 3
-    assert np.isfinite(rows[:, 1:].numpy()).any(axis=0).all()
+    assert np.isfinite(rows[:, 2:].numpy()).any(axis=0).all()
+
+
+def test_what_another_plan_computed_is_not_compared_with_what_this_one_does() -> None:
+    noted = Recorder(PROBE, cast(Prober, Counting()), None)
+    noted.after(1e-3, 0.5, 0.7)
+    noted.compute_otherwise()
+    noted.after(1e-3, 0.6, 0.2)
+    rows = noted.rows().numpy()
+    assert rows[:, 0].tolist() == [0.5, 0.6]
+    assert math.isnan(rows[0, 1])
+    assert rows[1, 1] == 0.2
+    assert np.isfinite(rows[:, 2:]).any(axis=1).all()
 
 
 def test_without_steps_there_are_no_rows() -> None:
-    assert Recorder(PROBE, cast(Prober, Counting()), None).rows().shape == (0, 3)
+    assert Recorder(PROBE, cast(Prober, Counting()), None).rows().shape == (0, 4)

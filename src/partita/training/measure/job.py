@@ -45,6 +45,7 @@ from partita.training.measure.times import (
     parting_s,
     updating_s,
     weight_shares,
+    work_around,
 )
 from partita.training.measure.worth_splitting import is_automatic, named_splits, worthwhile_splits
 from partita.training.probing import drawn, prober_for
@@ -222,7 +223,7 @@ class Measuring:
         self._read(len(self.pieces))  # every one of them once, whatever the budget
         times = self._times(captured, size, budget_s, asleep)
         read = np.array(self.readings[first:])
-        probe = job_probe(self.pieces, self.probed, read, times.core_share)
+        probe = job_probe(self.pieces, self.probed, read, work_around(times), times.core_share)
         times = at_one_speed(times, probe.slowness(read[1:, 1:]))
         self._calls.append(CallCosts(cutting_s(times), beginning_s(times), idle_update_s(times)))
         self._company.append(times.company)

@@ -14,33 +14,25 @@ import numpy as np
 
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
-from partita.nouns.probe import FEW, Probe, ProbePiece, middle_mean, scatter
+from partita.nouns.probe import Probe, ProbePiece, middle_mean, pace, scatter
 
 ALIKE = 0.03  #: devices whose speeds differ by less are called equal
 _SPANS = 8
 
 
-def job_probe(pieces: Sequence[ProbePiece], micro_batch_size: int, own: FloatArray, core_share: float) -> Probe:
+def job_probe(
+    pieces: Sequence[ProbePiece], micro_batch_size: int, own: FloatArray, work: FloatArray, core_share: float
+) -> Probe:
     """The probe of a job on the device where it was measured; `own` [readings, 1 + pieces]: moment, seconds of each piece, nan
-    where it was not read. Each was read at least once."""
-    typical = np.nanmedian(own[:, 1:], axis=0)
-    told = (own[:, 1:] / typical)[np.isfinite(own[:, 1:])]
-    known = tuple(ProbePiece(p.tasks, float(s)) for p, s in zip(pieces, typical, strict=True))
-    probe = Probe(known, micro_batch_size, core_share, spread=scatter(told))
-    usual = _usual(told, probe.near)
-    return replace(probe, pieces=tuple(replace(p, seconds=p.seconds * usual) for p in known))
-
-
-def _usual(told: FloatArray, near: int) -> float:
-    """What a run's median step would say of such readings, taken `near` at once as there: their scatter has a long tail, or is of two
-    kinds, and then it matters how many. Of few at once, which may be of two kinds, the median; of many, the steadier mean.
-
-    >>> fast_and_slow = np.tile([1.0, 1.0, 1.0, 1.0, 1.0, 2.0], 24)
-    >>> [round(_usual(fast_and_slow, near), 2) for near in (2, 12)]
-    [1.0, 1.1]
-    """
-    said = [middle_mean(some) for some in np.array_split(told, max(1, len(told) // near))]
-    return float(np.median(said) if near == FEW else np.mean(said))
+    where it was not read. Each was read at least once. `work` [readings]: what the job took around each, as a multiple of what the plan
+    will be told; the pieces' seconds are those for a multiple of 1, by the same `pace` as in a run."""
+    beside = own[:, 1:] / work[:, None]
+    typical = np.nanmedian(beside, axis=0)
+    read, piece = np.nonzero(np.isfinite(beside))
+    told = own[read, 1 + piece] / typical[piece]
+    usual = pace(told, work[read])
+    known = tuple(ProbePiece(p.tasks, float(s) * usual) for p, s in zip(pieces, typical, strict=True))
+    return Probe(known, micro_batch_size, core_share, spread=scatter(told))
 
 
 def speed_of(probe: Probe, rows: FloatArray) -> float:

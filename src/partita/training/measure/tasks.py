@@ -188,13 +188,19 @@ class _Runner:
     def one_pass(self) -> dict[str, FloatArray]:
         """[tasks] seconds of every task's forward and backward."""
         forward, stamps = np.zeros_like(self.calls), list[tuple[int, float]]()
+        marked = set[tuple[Any, int]]()
         self.calls[:] = 0
 
         def noted(task: int, spent: float, value: Any) -> Any:
             forward[task] += spent
             self.calls[task] += 1
             if isinstance(value, Tensor) and value.grad_fn is not None:
-                value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
+                made = (value.grad_fn, value.output_nr)
+                if (
+                    made not in marked
+                ):  # a dropout of 0 hands on what it gets, and would take the backward of the task before it for its own
+                    marked.add(made)
+                    value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
             return value
 
         if self._flies:

@@ -60,15 +60,25 @@ class TaskTimes:
 
 
 def at_one_speed(times: TaskTimes, slowness: FloatArray) -> TaskTimes:
-    """The passes as they would have been at the mean speed of all of them; `slowness` [BETWEEN x passes] of the device, read
-    between their parts.
+    """The passes as they would have been at one speed; `slowness` [BETWEEN x passes] of the device, read between their parts.
 
-    A machine may be fast for some seconds and slow for the next; then the median pass is one of either kind, and no mean.
+    A machine may be fast for some seconds and slow for the next; then the median pass is one of either kind, and no mean. So what is
+    the median of the scaled ones is the mean pass.
     """
-    each = slowness.reshape(-1, BETWEEN)
-    around = np.array([middle_mean(each[max(0, i - 1) : i + 2].ravel()) for i in range(len(each))])
-    scaled = {n: (getattr(times, n).T / (around / around.mean())).T for n in SECONDS}
-    return replace(times, **scaled)
+    around, whole = slowness.reshape(-1, BETWEEN).mean(axis=1), whole_s(times)
+    scale = middle_mean(whole) / np.median(whole / around) / around
+    return replace(times, **{n: (getattr(times, n).T * scale).T for n in SECONDS})
+
+
+def whole_s(times: TaskTimes) -> FloatArray:
+    """[passes] seconds of the whole model, forward and backward."""
+    return times.whole_forward + times.whole_backward
+
+
+def work_around(times: TaskTimes) -> FloatArray:
+    """[1 + BETWEEN x passes] what the pass took in which each reading was taken, as a multiple of the mean; one was before all."""
+    work = whole_s(times) / middle_mean(whole_s(times))
+    return np.concatenate([work[:1], np.repeat(work, BETWEEN)])
 
 
 def parts_of(step: StepTimes, lone: StepTimes) -> dict[str, float]:

@@ -54,7 +54,8 @@ def compare(session: Session) -> None:
             recorder = recorders.get(name)
             if recorder:  # right behind the steps, as in a run: a core that has slept between is slow for a while
                 # all ranks go by the last steps that they know of together, so they read together
-                recorder.after(row * (times[name][-1] if times[name] else own.wall_s), own.core_share)
+                known_s = times[name][-1] if times[name] else own.wall_s
+                recorder.after(row * known_s, own.core_share, session.comparable_s(own.worked_s, turn.batch))
             step = _of_all(own)
             times[name].append(step.wall_s)
             losses[name].append(step.loss)
@@ -90,6 +91,7 @@ class _Timed(NamedTuple):
     loss: float  #: nan where this rank knows none
     cpu_s: float  #: of all ranks
     core_share: float  #: of its core that this rank had
+    worked_s: float  #: of this rank's computations
 
 
 def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
@@ -101,7 +103,8 @@ def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
     began, cpu, counted = time.perf_counter(), time.process_time(), max(1, row - 1)
     results = [_stepped(engine, batch, step) for _ in range(counted)]
     spent, used = (time.perf_counter() - began) / counted, (time.process_time() - cpu) / counted
-    return _Timed(spent, results[-1].loss, used, statistics.median(r.core_share for r in results))
+    share, worked_s = (statistics.median(r.core_share for r in results), statistics.mean(r.worked_s for r in results))
+    return _Timed(spent, results[-1].loss, used, share, worked_s)
 
 
 def _of_all(own: _Timed) -> _Timed:
@@ -112,7 +115,7 @@ def _of_all(own: _Timed) -> _Timed:
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(share)
     mean_loss = float(share[2] / share[3]) if share[3] > 0 else math.nan
-    return _Timed(float(most[0]), mean_loss, float(share[1]), own.core_share)
+    return _Timed(float(most[0]), mean_loss, float(share[1]), own.core_share, own.worked_s)
 
 
 def _stepped(engine: Engine | None, batch: Batch, step: int) -> StepResult:

@@ -39,6 +39,7 @@ class StepResult:
     loss: float  #: mean over the batch; nan where this rank makes none, and where it is none
     step_s: float
     core_share: float = math.nan  #: of its core that this rank had while it computed; nan where that is not known
+    worked_s: float = math.nan  #: of its computations, by `work_clock`; nan where that is not known
     made: int = 0  #: micro-batches of which this rank made the loss
 
 
@@ -223,7 +224,9 @@ class Interpreter:
         except RuntimeError as error:
             raise self._broken(number, error) from error
         loss = float(sum(float(v) * w for v, w in s.losses)) if s.losses else float("nan")
-        return StepResult(loss, time.perf_counter() - began, self.watch.core_share(), len(s.losses))
+        return StepResult(
+            loss, time.perf_counter() - began, self.watch.core_share(), self.watch.worked_s(), len(s.losses)
+        )
 
     def trace(self) -> tuple[FloatArray, FloatArray]:
         """(start, end) of the last step, in seconds of this rank's clock, in the order of `numbers`."""

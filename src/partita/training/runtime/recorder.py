@@ -27,16 +27,16 @@ class Recorder:
         self._unread = (math.nan,) * self._pieces
         self._lent = max(self._pieces, _LENT)
         self._left = steps
-        self._rows: list[tuple[float, ...]] = []  # core share, seconds of each piece
+        self._rows: list[tuple[float, ...]] = []  # core share, seconds of computing, seconds of each piece
         self._begin()
 
-    def after(self, step_s: float, core_share: float) -> None:
-        """Note a step: what it had of its core, and readings where time has been saved up for them, or is lent. The ranks' steps
+    def after(self, step_s: float, core_share: float, worked_s: float) -> None:
+        """Note a step: what it had of its core and how long it computed, and readings where time has been saved up for them, or is lent. The ranks' steps
         are equally long, so they read together, as they compute together."""
         self._saved_s += _PART * step_s
         lent = self._due(step_s)
         times = min(_MOST, self._pieces, lent + int(self._saved_s / self._each_s))
-        self._rows.append((core_share, *(self._prober.read(times) if times else self._unread)))
+        self._rows.append((core_share, worked_s, *(self._prober.read(times) if times else self._unread)))
         self._given += lent
         self._saved_s -= (times - lent) * self._each_s
 
@@ -55,13 +55,17 @@ class Recorder:
         self._rows.clear()
         self._begin()
 
+    def compute_otherwise(self) -> None:
+        """By another plan: what steps take until now is not to be compared with what they will take."""
+        self._rows = [(share, math.nan, *seconds) for share, _, *seconds in self._rows]
+
     def _begin(self) -> None:
         self._saved_s = self._took_s = 0.0
         self._given = 0  # of the readings that are lent
 
     def rows(self) -> torch.Tensor:
-        """[steps, 1 + pieces]"""
-        return torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 1 + self._pieces)
+        """[steps, 2 + pieces]"""
+        return torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 2 + self._pieces)
 
 
 def gathered(recorder: Recorder | None, devices: tuple[str, ...], rank: int) -> Readings | None:
@@ -75,6 +79,6 @@ def gathered(recorder: Recorder | None, devices: tuple[str, ...], rank: int) -> 
 
 
 def readings_of(rows: list[torch.Tensor], devices: tuple[str, ...]) -> Readings:
-    """`rows` [devices] of [steps, 1 + pieces]."""
+    """`rows` [devices] of [steps, 2 + pieces]."""
     table = np.stack([r.numpy() for r in rows])
-    return Readings(devices, table[:, :, 1:], table[:, :, 0])
+    return Readings(devices, table[:, :, 2:], table[:, :, 0], table[:, :, 1])

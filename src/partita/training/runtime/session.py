@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Probe
 from partita.training.capture.captured import Captured
 from partita.training.capture.model import capture
-from partita.training.job import Batch, TrainingJob, load_job, micro_batches
+from partita.training.job import Batch, TrainingJob, batch_size, load_job, micro_batches
 from partita.training.loss_check import check_loss
 from partita.training.probing import Prober
 from partita.training.runtime.clock import Clock
@@ -117,6 +118,10 @@ class Session:
         known = pipeline.captured.get(size) if isinstance(pipeline, Pipeline) else None
         on_cpu, splits = job.precision(torch.device("cpu")), self.assignment.splits
         return part, known or capture(job.build(), job.loss, part, precision=on_cpu, splits=splits)
+
+    def comparable_s(self, worked_s: float, batch: Batch) -> float:
+        """What this rank's computations of a step took; nan where there was less to compute than in the others."""
+        return worked_s if batch_size(batch) == self.full_batch else math.nan
 
     @property
     def full_batch(self) -> int:

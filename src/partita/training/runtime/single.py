@@ -45,7 +45,8 @@ class SingleProcess:
             self.scheduler.step()
         total_loss, step_s = float(sum(float(v) * w for v, w in losses)), time.perf_counter() - began
         on_core = self._device.type == "cpu" and torch.get_num_threads() == 1
-        return StepResult(total_loss, step_s, min(1.0, (time.thread_time() - worked) / step_s) if on_core else math.nan)
+        worked_s = time.thread_time() - worked if on_core else math.nan
+        return StepResult(total_loss, step_s, min(1.0, worked_s / step_s) if on_core else math.nan, worked_s)
 
     def gradients(self) -> dict[str, Tensor]:
         """The last step's gradients by parameter name."""

@@ -62,6 +62,10 @@ class Stopwatch:
         queued = self._queue.waited_ns() - self._queued_ns if self._queue else 0
         return min(1.0, worked / max(spent, worked + queued)) if spent else math.nan
 
+    def worked_s(self) -> float:
+        """All computations of a step, as `worked`; nan without one, and where it is not known before the device is waited for."""
+        return math.fsum(self.worked()) or math.nan
+
     def worked(self) -> list[float]:
         """[n] seconds of each computation: of the thread's CPU time where it computes alone, as by `work_clock`."""
         if torch.get_num_threads() > 1:
@@ -112,6 +116,9 @@ class CudaStopwatch(Stopwatch):
     def core_share(self) -> float:
         """1: nobody else computes on this GPU, as far as it tells."""
         return 1.0
+
+    def worked_s(self) -> float:
+        return math.nan
 
     def worked(self) -> list[float]:
         start, end = self.read()

@@ -75,7 +75,7 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
             if copying:
                 copying.after(progress)
             if recorder:
-                recorder.after(result.step_s, result.core_share)
+                recorder.after(result.step_s, result.core_share, session.comparable_s(result.worked_s, turn.batch))
             store.after(progress)
             if stop_after(progress.step, result.step_s):
                 baton.pass_on()
@@ -84,8 +84,8 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
             if plan is not None:
                 _deploy(engine, plan)
                 traces = []
-                if recorder and spec.watched:
-                    recorder.forget()  # what is read stands beside the last plan
+                if recorder:  # what is read stands beside the last plan
+                    recorder.forget() if spec.watched else recorder.compute_otherwise()
                 record.hand_on()
         if (
             progress == began and not spec.goes_on
