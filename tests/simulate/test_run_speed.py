@@ -68,6 +68,7 @@ def test_without_a_probe_or_readings_nothing_is_said() -> None:
     file = planned()
     assert run_speed(file, None) is None
     assert run_speed(replace(file, problem=replace(file.problem, probe=None)), ran([1.0], [1.0])) is None
+    assert run_speed(file, ran([], [])) is None
     told = ran([1.0] * 3, [1.0] * 3)
     told.piece_s[1] = math.nan
     assert run_speed(file, told) is None, "one of two"

@@ -77,7 +77,7 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
     problem, plan = file.problem, file.plan
     if readings is None or not isinstance(problem, PipelineProblem) or not isinstance(plan, PipelinePlan):
         return None
-    if problem.probe is None or any(d not in problem.cluster.by_name for d in readings.devices):
+    if readings.steps == 0 or problem.probe is None or any(d not in problem.cluster.by_name for d in readings.devices):
         return None
     if readings.piece_s.shape[2] != len(problem.probe.pieces):
         raise BadInput(
