@@ -69,9 +69,8 @@ class Prober:
     def read(self, times: int = 1) -> FloatArray:
         """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`.
 
-        Where there are several, each runs once, behind another one, and finds its data as cold as in a pass of the job: pieces that were
-        warm felt a core whose other thread is busy more than the job did, and full caches less. What runs first is not counted: behind
-        the steps of a run it takes longer than behind the passes of a measurement (a layer of BERT 2.9 and 2.5 ms; Xeon, 2026-11-25)."""
+        Where there are several, each runs once, behind another one, and finds its data as cold as in a pass of the job: it slows down as
+        the job does a little better than one that is warm, and takes fewer runs. What runs first is not counted: behind the steps of a run it takes longer than behind the passes of a measurement (a layer of BERT 2.9 and 2.5 ms; Xeon, 2026-11-25)."""
         found = np.full(len(self._runs), np.nan)
         if self._calls == 1:
             self._runs[self._last]()

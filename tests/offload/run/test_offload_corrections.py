@@ -105,7 +105,7 @@ def test_all_models_are_corrected_quickly_however_many_there_are() -> None:
     for _ in range(1000):
         assert tally.slower > 0
         tally.add("model 3", 1.0, 1.0)
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 30])

@@ -103,7 +103,7 @@ def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
     began, cpu, counted = time.perf_counter(), time.process_time(), max(1, row - 1)
     results = [_stepped(engine, batch, step) for _ in range(counted)]
     spent, used = (time.perf_counter() - began) / counted, (time.process_time() - cpu) / counted
-    share, worked_s = (statistics.median(r.core_share for r in results), statistics.mean(r.worked_s for r in results))
+    share, worked_s = statistics.median(r.core_share for r in results), statistics.mean(r.worked_s for r in results)
     return _Timed(spent, results[-1].loss, used, share, worked_s)
 
 

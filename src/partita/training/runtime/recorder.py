@@ -31,8 +31,8 @@ class Recorder:
         self._begin()
 
     def after(self, step_s: float, core_share: float, worked_s: float) -> None:
-        """Note a step: what it had of its core and how long it computed, and readings where time has been saved up for them, or is lent. The ranks' steps
-        are equally long, so they read together, as they compute together."""
+        """Note a step: what it had of its core and how long it computed, and readings where time has been saved up for them, or is
+        lent. The ranks' steps are equally long, so they read together, as they compute together."""
         self._saved_s += _PART * step_s
         lent = self._due(step_s)
         times = min(_MOST, self._pieces, lent + int(self._saved_s / self._each_s))
@@ -56,7 +56,7 @@ class Recorder:
         self._begin()
 
     def compute_otherwise(self) -> None:
-        """By another plan: what steps take until now is not to be compared with what they will take."""
+        """Another plan begins: what steps took until now is not compared with what they will take; their readings stand."""
         self._rows = [(share, math.nan, *seconds) for share, _, *seconds in self._rows]
 
     def _begin(self) -> None:

@@ -84,8 +84,10 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
             if plan is not None:
                 _deploy(engine, plan)
                 traces = []
-                if recorder:  # what is read stands beside the last plan
-                    recorder.forget() if spec.watched else recorder.compute_otherwise()
+                if recorder and spec.watched:
+                    recorder.forget()  # what is read stands beside the last plan
+                elif recorder:
+                    recorder.compute_otherwise()
                 record.hand_on()
         if (
             progress == began and not spec.goes_on
