@@ -121,6 +121,7 @@ class _Desk:
     out: Path
     told: Mapping[str, Any]
     thought_s: float = THOUGHT_S
+    clock: Callable[[], float] = time.perf_counter  #: seconds; what the budget is counted by
     search: Search | None = None
     trial: Trial | None = None
     deployed: PipelinePlan | None = None
@@ -146,7 +147,7 @@ class _Desk:
         """What all ranks do now: {"plan": None or the next one, "over": whether that is the last word}."""
         if self.adapts is not None:
             return self._watched(step, self.adapts, seen)
-        now, step_s = time.perf_counter(), seen.step_s
+        now, step_s = self.clock(), seen.step_s
         if self.search is None:
             return self._begin(now)
         self.steps += 1
@@ -161,7 +162,7 @@ class _Desk:
             sum(self.samples) >= ENOUGH_S or len(self.samples) >= MOST_STEPS
         )
         said: dict[str, Any] = self._next(step) if enough else {"plan": None, "over": False}
-        self.left_s = time.perf_counter()
+        self.left_s = self.clock()
         self.spent.thinking_s += self.left_s - now
         return said
 
@@ -174,9 +175,9 @@ class _Desk:
             self.search = sampled(self.problem, lots, rounds, seed)
         else:
             budget_s = float(self.told["budget_s"])
-            self.search = live(self.problem, budget_s, seed, lambda: time.perf_counter() - now, self.thought_s)
+            self.search = live(self.problem, budget_s, seed, lambda: self.clock() - now, self.thought_s)
         said = self._answer(0, lambda search: next(search))
-        self.left_s = time.perf_counter()
+        self.left_s = self.clock()
         self.spent.thinking_s += self.left_s - now
         return said
 
@@ -256,7 +257,7 @@ class _Desk:
             self._drift(step, said)
         if said.plan is None:
             return {"plan": None, "over": False}
-        self._write_plan(said.plan, "hybrid (adapted)", time.perf_counter() - self.began_s)
+        self._write_plan(said.plan, "hybrid (adapted)", self.clock() - self.began_s)
         return {"plan": self._switched(said.plan), "over": False}
 
     def end(self, step: int) -> None:
@@ -284,7 +285,7 @@ class _Desk:
         self.tried += 1
         on = {d: sum(len(s.tasks) for s in t.plan.stages if d in s.devices) for d in t.plan.devices}
         expected = t.expected_s if math.isfinite(t.expected_s) else None
-        at_s = round(time.perf_counter() - self.began_s, 3)
+        at_s = round(self.clock() - self.began_s, 3)
         row = Row(
             self.tried, t.phase, t.name, t.predicted_s, measured.step_s, expected, step, at_s, len(t.plan.stages), on, measured.slower
         )  # fmt: skip
@@ -292,7 +293,7 @@ class _Desk:
 
     def _write(self, step: int, plan: PipelinePlan, method: str, *, settled: bool, **found: Any) -> None:
         """What runs from here on, and how the search ended."""
-        wall = time.perf_counter() - self.began_s
+        wall = self.clock() - self.began_s
         self._write_plan(plan, method, wall)
         budget_s = float(self.told["budget_s"])
         end = End(settled, step, self.steps, self.tried, wall, budget_s, **asdict(self.spent), **found)
