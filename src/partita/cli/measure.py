@@ -40,7 +40,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="run an operator in N parts along the batch or channel dim, e.g. conv2d_1:batch:2 or 'linear*:channel:2', or by the batch as ghosts, each part of a BatchNorm by itself; auto: those that are worth it, exactly; auto:ghost: as ghosts",
     )
     parser.add_argument(
-        "--budget-s", type=float, default=15.0, metavar="S", help="about how long the timing may take (default: 15)"
+        "--budget-s",
+        type=float,
+        default=15.0,
+        metavar="S",
+        help="about how long the timing may take, on a restless machine twice as long (default: 15)",
     )
     parser.add_argument(
         "--timeout-s",

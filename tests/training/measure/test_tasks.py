@@ -18,6 +18,7 @@ from partita.memory import objects_aside
 from partita.nouns.cluster import Device
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
+from partita.training.measure import tasks
 from partita.training.measure.job import Asked, Measuring, measure_job
 from partita.training.measure.tasks import _Runner, time_tasks
 from partita.training.measure.times import TaskTimes, idle_update_s
@@ -164,6 +165,23 @@ def test_a_budget_ends_the_passes() -> None:
     least = time_tasks(captured, model, job.optimizer, part, CPU, budget_s=0.0, least=2, most=9)
     most = time_tasks(captured, model, job.optimizer, part, CPU, budget_s=60.0, least=2, most=5)
     assert (len(least.forward), len(most.forward)) == (2, 5)
+
+
+def test_passes_go_on_until_they_are_steady_for_no_longer_than_there_is_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, model, captured = taken("two_inputs")
+    part = next(micro_batches(job.example(), 2))
+
+    def passes(patience: float) -> int:
+        monkeypatch.setattr(tasks, "PATIENCE", patience)
+        return len(
+            time_tasks(
+                captured, model, job.optimizer, part, CPU, budget_s=1e-9, least=2, steady=lambda s: len(s) == 7
+            ).forward
+        )
+
+    assert (passes(1e12), passes(2.0)) == (7, 2)
 
 
 def test_a_job_measured_whole(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from partita.training.measure.times import (
     beginning_s,
     cutting_of,
     estimates,
+    mean_error,
     parts_of,
     work_around,
 )
@@ -90,6 +91,16 @@ def test_passes_at_one_speed_are_as_long_as_the_mean_pass(seed: int) -> None:
     around = work_around(times)
     assert len(around) == 1 + 15 * BETWEEN
     assert around[1::BETWEEN] == pytest.approx(state / middle_mean(state))
+
+
+def test_the_error_of_the_mean_pass_is_that_of_means_beside_the_machine() -> None:
+    """A machine of two kinds does not count; what passes scatter by beside it does, as the scatter of many such means shows."""
+    draw = np.random.default_rng(0)
+    state = np.where(draw.random(16) < 0.3, 1.7, 1.0)
+    assert mean_error(4e-3 * state, np.repeat(state, BETWEEN)) == pytest.approx(0.0, abs=1e-12)
+    whole = 4e-3 * state * (1 + 0.1 * draw.standard_normal((500, 16)))
+    told = [mean_error(row, np.repeat(state, BETWEEN)) for row in whole]
+    assert np.median(told) == pytest.approx((whole / state).mean(axis=1).std() / 4e-3, rel=0.1)
 
 
 def test_tasks_below_the_whole_are_stretched_in_proportion() -> None:

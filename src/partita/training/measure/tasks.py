@@ -44,6 +44,7 @@ _UPDATES, _UPDATES_S = 5, 0.5
 #: 1.90, 1.90, 1.79, 1.79, 1.74, 1.71 and, a tenth of a second later, 1.70 ms (an EPYC, 2026-11-28).
 SETTLES, SETTLES_S = 24, 30e-3
 _SHORT_S = 10e-3  #: steps that take no longer tell what cutting the model costs
+PATIENCE = 2.0  #: of the budget, for passes that scatter
 #: Micro-batches of a step, where the batch has as many: an update behind more of them takes some per cent longer still.
 MICRO_BATCHES = 2
 
@@ -61,10 +62,12 @@ def time_tasks(
     micro_batches: int = 1,
     precision: Precision = contextlib.nullcontext,
     between: Callable[[], None] = lambda: None,
+    steady: Callable[[FloatArray], bool] = lambda whole_s: True,
     asleep: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> TaskTimes:
-    """Passes over all tasks until the budget is spent, at least `least` and at most `most`, forwards inside `precision()`; the batch
-    is so many micro-batches; `between` is called BETWEEN times in each; inside `asleep()` the other devices are idle.
+    """Passes over all tasks until the budget is spent, and once more as long until they are `steady`, asked with seconds of the whole
+    model in each; at least `least` and at most `most`, forwards inside `precision()`; the batch is so many micro-batches; `between`
+    is called BETWEEN times in each; inside `asleep()` the other devices are idle.
 
     The model stays as it was.
     """
@@ -76,7 +79,12 @@ def time_tasks(
     rows: list[dict[str, Any]] = []
     with objects_aside():
         began, worked = time.perf_counter(), runner.now()
-        while len(rows) < least or (len(rows) < most and time.perf_counter() - began < budget_s):
+
+        def wanted() -> bool:
+            spent_s = time.perf_counter() - began
+            return spent_s < budget_s or (spent_s < PATIENCE * budget_s and not steady(whole_of(rows)))
+
+        while len(rows) < least or (len(rows) < most and wanted()):
             row: dict[str, Any] = {**runner.weight_pass()}
             between()
             row |= runner.whole_pass()
@@ -97,6 +105,11 @@ def time_tasks(
         optimizer_bytes_per_parameter_byte=runner.optimizer_bytes_per_parameter_byte,
         core_share=min(core_share, 1.0),
     )
+
+
+def whole_of(rows: Sequence[Mapping[str, float]]) -> FloatArray:
+    """[passes] seconds of the whole model, forward and backward."""
+    return np.array([row["whole_forward"] + row["whole_backward"] for row in rows])
 
 
 def quick_task_s(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
-from partita.nouns.probe import middle_mean
+from partita.nouns.probe import middle_mean, scatter
 from partita.training.measure.steps import StepTimes
 
 BETWEEN = 3  #: parts of a pass over all tasks, and calls of `between`
@@ -73,6 +74,12 @@ def at_one_speed(times: TaskTimes, slowness: FloatArray) -> TaskTimes:
 def whole_s(times: TaskTimes) -> FloatArray:
     """[passes] seconds of the whole model, forward and backward."""
     return times.whole_forward + times.whole_backward
+
+
+def mean_error(whole: FloatArray, slowness: FloatArray) -> float:
+    """Standard error of the mean pass at one speed, as a share, of at least two; the arguments are as above."""
+    at_one = whole / slowness.reshape(-1, BETWEEN).mean(axis=1)
+    return scatter(at_one) / math.sqrt(len(at_one) - 1)
 
 
 def work_around(times: TaskTimes) -> FloatArray:
