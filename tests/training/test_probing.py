@@ -196,17 +196,31 @@ def test_a_reading_counts_work_and_not_the_time_that_others_take(monkeypatch: py
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     found = captured(*MODELS["convolution"][:1], 4, 3, 16, 16)
     prober = Prober([ProbePiece(tuple(found.task_nodes), 1e-3)], found, part_of(4, 3, 16, 16), CPU)
-    (run,) = prober._runs
+    (work,) = prober._works
+    forward = work.forward
 
-    def kept_waiting() -> None:
-        run()
+    def kept_waiting(number: int) -> None:
+        forward(number)
         time.sleep(0.1)
 
     began = time.thread_time()
-    prober._runs = [kept_waiting]
+    monkeypatch.setattr(work, "forward", kept_waiting)
     read = sum(prober.read()[0] for _ in range(5))
     assert 0 < read <= time.thread_time() - began
     assert read < 5 * 0.1
+
+
+class Fake:
+    """A piece whose run is this."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+
+    def forward(self, _: int) -> None:
+        self._run()
+
+    def backward(self, _: int) -> None:
+        pass
 
 
 def test_a_run_that_asks_the_system_for_memory_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,13 +232,18 @@ def test_a_run_that_asks_the_system_for_memory_does_not_count(monkeypatch: pytes
         ran[0] += 1
         now[0] += 0.2 if ran[0] in asks[0] else 0.02
 
-    monkeypatch.setattr(probing, "_work", lambda *_: run)
+    monkeypatch.setattr(probing, "_Work", lambda *_: Fake(run))
     monkeypatch.setattr(probing, "work_clock", lambda _: lambda: now[0])
     monkeypatch.setattr(probing, "_pages", lambda: 100 * sum(k <= ran[0] for k in asks[0]))
     part, each = part_of(4, 64), [ProbePiece((t,), 0.02) for t in found.task_nodes]
     for pieces in ([ProbePiece(tuple(found.task_nodes), 0.02)], each):
         prober = Prober(pieces, found, part, CPU)
-        for asking, runs, seconds in (({2}, 3, 0.02), ({2, 3, 4}, 4, 0.2), (set[int](), 2, 0.02)):
+        again = 1 if len(pieces) == 1 else 2  # several are read again behind one that does not count
+        for asking, runs, seconds in (
+            ({2}, 2 + again, 0.02),
+            ({2, 3, 4, 6}, 2 + 2 * again, 0.2),
+            (set[int](), 2, 0.02),
+        ):
             ran[0], asks[0] = 0, asking
             read = prober.read()
             assert read[np.isfinite(read)].tolist() == [pytest.approx(seconds)]
@@ -239,14 +258,14 @@ def test_pieces_run_once_each_behind_one_that_does_not_count(monkeypatch: pytest
         list[str](),
     )
 
-    def work(tasks: tuple[str, ...], *_: object) -> Callable[[], None]:
+    def work(tasks: tuple[str, ...], *_: object) -> Fake:
         def run() -> None:
             now[0] += 1.0 if not ran else 0.01
             ran.append(tasks[0])
 
-        return run
+        return Fake(run)
 
-    monkeypatch.setattr(probing, "_work", work)
+    monkeypatch.setattr(probing, "_Work", work)
     monkeypatch.setattr(probing, "work_clock", lambda _: lambda: now[0])
     pieces = [ProbePiece((t,), 0.01) for t in found.task_nodes]
     prober = Prober(pieces, found, part_of(4, 64), CPU)
@@ -257,6 +276,39 @@ def test_pieces_run_once_each_behind_one_that_does_not_count(monkeypatch: pytest
         assert len(set(ran)) == len(ran) == times + 1
 
 
+def test_a_forward_runs_before_the_backward_of_the_piece_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a pipeline. Where a piece follows its like, two of it are under way, by different numbers."""
+    found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), loss, part_of(4, 64))
+    first, other = [(t,) for t in found.task_nodes][:2]
+    ran, names = list[str](), {first: "a", other: "b"}
+
+    class Noted(Fake):
+        def __init__(self, tasks: tuple[str, ...], *_: object) -> None:
+            self._name = names[tasks]
+
+        def forward(self, number: int) -> None:
+            ran.append(f"f{self._name}{number}")
+
+        def backward(self, number: int) -> None:
+            ran.append(f"b{self._name}{number}")
+
+    monkeypatch.setattr(probing, "_Work", Noted)
+    pieces = [ProbePiece(tasks, 0.01) for tasks in (first, first, first, other)]
+    prober = Prober(pieces, found, part_of(4, 64), CPU)
+    ran.clear()
+    prober.read(4)
+    assert " ".join(ran) == "fb0 fa0 bb0 fb0 ba0 fa0 bb0 fa1 ba0 ba1"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_piece_may_follow_its_like(name: str) -> None:
+    """Of tasks in place and at random, too."""
+    model, shape = MODELS[name]
+    found = capture(model.train(), loss, part_of(*shape))
+    pieces = [ProbePiece((t,), 1e-3) for t in found.task_nodes for _ in range(2)]
+    assert (Prober(pieces, found, part_of(*shape), CPU).read(len(pieces)) > 0).all()
+
+
 @pytest.mark.parametrize("first", [1.0, 40.0])
 @pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 30), (1.1e-3, 3), (1.2e-2, 2), (0.1, 2)])
 def test_a_piece_runs_until_it_is_warm_before_it_is_timed_however_long_its_first_run_takes(
@@ -265,7 +317,7 @@ def test_a_piece_runs_until_it_is_warm_before_it_is_timed_however_long_its_first
     part = part_of(4, 64)
     found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), loss, part)
     ran: list[int] = []
-    monkeypatch.setattr(probing, "_work", lambda *_: lambda: ran.append(0))
+    monkeypatch.setattr(probing, "_Work", lambda *_: Fake(lambda: ran.append(0)))
     monkeypatch.setattr(probing, "work_clock", lambda _: lambda: (len(ran) + (first - 1 if ran else 0)) * seconds)
     prober = Prober([ProbePiece(tuple(found.task_nodes), seconds)], found, part, CPU)
     assert prober.reading_s == pytest.approx(calls * seconds)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from partita.nouns.graph import FloatArray
+from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.probe import ProbePiece
 from partita.training.capture.captured import Captured, TensorMeta
 from partita.training.job import Batch, Precision, drawing
@@ -27,7 +27,7 @@ PARTS = 12  #: equal parts of a pass's time, a piece for each
 _WITHIN = (np.arange(PARTS) + 0.5) * (math.sqrt(5) - 1) / 2 % 1
 _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they are as small: less is all overhead
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
-_FEW_PAGES = 8
+_FEW_PAGES, _TRIES = 8, 3
 #: A pass that is no longer is one piece, run in a row for so long, until it is warm as the job itself is: one of 0.1 ms is 3 to 20 % above
 #: its last time in its eighth run behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
 SHORT_PASS_S = 3e-3
@@ -51,15 +51,16 @@ class Prober:
         self._now = work_clock(device)
         leaves = batch_leaves(part, device)
         known = {
-            tasks: _work(tasks, captured, leaves, device, precision) for tasks in dict.fromkeys(p.tasks for p in pieces)
+            tasks: _Work(tasks, captured, leaves, device, precision) for tasks in dict.fromkeys(p.tasks for p in pieces)
         }
-        self._runs = [known[p.tasks] for p in pieces]
+        self._works = [known[p.tasks] for p in pieces]
         self._order, self._last = _rotation(len(pieces)), len(pieces) - 1
         self._calls = _calls(pieces[0].seconds) if len(known) == 1 else 1
         self._seconds = sum(p.seconds for p in pieces) / len(pieces)
-        for run in known.values():
-            run()
-            run()  # the first calls find their way and their memory
+        for work, count in Counter(self._works).items():
+            for number in (0, 0) if count == 1 else (0, 0, 1, 1):  # the first calls find their way and their memory
+                work.forward(number)
+                work.backward(number)
 
     @property
     def reading_s(self) -> float:
@@ -67,29 +68,55 @@ class Prober:
         return max(self._calls, 2) * self._seconds
 
     def read(self, times: int = 1) -> FloatArray:
-        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`.
-
-        Where there are several, each runs once, behind another one, and finds its data as cold as in a pass of the job: it slows down as
-        the job does a little better than one that is warm, and takes fewer runs. What runs first is not counted: behind the steps of a run it takes longer than behind the passes of a measurement (a layer of BERT 2.9 and 2.5 ms; Xeon, 2026-11-25)."""
-        found = np.full(len(self._runs), np.nan)
-        if self._calls == 1:
-            self._runs[self._last]()
-        for _ in range(min(times, len(self._runs))):
-            self._last = next(self._order)
-            found[self._last] = self._run_s(self._runs[self._last])
+        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`. What asks the system
+        for memory runs again, twice at most: a page of 4 kB took 10 us of a virtual machine, so that a convolution of 23 ms took 116, and
+        a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
+        found = np.full(len(self._works), np.nan)
+        if self._calls > 1:
+            found[0] = self._alone()
+            return found
+        wanted = np.array([next(self._order) for _ in range(min(times, len(self._works)))])
+        for _ in range(_TRIES):
+            found[wanted], pages = self._in_a_row(wanted)
+            wanted = wanted[pages > _FEW_PAGES]
+            if not len(wanted):
+                break
         return found
 
-    def _run_s(self, run: Callable[[], None]) -> float:
-        """The last of `calls` runs, and of some more while they ask the system for memory: a page of 4 kB took 10 us of a virtual
-        machine, so that a convolution of 23 ms took 116, and a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
-        took, calls = 0.0, self._calls
-        for k in range(calls + max(calls, 2)):
-            pages, began = _pages(), self._now()
-            run()
-            took = self._now() - began
-            if k >= calls - 1 and _pages() - pages <= _FEW_PAGES:
+    def _alone(self) -> float:
+        """Of the only piece: of the last of so many runs as it takes until it is as warm as the job."""
+        work = self._works[0]
+        for k in range(self._calls + _TRIES - 1):
+            seconds, pages = self._timed(work.forward, 0) + self._timed(work.backward, 0)
+            if k >= self._calls - 1 and pages <= _FEW_PAGES:
                 break
-        return took
+        return float(seconds)
+
+    def _in_a_row(self, pieces: IntArray) -> tuple[FloatArray, FloatArray]:
+        """(Seconds, pages asked for) of each. As in a pipeline, the forward of each runs before the backward of the one before it: it
+        finds its data, and its backward its activations, as cold as a pass of the job does. The first in the row is one that is not counted:
+        behind the steps of a run it takes longer than behind the passes of a measurement (a layer of BERT 2.9 and 2.5 ms; Xeon, 2026-11-25).
+
+            forward   0 1   2   3
+            backward      0   1   2 3     and 0 is not counted
+        """
+        row = [self._works[p] for p in (self._last, *pieces)]
+        number, took = 0, np.zeros((len(row), 2))
+        took[0] = self._timed(row[0].forward, 0)
+        for k in range(1, len(row) + 1):
+            before = number
+            if k < len(row):
+                number = 1 - before if row[k] is row[k - 1] else 0
+                took[k] += self._timed(row[k].forward, number)
+            took[k - 1] += self._timed(row[k - 1].backward, before)
+        self._last = int(pieces[-1])
+        return took[1:, 0], took[1:, 1]
+
+    def _timed(self, function: Callable[[int], None], number: int) -> FloatArray:
+        """(seconds, pages asked for)"""
+        pages, began = _pages(), self._now()
+        function(number)
+        return np.array([self._now() - began, _pages() - pages])
 
 
 def _pages() -> int:
@@ -174,30 +201,38 @@ def _with_neighbours(at: int, seconds: FloatArray) -> tuple[int, int]:
 # ---- running them -------------------------------------------------------------------------------------------------------
 
 
-def _work(
-    tasks: Tasks, captured: Captured, leaves: Sequence[object], device: torch.device, precision: Precision
-) -> Callable[[], None]:
-    """The tasks forward and backward, as a stage of their own."""
-    code = stage_code(captured, tasks, _read_elsewhere(captured, tasks))
-    tensors = _tensors(code, captured, device)
-    stage = Stage(code, captured.bindings, tensors, device=device, precision=precision)
-    received = {n: _stand_in(captured.meta[n], device) for n in code.received}
-    gradients: list[Tensor | None] = []
+class _Work:
+    """Tasks forward and backward, as a stage of their own; two may be under way, told apart by their number."""
 
-    def run() -> None:
+    def __init__(
+        self, tasks: Tasks, captured: Captured, leaves: Sequence[object], device: torch.device, precision: Precision
+    ) -> None:
+        code = stage_code(captured, tasks, _read_elsewhere(captured, tasks))
+        tensors = _tensors(code, captured, device)
+        self._stage = Stage(code, captured.bindings, tensors, device=device, precision=precision)
+        self._leaves, self._device = leaves, device
+        self._received = defaultdict[int, dict[str, Tensor]](
+            lambda: {n: _stand_in(captured.meta[n], device) for n in code.received}
+        )
+        self._gradients: list[Tensor | None] = []
+        self._trains = False
+
+    def forward(self, number: int) -> None:
+        received, code = self._received[number], self._stage.code
         for t in received.values():
             t.grad = None
-        with _undrawn(device) if code.random else contextlib.nullcontext():
-            outputs = stage.forward(0, leaves, received, 0)
-        if not any(o.requires_grad for o in outputs):
-            stage.free(0)
-            return
-        if not gradients:
+        with _undrawn(self._device) if code.random else contextlib.nullcontext():
+            outputs = self._stage.forward(number, self._leaves, received, 0)
+        self._trains = any(o.requires_grad for o in outputs)
+        if not self._gradients:
             made = outputs[:-1] if code.has_loss else outputs
-            gradients.extend(torch.ones_like(o) if o.requires_grad else None for o in made)
-        stage.backward(0, gradients, 1.0)
+            self._gradients = [torch.ones_like(o) if o.requires_grad else None for o in made]
 
-    return run
+    def backward(self, number: int) -> None:
+        if self._trains:
+            self._stage.backward(number, self._gradients, 1.0)
+        else:
+            self._stage.free(number)
 
 
 @contextlib.contextmanager
