@@ -42,6 +42,7 @@ from partita.page.text import percent, seconds, table
 from partita.pipeline.run.loop import check_rounds
 from partita.training.job import batch_size, load_job
 from partita.training.measure.job import measure_job
+from partita.training.runtime.spec import Spec
 
 JOBS = Path(__file__).parents[1] / "tests" / "jobs" / "branchy.py"
 MODELS: dict[str, dict[str, str]] = {
@@ -57,6 +58,7 @@ NEAR_THE_LIMIT = Claim(
     "the mapping found reaches at least 0.8 of the machine's own limit", low=0.8, most_drift=WITHIN_ROUNDS
 )
 MOST_EPOCHS = 10_000
+ABOUT = 12  #: readings that tell of a step among others by other plans
 KINDS = {
     "raw": "as measured",
     "at_run_speed": "at the speed of each minute",
@@ -149,13 +151,18 @@ def _agreement(foreseen: FloatArray, took: FloatArray) -> Json:
 
 def slower_in(file: PlanFile, readings: Readings, steps: Sequence[int]) -> FloatArray:
     """[steps] how many times as long as it was planned to take work took on the devices, on average, about those steps of the
-    run: by the probe's readings alone."""
+    run: by the ABOUT readings next to each. The steps have many plans, and what these compute tells nothing beside each other."""
     problem = file.problem
     assert isinstance(problem, PipelineProblem)
     assert problem.probe is not None
-    speeds = readings.speeds(problem.probe)[:, np.array(steps) - 1]
-    planned = np.array([problem.cluster.by_name[d].speed for d in readings.devices])
-    return row_means((planned[:, None] / speeds).T)
+    at, found = np.array(steps) - 1 - Spec.warmup, []
+    for device, piece_s, share in zip(readings.devices, readings.piece_s, readings.core_share, strict=True):
+        told = problem.probe.slowness(piece_s)
+        read = np.flatnonzero(np.isfinite(told))
+        near = read[np.argsort(np.abs(read - at[:, None]), axis=1, kind="stable")[:, :ABOUT]]
+        ran = problem.probe.speed(told[near].mean(axis=1), row_means(share[near]))
+        found.append(problem.cluster.by_name[device].speed / ran)
+    return row_means(np.array(found).T)
 
 
 def benchmark(options: argparse.Namespace, machine: Machine, talk: Talk) -> Json:

@@ -106,13 +106,14 @@ class Readings:
 
     def speeds(self, probe: Probe) -> FloatArray:
         """[devices, steps] the speed of each device in each step: the share of its core in that step, what the readings say of the whole
-        run, and from step to step what its computations took beside those of the other steps. A machine changes by a third within a
-        second, and a reading tells of a hundredth of one. nan where a device was never read."""
+        run, and from step to step what its computations took beside those of the other steps, where that is known (not of a GPU, nor of
+        plans that came before the last one). A machine changes by a third within a second, and a reading tells of a hundredth of one.
+        nan where a device was never read."""
         found = np.full(self.core_share.shape, np.nan)
         for d, (told, work) in enumerate(self.told(probe)):
             if len(told):
                 share = _filled(self.core_share[d], probe.core_share)
-                found[d] = probe.speed(pace(told, work) * self._work(d), share)
+                found[d] = probe.speed(per_work(told, work) * self._work(d), share)
         return found
 
     def told(self, probe: Probe) -> list[tuple[FloatArray, FloatArray]]:
@@ -150,14 +151,17 @@ class Readings:
     def since(self, step: int) -> Readings:
         """Without the steps before; what was read during them stays with the first that is left, as it would have been there.
 
-        The first readings of a short run are taken while it warms up: they count."""
+        The first readings of a short run are taken while it warms up: they count. How long its steps took meanwhile does not: that tells of
+        first calls, and not of the machine."""
         if not step or step >= self.steps:
             return self
-        work = np.stack([self._work(d)[: step + 1] for d in range(len(self.devices))])
-        early = self.piece_s[:, : step + 1] * (work[:, -1:] / work)[:, :, None]
-        pieces = self.piece_s[:, step:].copy()
-        pieces[:, 0] = row_means(np.moveaxis(early, 1, 2))
-        return Readings(self.devices, pieces, self.core_share[:, step:], self.worked_s[:, step:])
+        kept = Readings(self.devices, self.piece_s[:, step:].copy(), self.core_share[:, step:], self.worked_s[:, step:])
+        first = np.array([kept._work(d)[0] for d in range(len(self.devices))])
+        early = np.concatenate(
+            [self.piece_s[:, :step] * first[:, None, None], self.piece_s[:, step : step + 1]], axis=1
+        )
+        kept.piece_s[:, 0] = row_means(np.moveaxis(early, 1, 2))
+        return kept
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -236,11 +240,11 @@ def middle_mean(values: FloatArray) -> float:
     return float(np.sort(values)[cut : len(values) - cut].mean()) if len(values) else math.nan
 
 
-def pace(told: FloatArray, work: FloatArray) -> float:
+def per_work(told: FloatArray, work: FloatArray) -> float:
     """Seconds of [n] readings for one of the job's work around them: a ratio of sums, for both scatter, without the tenth of the pairs
     that say most and the tenth that say least; nan of none.
 
-    >>> pace(np.array([1.0, 1.5, 2.0]), np.array([1.0, 1.5, 2.0]))
+    >>> per_work(np.array([1.0, 1.5, 2.0]), np.array([1.0, 1.5, 2.0]))
     1.0
     """
     cut = len(told) // 10

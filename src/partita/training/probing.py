@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import FloatArray
 from partita.nouns.probe import ProbePiece
 from partita.training.capture.captured import Captured, TensorMeta
 from partita.training.job import Batch, Precision, drawing
@@ -28,6 +28,7 @@ _WITHIN = (np.arange(PARTS) + 0.5) * (math.sqrt(5) - 1) / 2 % 1
 _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they are as small: less is all overhead
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
 _FEW_PAGES, _TRIES = 8, 3
+_UNCOUNTED = 4 / 3  #: pieces that a row of readings takes beside those that count: one, and a forward
 #: A pass that is no longer is one piece, run in a row for so long, until it is warm as the job itself is: one of 0.1 ms is 3 to 20 % above
 #: its last time in its eighth run behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
 SHORT_PASS_S = 3e-3
@@ -57,15 +58,19 @@ class Prober:
         self._order, self._last = _rotation(len(pieces)), len(pieces) - 1
         self._calls = _calls(pieces[0].seconds) if len(known) == 1 else 1
         self._seconds = sum(p.seconds for p in pieces) / len(pieces)
-        for work, count in Counter(self._works).items():
-            for number in (0, 0) if count == 1 else (0, 0, 1, 1):  # the first calls find their way and their memory
-                work.forward(number)
-                work.backward(number)
+        for _ in range(2):  # the first calls find their way and their memory
+            for work, count in Counter(self._works).items():
+                for number in range(min(count, 2)):
+                    work.forward(number)
+                    work.backward(number)
+            if self._calls == 1:
+                self._in_a_row(self._last, [(self._last + k) % len(pieces) for k in range(len(pieces))])
 
-    @property
-    def reading_s(self) -> float:
-        """What a reading by itself takes on average."""
-        return max(self._calls, 2) * self._seconds
+    def takes_s(self, times: int) -> float:
+        """What so many readings take, on average, that are asked for at once."""
+        if not times:
+            return 0.0
+        return self._seconds * (self._calls if self._calls > 1 else times + _UNCOUNTED)
 
     def read(self, times: int = 1) -> FloatArray:
         """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`. What asks the system
@@ -75,11 +80,12 @@ class Prober:
         if self._calls > 1:
             found[0] = self._alone()
             return found
-        wanted = np.array([next(self._order) for _ in range(min(times, len(self._works)))])
+        wanted, before = [next(self._order) for _ in range(min(times, len(self._works)))], self._last
+        self._last = wanted[-1]
         for _ in range(_TRIES):
-            found[wanted], pages = self._in_a_row(wanted)
-            wanted = wanted[pages > _FEW_PAGES]
-            if not len(wanted):
+            found[wanted], pages = self._in_a_row(before, wanted)
+            wanted = [piece for piece, asked in zip(wanted, pages, strict=True) if asked > _FEW_PAGES]
+            if not wanted:
                 break
         return found
 
@@ -92,25 +98,24 @@ class Prober:
                 break
         return float(seconds)
 
-    def _in_a_row(self, pieces: IntArray) -> tuple[FloatArray, FloatArray]:
+    def _in_a_row(self, before: int, pieces: Sequence[int]) -> tuple[FloatArray, FloatArray]:
         """(Seconds, pages asked for) of each. As in a pipeline, the forward of each runs before the backward of the one before it: it
-        finds its data, and its backward its activations, as cold as a pass of the job does. The first in the row is one that is not counted:
-        behind the steps of a run it takes longer than behind the passes of a measurement (a layer of BERT 2.9 and 2.5 ms; Xeon, 2026-11-25).
+        finds its data, and its backward its activations, as cold as a pass of the job does. One that is not counted runs `before` them
+        all: behind the steps of a run it takes longer than behind the passes of a measurement (a layer of BERT 2.9 and 2.5 ms; Xeon,
+        2026-11-25). And its forward once more at the end, so that the last of them is like the others.
 
-            forward   0 1   2   3
-            backward      0   1   2 3     and 0 is not counted
+            forward   0 1   2   3   0
+            backward      0   1   2   3
         """
-        row = [self._works[p] for p in (self._last, *pieces)]
+        row = [self._works[p] for p in (before, *pieces, before)]
         number, took = 0, np.zeros((len(row), 2))
-        took[0] = self._timed(row[0].forward, 0)
-        for k in range(1, len(row) + 1):
-            before = number
-            if k < len(row):
-                number = 1 - before if row[k] is row[k - 1] else 0
-                took[k] += self._timed(row[k].forward, number)
-            took[k - 1] += self._timed(row[k - 1].backward, before)
-        self._last = int(pieces[-1])
-        return took[1:, 0], took[1:, 1]
+        row[0].forward(number)
+        for k in range(1, len(row)):
+            earlier, number = number, 1 - number if row[k] is row[k - 1] else 0
+            took[k] = self._timed(row[k].forward, number)
+            took[k - 1] += self._timed(row[k - 1].backward, earlier)
+        row[-1].drop(number)
+        return took[1:-1, 0], took[1:-1, 1]
 
     def _timed(self, function: Callable[[int], None], number: int) -> FloatArray:
         """(seconds, pages asked for)"""
@@ -219,8 +224,6 @@ class _Work:
 
     def forward(self, number: int) -> None:
         received, code = self._received[number], self._stage.code
-        for t in received.values():
-            t.grad = None
         with _undrawn(self._device) if code.random else contextlib.nullcontext():
             outputs = self._stage.forward(number, self._leaves, received, 0)
         self._trains = any(o.requires_grad for o in outputs)
@@ -232,7 +235,11 @@ class _Work:
         if self._trains:
             self._stage.backward(number, self._gradients, 1.0)
         else:
-            self._stage.free(number)
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """What a forward has kept, without a backward."""
+        self._stage.free(number)
 
 
 @contextlib.contextmanager

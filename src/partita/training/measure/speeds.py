@@ -14,7 +14,7 @@ import numpy as np
 
 from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
-from partita.nouns.probe import Probe, ProbePiece, middle_mean, pace, scatter
+from partita.nouns.probe import Probe, ProbePiece, middle_mean, per_work, scatter
 
 ALIKE = 0.03  #: devices whose speeds differ by less are called equal
 _SPANS = 8
@@ -25,12 +25,12 @@ def job_probe(
 ) -> Probe:
     """The probe of a job on the device where it was measured; `own` [readings, 1 + pieces]: moment, seconds of each piece, nan
     where it was not read. Each was read at least once. `work` [readings]: what the job took around each, as a multiple of what the plan
-    will be told; the pieces' seconds are those for a multiple of 1, by the same `pace` as in a run."""
+    will be told; the pieces' seconds are those for a multiple of 1, by the same `per_work` as in a run."""
     beside = own[:, 1:] / work[:, None]
     typical = np.nanmedian(beside, axis=0)
     read, piece = np.nonzero(np.isfinite(beside))
     told = own[read, 1 + piece] / typical[piece]
-    usual = pace(told, work[read])
+    usual = per_work(told, work[read])
     known = tuple(ProbePiece(p.tasks, float(s) * usual) for p, s in zip(pieces, typical, strict=True))
     return Probe(known, micro_batch_size, core_share, spread=scatter(told))
 

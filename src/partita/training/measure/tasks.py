@@ -82,7 +82,9 @@ def time_tasks(
 
         def wanted() -> bool:
             spent_s = time.perf_counter() - began
-            return spent_s < budget_s or (spent_s < PATIENCE * budget_s and not steady(whole_of(rows)))
+            if spent_s < budget_s or spent_s >= PATIENCE * budget_s:
+                return spent_s < budget_s
+            return not steady(np.array([_whole_s(row) for row in rows]))
 
         while len(rows) < least or (len(rows) < most and wanted()):
             row: dict[str, Any] = {**runner.weight_pass()}
@@ -90,7 +92,7 @@ def time_tasks(
             row |= runner.whole_pass()
             between()
             with asleep():
-                row["company"] = (row["whole_forward"] + row["whole_backward"]) / runner.lone_pass()
+                row["company"] = _whole_s(row) / runner.lone_pass()
             row |= runner.one_pass()
             between()
             rows.append(row)
@@ -107,9 +109,9 @@ def time_tasks(
     )
 
 
-def whole_of(rows: Sequence[Mapping[str, float]]) -> FloatArray:
-    """[passes] seconds of the whole model, forward and backward."""
-    return np.array([row["whole_forward"] + row["whole_backward"] for row in rows])
+def _whole_s(row: Mapping[str, Any]) -> float:
+    """Of the whole model in a pass, forward and backward."""
+    return float(row["whole_forward"] + row["whole_backward"])
 
 
 def quick_task_s(

@@ -23,11 +23,11 @@ class Recorder:
     def __init__(self, probe: Probe, prober: Prober, steps: int | None) -> None:
         """`steps` that the run is going to take; None where nobody knows."""
         self._prober, self._pieces = prober, len(probe.pieces)
-        self._each_s = prober.reading_s
         self._unread = (math.nan,) * self._pieces
         self._lent = max(self._pieces, _LENT)
         self._left = steps
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of computing, seconds of each piece
+        self._cold = False  # the next step is the first by its plan
         self._begin()
 
     def after(self, step_s: float, core_share: float, worked_s: float) -> None:
@@ -35,10 +35,14 @@ class Recorder:
         lent. The ranks' steps are equally long, so they read together, as they compute together."""
         self._saved_s += _PART * step_s
         lent = self._due(step_s)
-        times = min(_MOST, self._pieces, lent + int(self._saved_s / self._each_s))
-        self._rows.append((core_share, worked_s, *(self._prober.read(times) if times else self._unread)))
+        times, takes_s = lent, self._prober.takes_s
+        while times < min(_MOST, self._pieces) and takes_s(times + 1) - takes_s(lent) <= self._saved_s:
+            times += 1
+        known_s = math.nan if self._cold else worked_s
+        self._rows.append((core_share, known_s, *(self._prober.read(times) if times else self._unread)))
         self._given += lent
-        self._saved_s -= (times - lent) * self._each_s
+        self._cold = False
+        self._saved_s -= takes_s(times) - takes_s(lent)
 
     def _due(self, step_s: float) -> int:
         """Readings that are lent after this step. They are spread: those next to each other say the same of a machine that is another one
@@ -56,8 +60,10 @@ class Recorder:
         self._begin()
 
     def compute_otherwise(self) -> None:
-        """Another plan begins: what steps took until now is not compared with what they will take; their readings stand."""
+        """Another plan begins: what steps took until now is not compared with what they will take, and its first one is slow; the
+        readings stand."""
         self._rows = [(share, math.nan, *seconds) for share, _, *seconds in self._rows]
+        self._cold = True
 
     def _begin(self) -> None:
         self._saved_s = self._took_s = 0.0

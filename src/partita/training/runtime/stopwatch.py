@@ -64,10 +64,12 @@ class Stopwatch:
 
     def worked_s(self) -> float:
         """All computations of a step, as `worked`; nan without one, and where it is not known before the device is waited for."""
-        return math.fsum(self.worked()) or math.nan
+        worked = self.worked()
+        return math.fsum(worked[k] for k in self._at) or math.nan
 
     def worked(self) -> list[float]:
-        """[n] seconds of each computation: of the thread's CPU time where it computes alone, as by `work_clock`."""
+        """[n] seconds of each place, of which those of computations count: of the thread's CPU time where it computes alone, as by
+        `work_clock`."""
         if torch.get_num_threads() > 1:
             return [(b - a) / 1e9 for a, b in zip(self.start, self.end, strict=True)]
         return [w / 1e9 for w in self.work]
