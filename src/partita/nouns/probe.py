@@ -7,8 +7,8 @@ long the job's own instructions last, so a prediction at the speed of a run is s
 
 A slow phase does not slow all work alike: a convolution that fills the caches suffers more than one that does not. So the
 pieces are drawn from the job as its time is: cut the time of a pass into a dozen equal parts, and take the task that runs
-at a moment of each; of a short pass, take all of it. What they took over what they took in measuring, averaged over all,
-is then what the job would have taken, without bias and whatever it consists of.
+at a moment of each; of a short pass, take all of it. What they took over what they took in measuring is then what the job
+would have taken, whatever it consists of.
 """
 
 from __future__ import annotations

@@ -285,6 +285,8 @@ def test_a_rank_is_the_device_that_was_measured_whatever_the_plans_order(
     assert losses(out) == pytest.approx(wanted, rel=1e-5)
     readings = Readings.read(out / "readings.json")
     assert readings.devices == tuple(d.name for d in turned.cluster.devices)
+    assert np.isfinite(readings.worked_s).all()
+    assert (readings.worked_s > 0).all()
 
 
 @needs_hosts

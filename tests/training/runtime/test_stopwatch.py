@@ -1,5 +1,6 @@
 """The stopwatch: what a rank had of its core, computing and woken."""
 
+import math
 import os
 import subprocess
 import sys
@@ -65,3 +66,13 @@ def test_a_core_that_is_shared_is_waited_for() -> None:
     thread.start()
     thread.join()
     assert found[1] - found[0] > 0.05e9
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_wait_is_no_computing(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Neither by the thread's CPU time nor, with several threads, by the clock."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    watch = Stopwatch([True, False])
+    watch.start, watch.end, watch.work = [0, 3_000_000], [2_000_000, 9_000_000], [1_000_000, 0]
+    assert watch.worked_s() == pytest.approx({1: 1e-3, 2: 2e-3}[threads])
+    assert math.isnan(Stopwatch([False]).worked_s())

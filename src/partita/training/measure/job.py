@@ -72,6 +72,9 @@ class Asked:
     #: operators in parts; with them only the whole batch is measured, unless sizes are given
     splits: Sequence[str] = ()
     budget_s: float = 15.0  #: about so long; on a restless machine twice
+    by_itself: bool = (
+        True  #: no other rank measures at the same time: one that went on by itself would find the others idle
+    )
 
 
 def measure_job(
@@ -153,7 +156,7 @@ class Measuring:
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
         self._company: list[FloatArray] = []  #: of every size
         self._calls: list[CallCosts] = []  #: likewise
-        self._restless = False  #: a size has been measured for longer than it was given
+        self._restless = False  #: a size was not known well enough when its part of the budget was over
         self.optimizer_bytes_per_parameter_byte = 0.0
         self.batch_size, self._wanted = batch_size(batch), splits
         self._seen: dict[int, Captured] = {}  #: by size, until it is measured
@@ -312,7 +315,7 @@ class Measuring:
     def _is_steady(self, first: int, longer: bool, whole_s: FloatArray) -> bool:
         """Whether the mean of these passes is known; the readings `first` and on are of them. Where it is not, the whole measurement
         takes longer; once it does, a size has its part of that and no more."""
-        if longer:
+        if longer or not self._asked.by_itself:
             return True
         read = np.array(self.readings[first:])[:, 1:]
         slowness = row_means(read / np.nanmedian(read, axis=0))

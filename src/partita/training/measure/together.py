@@ -105,7 +105,7 @@ def _measured(asked: Asked, rank: int, timeout_s: float, progress: Progress, spe
     places = [record(Place, p, ClusterError, "a rank's place") for p in told(asdict(Place.here()))]
     device = on_all(lambda: own_device(places, rank), "looking for its device")
     with pinned(device):
-        measuring = on_all(lambda: Measuring.of(asked, device), "loading the job")
+        measuring = on_all(lambda: Measuring.of(replace(asked, by_itself=False), device), "loading the job")
         expect_alike(told(subject(measuring, device)))
         on_all(lambda: measuring.take_all(contextlib.nullcontext, progress), "measuring its tasks")
         found = [record(Found, f, ClusterError, "what a rank found") for f in told(asdict(Found.of(measuring, device)))]
