@@ -519,7 +519,7 @@ def test_a_file_that_changes_when_it_is_imported_already_is_no_matter(tmp_path: 
     store = Store.open(tmp_path / "store")
     found = here(loaded.value, store=store, modules=[loaded.module], sources=loaded.sources, check=False)
     assert found.values == (2, 3)
-    assert len(store.entries()) == 2
+    assert len(store.entries()) in (2, 3)  # what `edit` gave, too, where writing took long enough to be worth it
 
 
 def test_more_memory_than_was_given_is_said() -> None:

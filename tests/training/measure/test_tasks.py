@@ -188,7 +188,7 @@ def test_a_job_measured_whole(tmp_path: Path) -> None:
     """Graph, costs and facts fit each other, and the profile comes back from its file."""
     from partita.nouns.profile import Profile
 
-    profile = measure_job(f"{MODELS}:two_inputs", {"batch": "8"}, devices=2, sizes=(4, 2), budget_s=4.0)
+    profile = measure_job(f"{MODELS}:two_inputs", {"batch": "8"}, devices=2, sizes=(4, 2), budget_s=1.0)
     assert [s.micro_batch_size for s in profile.samples] == [4, 2]
     assert profile.batch_size == 8
     assert all(d.update_s > 0 and d.step_s > 0 and d.instruction_s > 0 for d in profile.cluster.devices)

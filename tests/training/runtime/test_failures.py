@@ -276,7 +276,7 @@ def test_who_fell_silent_is_who_was_waited_for(
     assert failure(workers, board, spec, file, time.time(), 0).gone == (blamed,)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("replicas", [(), (2,)])
+@pytest.mark.parametrize("replicas", [pytest.param((), marks=pytest.mark.slow), (2,)])
 def test_a_loss_that_is_no_number_is_told(replicas: tuple[int, ...], tmp_path: Path) -> None:
     """By every step's line too, also where several ranks add up their parts of it."""
     plan = plan_file("failing:diverges", stages=len(replicas) or 2, replicas=replicas).write(tmp_path / "plan.json")
