@@ -17,7 +17,7 @@ from partita.nouns.profile import Profile
 def test_a_small_job_gives_a_profile_that_can_be_planned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "profile.json"
     words = ["measure", f"{MODELS}:two_inputs", "--set", "batch=8", "--devices", "2", "--micro-batch-sizes", "2,4"]
-    assert main([*words, "--budget-s", "60", "-o", str(out), "--json"]) == 0
+    assert main([*words, "--budget-s", "4", "-o", str(out), "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
     profile = Profile.read(out)
     assert told["profile"] == str(out)
