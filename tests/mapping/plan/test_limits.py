@@ -101,12 +101,12 @@ def test_no_thought_of_a_live_search_takes_long() -> None:
     while True:
         clock += 1.0  # a trial
         phases.append(trial.phase)
-        before = time.process_time()
+        before = time.perf_counter()
         try:
             trial = search.send(Measured(trial.predicted_s))
         except StopIteration:
             break
-        longest = max(longest, time.process_time() - before)
+        longest = max(longest, time.perf_counter() - before)
     assert longest < 15.0, "comparing surrogates takes a few seconds the first time"
     assert phases[-1] == "finals"
     assert clock + time.perf_counter() - began < 60.0

@@ -71,10 +71,8 @@ class Company:
         rows = [[float(x) for x in line.split()] for line in lines[:-1]]  # the last one may be half a line
         found = np.array([r for r in rows if r[0] >= since]).reshape(-1, len(rows[0]) if rows else 3)
         begin, end = np.array(self.sleeps).reshape(-1, 2).T
-        ended, read_s = (
-            found[:, 0],
-            3 * np.nansum(found[:, 3:], axis=1),
-        )  # the probe is read after the step, behind what does not count
+        # the probe is read after the step, behind what does not count
+        ended, read_s = found[:, 0], 3 * np.nansum(found[:, 3:], axis=1)
         slept = np.searchsorted(begin, ended + read_s) > np.searchsorted(end, ended - found[:, 2])
         return np.asarray(found[~slept])
 

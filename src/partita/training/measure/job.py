@@ -72,9 +72,8 @@ class Asked:
     #: operators in parts; with them only the whole batch is measured, unless sizes are given
     splits: Sequence[str] = ()
     budget_s: float = 15.0  #: about so long; on a restless machine twice
-    by_itself: bool = (
-        True  #: no other rank measures at the same time: one that went on by itself would find the others idle
-    )
+    #: no other rank measures at the same time: one that went on by itself would find the others idle
+    by_itself: bool = True
 
 
 def measure_job(

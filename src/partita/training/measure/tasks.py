@@ -82,9 +82,8 @@ def time_tasks(
 
         def wanted() -> bool:
             spent_s = time.perf_counter() - began
-            if spent_s < budget_s or spent_s >= PATIENCE * budget_s:
-                return spent_s < budget_s
-            return not steady(np.array([_whole_s(row) for row in rows]))
+            patient = spent_s < PATIENCE * budget_s
+            return spent_s < budget_s or (patient and not steady(np.array([_whole_s(row) for row in rows])))
 
         while len(rows) < least or (len(rows) < most and wanted()):
             row: dict[str, Any] = {**runner.weight_pass()}
@@ -210,10 +209,9 @@ class _Runner:
             forward[task] += spent
             self.calls[task] += 1
             if isinstance(value, Tensor) and value.grad_fn is not None:
+                # a dropout of 0 hands on what it gets, and would take the backward of the task before it for its own
                 made = (value.grad_fn, value.output_nr)
-                if (
-                    made not in marked
-                ):  # a dropout of 0 hands on what it gets, and would take the backward of the task before it for its own
+                if made not in marked:
                     marked.add(made)
                     value.register_hook(self._mark(stamps, task))  # type: ignore[no-untyped-call]
             return value
