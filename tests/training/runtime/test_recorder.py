@@ -18,7 +18,8 @@ PROBE = Probe((ProbePiece(("a",), 1e-3), ProbePiece(("b",), 2e-3)), 1)
 class Counting:
     """Stands in for a prober: as long as measured, one piece after the other, beside what does not count."""
 
-    def __init__(self, calls: float = 1.0) -> None:
+    def __init__(self, calls: float = 1.0, pieces: int = 2) -> None:
+        self.pieces = pieces
         self.each_s = calls * PROBE.seconds / 2
         self.taken: list[int] = []
         self.spent_s = 0.0
@@ -27,28 +28,36 @@ class Counting:
         return (times + 4 / 3) * self.each_s if times else 0.0
 
     def read(self, times: int) -> np.ndarray:
-        found = np.full(2, math.nan)
+        found = np.full(self.pieces, math.nan)
         self.spent_s += self.takes_s(times)
         for _ in range(times):
-            i = len(self.taken) % 2
-            found[i] = PROBE.pieces[i].seconds
+            i = len(self.taken) % self.pieces
+            found[i] = (i + 1) * 1e-3
             self.taken.append(i)
         return found
 
 
+def step(noted: Recorder, step_s: float, core_share: float, worked_s: float, *, waits: bool = False) -> None:
+    meanwhile = noted.begin()
+    if meanwhile and waits:
+        meanwhile(math.inf)
+    noted.after(step_s, core_share, worked_s)
+
+
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("calls", [1.0, 1.5, 2.0])
 @pytest.mark.parametrize("step_s", [1e-3, 0.05, 0.7, 20.0])
-def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float) -> None:
+def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float, waits: bool) -> None:
     prober = Counting(calls)
     noted = Recorder(PROBE, cast(Prober, prober), 1000)
     for _ in range(1000):
-        noted.after(step_s, 0.9, 0.7)
+        step(noted, step_s, 0.9, 0.7, waits=waits)
     assert prober.spent_s <= 0.01 * 1000 * step_s + 6 * prober.takes_s(1) + 1e-9  # six are lent
     assert len(prober.taken) >= min(1000, 0.9 * 0.01 * 1000 * step_s / prober.takes_s(1))
     rows = noted.rows()
     assert rows.shape == (1000, 4)
     assert float(rows[0, 2]) == pytest.approx(1e-3)
-    assert math.isnan(float(rows[1, 2])) == (step_s < 0.1)
+    assert bool(rows[1, 2:].isnan().all()) == (step_s < 0.1)
 
 
 def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
@@ -56,10 +65,10 @@ def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
     pieces = tuple(ProbePiece((str(i),), 1e-3) for i in range(12))
 
     def read_after(steps: int | None) -> list[int]:
-        prober = Counting()
+        prober = Counting(pieces=12)
         noted, seen = Recorder(Probe(pieces, 1), cast(Prober, prober), steps), [0]
         for _ in range(steps or 12):
-            noted.after(1e-4, 1.0, 0.7)
+            step(noted, 1e-4, 1.0, 0.7)
             seen.append(len(prober.taken))
         return np.diff(seen).tolist()
 
@@ -71,22 +80,22 @@ def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
 
 @pytest.mark.parametrize("steps", [6, 10, 60, 600])
 def test_a_short_run_with_one_piece_reads_it_more_than_once_and_over_all_of_it(steps: int) -> None:
-    prober = Counting()
+    prober = Counting(pieces=1)
     noted, seen = Recorder(Probe(PROBE.pieces[:1], 1), cast(Prober, prober), steps), list[int]()
-    for step in range(steps):
+    for k in range(steps):
         before = len(prober.taken)
-        noted.after(1e-4, 1.0, 0.7)
-        seen += [step] * (len(prober.taken) - before)
+        step(noted, 1e-4, 1.0, 0.7)
+        seen += [k] * (len(prober.taken) - before)
     assert len(seen) == 6
     assert np.diff(seen).max() <= math.ceil(steps / 6)
     assert seen[-1] >= steps * 5 // 6 - 1
 
 
 def test_what_is_lent_to_a_long_run_is_read_at_its_beginning() -> None:
-    prober = Counting(1e6)  # nothing is ever saved up
+    prober = Counting(1e6, pieces=1)  # nothing is ever saved up
     noted = Recorder(Probe(PROBE.pieces[:1], 1), cast(Prober, prober), 100_000)
     for _ in range(100):
-        noted.after(1.0, 1.0, 0.7)
+        step(noted, 1.0, 1.0, 0.7)
     assert len(prober.taken) == 6
 
 
@@ -94,10 +103,10 @@ def test_what_belongs_to_another_plan_is_forgotten_and_it_begins_again() -> None
     """Also where too little of the run is left to save up for a reading."""
     noted = Recorder(PROBE, cast(Prober, Counting()), None)
     for _ in range(20):
-        noted.after(1e-3, 0.5, 0.7)
+        step(noted, 1e-3, 0.5, 0.7)
     noted.forget()
     for _ in range(3):
-        noted.after(1e-3, 0.9, 0.7)
+        step(noted, 1e-3, 0.9, 0.7)
     rows = noted.rows()
     assert rows[:, 0].tolist() == [0.9] * 3
     assert np.isfinite(rows[:, 2:].numpy()).any(axis=0).all()
@@ -105,10 +114,10 @@ def test_what_belongs_to_another_plan_is_forgotten_and_it_begins_again() -> None
 
 def test_what_another_plan_computed_is_not_compared_with_what_this_one_does() -> None:
     noted = Recorder(PROBE, cast(Prober, Counting()), None)
-    noted.after(1e-3, 0.5, 0.7)
+    step(noted, 1e-3, 0.5, 0.7)
     noted.compute_otherwise()
-    noted.after(1e-3, 0.6, 0.5)  # the first by a plan is slow
-    noted.after(1e-3, 0.6, 0.2)
+    step(noted, 1e-3, 0.6, 0.5)  # the first by a plan is slow
+    step(noted, 1e-3, 0.6, 0.2)
     rows = noted.rows().numpy()
     assert rows[:, 0].tolist() == [0.5, 0.6, 0.6]
     np.testing.assert_array_equal(rows[:, 1], [math.nan, math.nan, 0.2])
@@ -117,3 +126,32 @@ def test_what_another_plan_computed_is_not_compared_with_what_this_one_does() ->
 
 def test_without_steps_there_are_no_rows() -> None:
     assert Recorder(PROBE, cast(Prober, Counting()), None).rows().shape == (0, 4)
+
+
+def test_what_a_rank_reads_while_it_waits_is_not_read_again() -> None:
+    """However often it is called in a step."""
+    prober = Counting()
+    noted = Recorder(PROBE, cast(Prober, prober), 6)
+    for k in range(6):
+        meanwhile = noted.begin()
+        assert meanwhile
+        meanwhile(1.0)
+        meanwhile(1.0)
+        assert len(prober.taken) == k + 1
+        noted.after(1e-4, 1.0, 0.7)
+        assert len(prober.taken) == k + 1
+    assert np.isfinite(noted.rows()[:, 2:].numpy()).sum(axis=1).tolist() == [1] * 6
+
+
+@pytest.mark.parametrize(("waits", "meanwhile", "after"), [(0, 0, 4), (1, 1, 3), (2, 2, 2), (3, 3, 1), (9, 4, 0)])
+def test_as_much_as_there_is_time_for_is_read_while_a_rank_waits(waits: int, meanwhile: int, after: int) -> None:
+    """What is lent is then read behind the step."""
+    prober = Counting(pieces=12)
+    noted = Recorder(Probe(tuple(ProbePiece((str(i),), 1e-3) for i in range(12)), 1), cast(Prober, prober), 1)
+    wait = noted.begin()
+    assert wait
+    wait(prober.takes_s(waits))
+    assert len(prober.taken) == meanwhile
+    noted.after(1e-4, 1.0, 0.7)
+    assert len(prober.taken) - meanwhile == after
+    assert int(np.isfinite(noted.rows()[0, 2:].numpy()).sum()) == 4

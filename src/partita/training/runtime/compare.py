@@ -20,7 +20,7 @@ from partita.training.job import Batch, batch_size
 from partita.training.runtime import checkpoint
 from partita.training.runtime.batches import Progress, ahead, turns
 from partita.training.runtime.baton import Baton
-from partita.training.runtime.interpreter import StepResult
+from partita.training.runtime.interpreter import Meanwhile, StepResult
 from partita.training.runtime.measured import Trace, write_timeline
 from partita.training.runtime.pipeline import Pipeline
 from partita.training.runtime.recorder import gathered, readings_of
@@ -50,8 +50,8 @@ def compare(session: Session) -> None:
         # gradients are compared behind the first step: rounding grows with every one
         row = spec.in_a_row if turn.done.step > 1 else 1
         for name, engine in engines.items():
-            own = _timed(engine, turn.batch, turn.done.step, row)
             recorder = recorders.get(name)
+            own = _timed(engine, turn.batch, turn.done.step, row, recorder.begin() if recorder else None)
             if recorder:  # right behind the steps, as in a run: a core that has slept between is slow for a while
                 # all ranks go by the last steps that they know of together, so they read together
                 known_s = times[name][-1] if times[name] else own.wall_s
@@ -94,14 +94,14 @@ class _Timed(NamedTuple):
     worked_s: float  #: of this rank's computations
 
 
-def _timed(engine: Engine | None, batch: Batch, step: int, row: int) -> _Timed:
-    """A rank's step of so many in a row, none waiting for more than its messages, as in a run. The first of several is not counted:
-    it finds caches cold, and a core that has slept."""
+def _timed(engine: Engine | None, batch: Batch, step: int, row: int, meanwhile: Meanwhile | None) -> _Timed:
+    """A rank's step of so many in a row, none waiting for more than its messages, as in a run, and `meanwhile` doing what a run does.
+    The first of several is not counted: it finds caches cold, and a core that has slept."""
     dist.barrier()
     if row > 1:
         _stepped(engine, batch, step)
     began, cpu, counted = time.perf_counter(), time.process_time(), max(1, row - 1)
-    results = [_stepped(engine, batch, step) for _ in range(counted)]
+    results = [_stepped(engine, batch, step, meanwhile) for _ in range(counted)]
     spent, used = (time.perf_counter() - began) / counted, (time.process_time() - cpu) / counted
     share, worked_s = statistics.median(r.core_share for r in results), statistics.mean(r.worked_s for r in results)
     return _Timed(spent, results[-1].loss, used, share, worked_s)
@@ -118,9 +118,9 @@ def _of_all(own: _Timed) -> _Timed:
     return _Timed(float(most[0]), mean_loss, float(share[1]), own.core_share, own.worked_s)
 
 
-def _stepped(engine: Engine | None, batch: Batch, step: int) -> StepResult:
+def _stepped(engine: Engine | None, batch: Batch, step: int, meanwhile: Meanwhile | None = None) -> StepResult:
     """A step that is done, and not only queued on a GPU."""
-    result = engine.step(batch, step - 1) if engine is not None else StepResult(math.nan, 0.0)
+    result = engine.step(batch, step - 1, meanwhile) if engine is not None else StepResult(math.nan, 0.0)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return result

@@ -30,6 +30,7 @@ from partita.training.runtime.stopwatch import Stopwatch, stopwatch_for
 
 Key = tuple[int, int]  #: (stage, micro-batch)
 Values = dict[str, Tensor]  #: by the name of the value
+Meanwhile = Callable[[float], None]  #: what a rank does while it waits for others; told for how many seconds it will
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,13 @@ class Interpreter:
         messages = [line for line in self._script if line.number in tags]
         computes = [program.op[line.number] == Op.COMPUTE for line in self._script]
         self.watch: Stopwatch = stopwatch_for(place.torch_device, computes, waits=bool(messages))
+        on_cpu = place.torch_device.type == "cpu"  # a GPU waits by itself, while this thread goes on
+        self._waits = [k for k, i in enumerate(self._script) if on_cpu and program.op[i.number] == Op.RECV]
+        self._longest, self._aside = (
+            -1,
+            False,
+        )  # the place of the longest wait, and whether something was done in it in the last step
+        self._waited_s = 0.0
         self._contents = {
             size: {
                 line.number: _contents(line.piece, bound.captured, place.ranks, tags[line.number]) for line in messages
@@ -205,9 +213,15 @@ class Interpreter:
         self._readers = {i.number: reads[i.piece] for i in values}
         self._runs = {(i.piece.stage, i.micro_batch) for i in self._script if i.piece.kind == "forward"}
 
-    def step(self, batch: Batch, micro_batch_size: int, step: int, seed: int) -> StepResult:
-        """One step on a batch. Raises WorkerFailed that names the peer where a message breaks."""
+    def step(
+        self, batch: Batch, micro_batch_size: int, step: int, seed: int, meanwhile: Meanwhile | None = None
+    ) -> StepResult:
+        """One step on a batch. `meanwhile` is called where this rank waited longest in the last step that had none; nowhere in the first.
+        Raises WorkerFailed that names the peer where a message breaks."""
         began = time.perf_counter()
+        if meanwhile and not self._aside:
+            self._longest, self._waited_s = self._longest_wait()
+        self._aside = False
         s = self._begin(batch, micro_batch_size, step, seed)
         begin, finish, cell = self.watch.begin, self.watch.finish, self._cell
         number = -1
@@ -215,6 +229,9 @@ class Interpreter:
         try:
             for k, line in enumerate(self._script):
                 number = cell[0] = line.number
+                if meanwhile and k == self._longest:
+                    self._aside = True
+                    self.watch.aside(meanwhile, self._waited_s)
                 begin(k)
                 line.handler(self, s, line)
                 finish(k)
@@ -235,6 +252,12 @@ class Interpreter:
     def computed_s(self) -> float:
         """What this rank computed in the last step; nan where it had nothing to compute."""
         return self.watch.computed_s()
+
+    def _longest_wait(self) -> tuple[int, float]:
+        """(Place, seconds) of the longest wait of the last step; (-1, 0) where there was none."""
+        start, end = self.watch.start, self.watch.end
+        waited_ns, k = max(((end[k] - start[k], k) for k in self._waits), default=(0, -1))
+        return (k, waited_ns / 1e9) if waited_ns else (-1, 0.0)
 
     def _begin(self, batch: Batch, size: int, step: int, seed: int) -> Step:
         total = batch_size(batch)

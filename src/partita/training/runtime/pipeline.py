@@ -24,7 +24,7 @@ from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, drawing, micro_batches
 from partita.training.runtime.deployment import Deployment, Groups
 from partita.training.runtime.gradients import begin_reduction
-from partita.training.runtime.interpreter import Bound, Interpreter, StepResult
+from partita.training.runtime.interpreter import Bound, Interpreter, Meanwhile, StepResult
 from partita.training.runtime.state import State, average, moved
 from partita.training.runtime.transport import Transport
 
@@ -90,13 +90,13 @@ class Pipeline:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Batch, step: int) -> StepResult:
-        """One optimizer step on a batch; all ranks call it with the same batch."""
+    def step(self, batch: Batch, step: int, meanwhile: Meanwhile | None = None) -> StepResult:
+        """One optimizer step on a batch; all ranks call it with the same batch. `meanwhile`: as in `Interpreter.step`."""
         if self.state.optimizer:
             _drop_gradients(self.state.optimizer)
         self._square = None
         self.last = self._interpreter(batch)
-        result = self.last.step(batch, self.deployment.micro_batch_size, step, self._job.seed)
+        result = self.last.step(batch, self.deployment.micro_batch_size, step, self._job.seed, meanwhile)
         if not self.deployment.stages:
             self.update()  # a rank without work has no UPDATE; what it holds of optimizer and scheduler goes along
         return replace(result, loss=self._whole_loss(result))

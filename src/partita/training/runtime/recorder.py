@@ -1,4 +1,4 @@
-"""What the probe says while a job runs: every rank reads it between its steps, for a hundredth of their time."""
+"""What the probe says while a job runs: every rank reads it while it waits for others, for a hundredth of the time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from partita.nouns.probe import Probe, Readings
 from partita.training.probing import Prober
 from partita.training.runtime.checkpoint import gather_tensors
+from partita.training.runtime.interpreter import Meanwhile
 
-_MOST = 4  #: readings after a step; more tell little that is new
+_MOST = 4  #: readings in a step; more tell little that is new
 _LENT = 6  #: readings that a run need not have earned, or one of each piece: of a short job there is one piece, and one reading tells little
 _SPREAD_S = 20.0  #: over which they are spread, or over the run if that is shorter
-_PART = 0.01  #: of a step's time that may be spent on reading the probe after it
+_PART = 0.01  #: of a step's time that may be spent on reading the probe
 
 
 class Recorder:
@@ -24,33 +25,56 @@ class Recorder:
         """`steps` that the run is going to take; None where nobody knows."""
         self._prober, self._pieces = prober, len(probe.pieces)
         self._unread = (math.nan,) * self._pieces
-        self._lent = max(self._pieces, _LENT)
+        self._seconds = self._unread  # of this step
+        self._lends = max(self._pieces, _LENT)
         self._left = steps
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of computing, seconds of each piece
         self._cold = False  # the next step is the first by its plan
         self._begin()
 
-    def after(self, step_s: float, core_share: float, worked_s: float) -> None:
-        """Note a step: what it had of its core and how long it computed, and readings where time has been saved up for them, or is
-        lent. The ranks' steps are equally long, so they read together, as they compute together."""
-        self._saved_s += _PART * step_s
-        lent = self._due(step_s)
-        times, takes_s = lent, self._prober.takes_s
-        while times < min(_MOST, self._pieces) and takes_s(times + 1) - takes_s(lent) <= self._saved_s:
-            times += 1
-        known_s = math.nan if self._cold else worked_s
-        self._rows.append((core_share, known_s, *(self._prober.read(times) if times else self._unread)))
-        self._given += lent
-        self._cold = False
-        self._saved_s -= takes_s(times) - takes_s(lent)
+    def begin(self) -> Meanwhile | None:
+        """To be called in the next step while this rank waits for others: the readings for which time has been saved up, or is lent; None
+        where there are none. Those for which it does not wait long enough are taken `after` the step.
 
-    def _due(self, step_s: float) -> int:
-        """Readings that are lent after this step. They are spread: those next to each other say the same of a machine that is another one
-        a second later."""
+        While it waits the others compute, as they did in measuring, and a reading keeps nobody waiting. The ranks' steps are equally
+        long, so they read in the same ones.
+        """
+        self._lent = self._to_lend()
+        takes_s, most = self._prober.takes_s, min(_MOST, self._pieces)
+        self._due = self._lent
+        while self._due < most and takes_s(self._due + 1) - takes_s(self._lent) <= self._saved_s:
+            self._due += 1
+        return self._meanwhile if self._due else None
+
+    def after(self, step_s: float, core_share: float, worked_s: float) -> None:
+        """Note a step: what it had of its core, how long it computed, and what was read in it."""
+        self._read(self._due)
+        self._rows.append((core_share, math.nan if self._cold else worked_s, *self._seconds))
+        self._seconds, self._cold = self._unread, False
         self._took_s += step_s
-        steps = self._lent if self._left is None else max(1, self._left)
+        self._saved_s += _PART * step_s
+
+    def _meanwhile(self, wait_s: float) -> None:
+        self._read(max((n for n in range(1, self._due + 1) if self._prober.takes_s(n) <= wait_s), default=0))
+
+    def _read(self, times: int) -> None:
+        """So many of those that are due; those that are lent come first, the rest of the others another time."""
+        if not times:
+            return
+        found, takes_s = self._prober.read(times), self._prober.takes_s
+        self._seconds = tuple(b if math.isnan(a) else a for a, b in zip(found.tolist(), self._seconds, strict=True))
+        lent = min(times, self._lent)
+        self._given += lent
+        self._saved_s -= takes_s(times) - takes_s(lent)
+        self._lent -= lent
+        self._due = self._lent
+
+    def _to_lend(self) -> int:
+        """Readings that are lent in the next step. They are spread: those next to each other say the same of a machine that is another one
+        a second later."""
+        steps = self._lends if self._left is None else max(1, self._left)
         through = max((len(self._rows) + 1) / steps, self._took_s / _SPREAD_S)
-        due = math.ceil(min(through, 1.0) * self._lent - 1e-9)
+        due = math.ceil(min(through, 1.0) * self._lends - 1e-9)
         return min(_MOST, self._pieces, due - self._given)
 
     def forget(self) -> None:
@@ -68,6 +92,7 @@ class Recorder:
     def _begin(self) -> None:
         self._saved_s = self._took_s = 0.0
         self._given = 0  # of the readings that are lent
+        self._due = self._lent = 0  # readings of this step, and how many of them are lent
 
     def rows(self) -> torch.Tensor:
         """[steps, 2 + pieces]"""

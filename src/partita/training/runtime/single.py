@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.training.job import Batch, TrainingJob, batch_size, call, micro_batches
-from partita.training.runtime.interpreter import StepResult
+from partita.training.runtime.interpreter import Meanwhile, StepResult
 
 
 class SingleProcess:
@@ -26,7 +26,7 @@ class SingleProcess:
         self._size = micro_batch_size
         self._device = device
 
-    def step(self, batch: Batch, step: int) -> StepResult:
+    def step(self, batch: Batch, step: int, meanwhile: Meanwhile | None = None) -> StepResult:
         """One optimizer step on a batch."""
         began, worked = time.perf_counter(), time.thread_time()
         self.optimizer.zero_grad(set_to_none=True)

@@ -11,7 +11,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,12 @@ class Stopwatch:
         if self._computes[k]:
             self.work[k] += time.thread_time_ns()
         self.end[k] = time.perf_counter_ns()
+
+    def aside(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call what is not of the step, between two places."""
+        queued = self._queue.waited_ns() if self._queue else 0
+        function(*arguments)
+        self._queued_ns += self._queue.waited_ns() - queued if self._queue else 0
 
     def core_share(self) -> float:
         """The part of its computing time during which the thread was on its core; nan where it computed nothing. A thread that

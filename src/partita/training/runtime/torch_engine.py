@@ -29,7 +29,7 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.simulate.boundaries import shared_over_stages
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, TrainingJob, batch_size, micro_batches
-from partita.training.runtime.interpreter import StepResult
+from partita.training.runtime.interpreter import Meanwhile, StepResult
 from partita.training.runtime.pipeline import Assignment
 from partita.training.runtime.stage import StageCode, batch_leaves, stage_code
 
@@ -77,7 +77,7 @@ class TorchPipelining:
         self._schedule = _schedule(name, stages, plan.micro_batches)
         self._whole = plan.micro_batches * assignment.micro_batch_size
 
-    def step(self, batch: Batch, step: int) -> StepResult:
+    def step(self, batch: Batch, step: int, meanwhile: Meanwhile | None = None) -> StepResult:
         """One optimizer step. Raises PlanError for a batch that does not fall into equal micro-batches."""
         began = time.perf_counter()
         if batch_size(batch) != self._whole:

@@ -65,7 +65,7 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
     with contextlib.closing(record), _stopping(session) as stop_after:
         for turn in baton.rounds(_checked_turns(session, progress)):
             board.begin_step(rank, turn.done.step, batch_size(turn.batch))
-            result = engine.step(turn.batch, turn.done.step - 1)
+            result = engine.step(turn.batch, turn.done.step - 1, recorder.begin() if recorder else None)
             board.end_step(rank, result.loss, result.step_s)
             record.write(turn.done.step, result.loss, result.step_s)
             traces = with_trace(traces, session, engine, turn.batch, result.step_s, first=progress == began)
