@@ -6,12 +6,13 @@ import contextlib
 import math
 import resource
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from partita.errors import JobError, sentence_of
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import ProbePiece
 from partita.training.capture.captured import Captured, TensorMeta
@@ -73,7 +74,7 @@ class Prober:
         return self._seconds * (self._calls if self._calls > 1 else times + _UNCOUNTED)
 
     def read(self, times: int = 1) -> FloatArray:
-        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`. What asks the system
+        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`; at least one. What asks the system
         for memory runs again, twice at most: a page of 4 kB took 10 us of a virtual machine, so that a convolution of 23 ms took 116, and
         a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
         found = np.full(len(self._works), np.nan)
@@ -156,26 +157,55 @@ def _rotation(pieces: int) -> Iterator[int]:
 def prober_for(
     captured: Captured, task_s: Sequence[float], part: Batch, device: torch.device, precision: Precision
 ) -> tuple[tuple[ProbePiece, ...], Prober]:
-    """The pieces `drawn` for a job, and their prober. Where a short pass does not run on numbers that stand in for its own (values that
-    are made into positions may lie beyond their table), pieces of it are taken. Raises what torch raises where those do not run either.
-    """
-    pieces = drawn(captured, task_s)
+    """The pieces `drawn` for a job, and their prober. Tasks that do not run on numbers that stand in for their own are left out (a
+    factorisation of what has to be positive definite, positions that lie beyond their table); of a short pass, pieces are taken then.
+    Raises JobError where none runs."""
+    leaves, refused, short_pass_s = batch_leaves(part, device), dict[str, Exception](), SHORT_PASS_S
+    while len(refused) < len(captured.task_nodes):
+        pieces = drawn(captured, task_s, short_pass_s, refused)
+        failing = dict[str, Exception]()
+        for tasks in dict.fromkeys(p.tasks for p in pieces):
+            failing |= _refused(tasks, captured, leaves, device, precision)
+        if not failing:
+            return pieces, Prober(pieces, captured, part, device, precision)
+        refused |= failing
+        short_pass_s = 0.0
+    why = sentence_of(next(iter(refused.values())))
+    raise JobError(
+        f"no operator of this job runs on numbers that stand in for its own: {why}",
+        hint="how fast a device is meanwhile is told by operators of the job",
+    )
+
+
+def _refused(
+    tasks: Tasks, captured: Captured, leaves: Sequence[object], device: torch.device, precision: Precision
+) -> dict[str, Exception]:
+    """What each of these tasks raises by itself where they do not run together; all of them, where each does."""
     try:
-        return pieces, Prober(pieces, captured, part, device, precision)
-    except Exception:
-        pieces = drawn(captured, task_s, short_pass_s=0.0)
-        return pieces, Prober(pieces, captured, part, device, precision)
+        work = _Work(tasks, captured, leaves, device, precision)
+        work.forward(0)
+        work.backward(0)
+    except Exception as error:  # whatever an operator raises
+        apart = [_refused((t,), captured, leaves, device, precision) for t in tasks] if len(tasks) > 1 else []
+        return {t: e for found in apart for t, e in found.items()} or dict.fromkeys(tasks, error)
+    return {}
 
 
-def drawn(captured: Captured, task_s: Sequence[float], short_pass_s: float = SHORT_PASS_S) -> tuple[ProbePiece, ...]:
+def drawn(
+    captured: Captured,
+    task_s: Sequence[float],
+    short_pass_s: float = SHORT_PASS_S,
+    without: Collection[str] = (),
+) -> tuple[ProbePiece, ...]:
     """The tasks that run at a moment of each part of a pass, which takes `task_s` [forward tasks, in graph order] seconds with
-    their backwards; a small one with its small neighbours. Where all parts fall on the same tasks, they are one. A short pass is one
-    piece: which tasks would stand for it hangs on noise (of a perceptron of 0.35 ms those of 0.1 to 0.24 ms, with which the whole
+    their backwards, without some; a small one with its small neighbours. Where all parts fall on the same tasks, they are one. A short
+    pass is one piece: which tasks would stand for it hangs on noise (of a perceptron of 0.35 ms those of 0.1 to 0.24 ms, with which the whole
     went up and down by 30 %, and with the whole by 2 %; EPYC, 2026-11-28). O(tasks)."""
     tasks, held = [*captured.task_nodes], {t.id: t.parameter_bytes for t in captured.graph.tasks}
-    seconds = np.array(task_s)
-    light = np.array([held[t] <= _MOST_BYTES / PARTS for t in tasks])
-    light |= (seconds * light).sum() <= 0
+    seconds = np.maximum(np.array(task_s), 1e-12)
+    runs = np.array([t not in without for t in tasks])
+    light = runs & np.array([held[t] <= _MOST_BYTES / PARTS for t in tasks])
+    light = light if light.any() else runs
     if light.all() and seconds.sum() <= short_pass_s:
         return (ProbePiece(tuple(tasks), float(seconds.sum())),)
     ends = np.cumsum(np.where(light, seconds, 0.0))
@@ -268,7 +298,7 @@ def _tensors(code: StageCode, captured: Captured, device: torch.device) -> Mappi
     """
     wanted = {*code.parameters, *code.buffers}
     at = {b.name: n for n, b in captured.bindings.items() if b.kind in ("parameter", "buffer") and b.name in wanted}
-    found = {name: _stand_in(captured.meta[node], device) for name, node in at.items()}
+    found = {name: _stand_in(captured.meta[node], device, most=1.5) for name, node in at.items()}
     return {n: _parameter(t) if n in code.parameters else t for n, t in found.items()}
 
 
@@ -280,12 +310,12 @@ def _parameter(values: Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(weights, values.requires_grad)
 
 
-def _stand_in(meta: TensorMeta, device: torch.device) -> Tensor:
-    """A tensor like it: numbers near 1, which are sound as weights and as variances; indices and masks of 0."""
+def _stand_in(meta: TensorMeta, device: torch.device, most: float = 1.0) -> Tensor:
+    """A tensor like it: numbers from 0.5 up, sound as probabilities and as variances; indices and masks of 0."""
     if not meta.dtype.is_floating_point:
         return torch.zeros(meta.shape, dtype=meta.dtype, device=device)
     values = torch.empty(meta.shape, dtype=meta.dtype, device=device)
     if 0 not in meta.stride:  # not one that repeats itself
         values = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
-    values.uniform_(0.5, 1.5, generator=torch.Generator(device).manual_seed(0))
+    values.uniform_(0.5, most, generator=torch.Generator(device).manual_seed(0))
     return values.requires_grad_(meta.requires_grad)

@@ -23,7 +23,7 @@ class Sizes(Measuring):
             False,
         )
         self.samples, self._calls, self._company = [], [CallCosts(0.0, 0.0, 0.0)], [np.ones(2)]
-        self.readings = [(float(k), 1.0) for k in range(7)]
+        self.readings = [(float(k), 1.0) for k in range(6)]
         self.now, self.given = 0.0, dict[int, float]()
         self._unsteady = restless
 

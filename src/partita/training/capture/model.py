@@ -69,7 +69,7 @@ def capture(
     with _left_alone(model), precision():
         reference = _by_itself(joined, batch)
     program = _export(joined, batch)
-    code = fx.GraphModule(program.graph_module, program.graph)
+    code = fx.GraphModule(program.graph_module, _copied(program.graph))
     aliases = _aliases(model)
     bindings = _bindings(program, aliases)
     random_dropped = functionalise(code, bindings)
@@ -212,6 +212,15 @@ def _bindings(program: Any, aliases: Mapping[str, Sequence[str]]) -> dict[str, B
         else:
             found[name] = Binding("constant", target, program.constants[spec.target])
     return found
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    """The same calls by the same names. In a graph whose blocks under no_grad torch has folded, calls that nobody reads think that they
+    are users of some; here everyone's users are counted anew."""
+    new = fx.Graph()
+    results = new.graph_copy(graph, {})
+    new.output(results)
+    return new
 
 
 def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -228,11 +228,10 @@ class Measuring:
         captured = self._captured(size)
         del self._seen[size]
         first = len(self.readings)
-        self._read(len(self.pieces))  # every one of them once, whatever the budget
         times = self._times(captured, size, budget_s, asleep)
         read = np.array(self.readings[first:])
         probe = job_probe(self.pieces, self.probed, read, work_around(times), times.core_share)
-        times = at_one_speed(times, probe.slowness(read[1:, 1:]))
+        times = at_one_speed(times, probe.slowness(read[:, 1:]))
         self._calls.append(CallCosts(cutting_s(times), beginning_s(times), idle_update_s(times)))
         self._company.append(times.company)
         sample = _sample(captured.graph, times, size, self.batch_size, self._device.type)
@@ -307,7 +306,7 @@ class Measuring:
             micro_batches=count,
             precision=self._job.precision(self._device),
             between=self._read,
-            steady=functools.partial(self._is_steady, len(self.readings) - 1, self._restless),
+            steady=functools.partial(self._is_steady, len(self.readings), self._restless),
             asleep=asleep,
         )
 
@@ -318,7 +317,7 @@ class Measuring:
             return True
         read = np.array(self.readings[first:])[:, 1:]
         slowness = row_means(read / np.nanmedian(read, axis=0))
-        found = len(whole_s) > 1 and mean_error(whole_s, slowness[1:]) <= STEADY
+        found = len(whole_s) > 1 and mean_error(whole_s, slowness) <= STEADY
         self._restless |= not found
         return found
 

@@ -83,10 +83,8 @@ def mean_error(whole: FloatArray, slowness: FloatArray) -> float:
 
 
 def work_around(times: TaskTimes) -> FloatArray:
-    """[1 + BETWEEN x passes] what the pass took in which each reading was taken, as a multiple of the mean; one was taken before them
-    all, of every piece, and belongs to no pass."""
-    work = whole_s(times) / middle_mean(whole_s(times))
-    return np.concatenate([[1.0], np.repeat(work, BETWEEN)])
+    """[BETWEEN x passes] what the pass took in which each reading was taken, as a multiple of the mean."""
+    return np.repeat(whole_s(times) / middle_mean(whole_s(times)), BETWEEN)
 
 
 def parts_of(step: StepTimes, lone: StepTimes) -> dict[str, float]:

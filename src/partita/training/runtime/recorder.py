@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from partita.nouns.probe import Probe, Readings
+from partita.nouns.probe import Probe, Readings, row_means
 from partita.training.probing import Prober
 from partita.training.runtime.checkpoint import gather_tensors
 from partita.training.runtime.interpreter import Meanwhile
@@ -15,6 +15,9 @@ from partita.training.runtime.interpreter import Meanwhile
 _MOST = 4  #: readings in a step; more tell little that is new
 _LENT = 6  #: readings that a run need not have earned, or one of each piece: of a short job there is one piece, and one reading tells little
 _SPREAD_S = 20.0  #: over which they are spread, or over the run if that is shorter
+_MOST_ROWS = (
+    1 << 14
+)  #: of a longer run, two steps are one, or four: a file of 600,000 steps would be too long to be read
 _PART = 0.01  #: of a step's time that may be spent on reading the probe
 
 
@@ -28,9 +31,17 @@ class Recorder:
         self._seconds = self._unread  # of this step
         self._lends = max(self._pieces, _LENT)
         self._left = steps
-        self._rows: list[tuple[float, ...]] = []  # core share, seconds of computing, seconds of each piece
         self._cold = False  # the next step is the first by its plan
         self._begin()
+
+    def _begin(self) -> None:
+        self._rows: list[tuple[float, ...]] = []  # core share, seconds of computing, seconds of each piece
+        self._latest: list[tuple[float, ...]] = []  # steps that are no row yet
+        self._each = 1  # steps a row
+        self._steps = 0
+        self._saved_s = self._took_s = 0.0
+        self._given = 0  # of the readings that are lent
+        self._due = self._lent = 0  # readings of this step, and how many of them are lent
 
     def begin(self) -> Meanwhile | None:
         """To be called in the next step while this rank waits for others: the readings for which time has been saved up, or is lent; None
@@ -39,6 +50,8 @@ class Recorder:
         While it waits the others compute, as they did in measuring, and a reading keeps nobody waiting. The ranks' steps are equally
         long, so they read in the same ones.
         """
+        if not self._steps and self._left != 1:
+            return None  # what is read in the first step, which is slow, says 6 % less than what is read in the others
         self._lent = self._to_lend()
         takes_s, most = self._prober.takes_s, min(_MOST, self._pieces)
         self._due = self._lent
@@ -49,10 +62,20 @@ class Recorder:
     def after(self, step_s: float, core_share: float, worked_s: float) -> None:
         """Note a step: what it had of its core, how long it computed, and what was read in it."""
         self._read(self._due)
-        self._rows.append((core_share, math.nan if self._cold else worked_s, *self._seconds))
+        self._note((core_share, math.nan if self._cold else worked_s, *self._seconds))
         self._seconds, self._cold = self._unread, False
+        self._steps += 1
         self._took_s += step_s
         self._saved_s += _PART * step_s
+
+    def _note(self, step: tuple[float, ...]) -> None:
+        self._latest.append(step)
+        if len(self._latest) < self._each:
+            return
+        self._rows += _means(self._latest, self._each)
+        self._latest.clear()
+        if len(self._rows) == _MOST_ROWS:
+            self._rows, self._each = _means(self._rows, 2), 2 * self._each
 
     def _meanwhile(self, wait_s: float) -> None:
         self._read(max((n for n in range(1, self._due + 1) if self._prober.takes_s(n) <= wait_s), default=0))
@@ -72,31 +95,36 @@ class Recorder:
     def _to_lend(self) -> int:
         """Readings that are lent in the next step. They are spread: those next to each other say the same of a machine that is another one
         a second later."""
-        steps = self._lends if self._left is None else max(1, self._left)
-        through = max((len(self._rows) + 1) / steps, self._took_s / _SPREAD_S)
+        steps = self._lends if self._left is None else max(1, self._left - 1)  # without the first
+        through = max(max(1, self._steps) / steps, self._took_s / _SPREAD_S)
         due = math.ceil(min(through, 1.0) * self._lends - 1e-9)
         return min(_MOST, self._pieces, due - self._given)
 
     def forget(self) -> None:
         """What was noted so far belongs to another plan; it begins again, with the same pieces."""
-        self._left = None if self._left is None else self._left - len(self._rows)
-        self._rows.clear()
+        self._left = None if self._left is None else self._left - self._steps
         self._begin()
 
     def compute_otherwise(self) -> None:
         """Another plan begins: what steps took until now is not compared with what they will take, and its first one is slow; the
         readings stand."""
-        self._rows = [(share, math.nan, *seconds) for share, _, *seconds in self._rows]
+        self._rows, self._latest = (
+            [(share, math.nan, *seconds) for share, _, *seconds in rows] for rows in (self._rows, self._latest)
+        )
         self._cold = True
 
-    def _begin(self) -> None:
-        self._saved_s = self._took_s = 0.0
-        self._given = 0  # of the readings that are lent
-        self._due = self._lent = 0  # readings of this step, and how many of them are lent
-
     def rows(self) -> torch.Tensor:
-        """[steps, 2 + pieces]"""
-        return torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 2 + self._pieces)
+        """[steps, 2 + pieces]; of a long run each stands for several."""
+        rest = _means(self._latest, len(self._latest)) if self._latest else []
+        return torch.tensor(self._rows + rest, dtype=torch.float64).reshape(-1, 2 + self._pieces)
+
+
+def _means(rows: list[tuple[float, ...]], each: int) -> list[tuple[float, ...]]:
+    """Of what is known in each so many of them."""
+    if each == 1:
+        return rows[:]
+    groups = np.array(rows).reshape(len(rows) // each, each, -1)
+    return [tuple(row) for row in row_means(groups.swapaxes(1, 2)).tolist()]
 
 
 def gathered(recorder: Recorder | None, devices: tuple[str, ...], rank: int) -> Readings | None:

@@ -86,11 +86,12 @@ class Session:
     def rank(self) -> int:
         return self.assignment.rank
 
-    def recorder(self, engine: str) -> Recorder | None:
-        """Takes readings of the probe for an engine; None where this rank has no part in it, or the plan knows no probe."""
+    def recorder(self, engine: str, done: int = 0) -> Recorder | None:
+        """Takes readings of the probe for an engine that has `done` so many steps already; None where this rank has no part in it, or the
+        plan knows no probe."""
         probe = self.probe
-        steps = self.spec.steps
-        return Recorder(probe, self._prober(probe), steps) if probe and self.engines[engine] is not None else None
+        left = max(1, self.spec.steps - done) if self.spec.steps is not None else None
+        return Recorder(probe, self._prober(probe), left) if probe and self.engines[engine] is not None else None
 
     @property
     def probe(self) -> Probe | None:

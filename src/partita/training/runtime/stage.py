@@ -286,10 +286,11 @@ class _Leaves:
         return {name: self._filled(name, t) if t.requires_grad else t for name, t in received.items()}
 
     def let_go(self) -> dict[str, Tensor]:
-        """The gradients that arrived; what was received is held no longer."""
+        """The gradients that arrived; neither they nor what was received are held any longer."""
         for leaf in self._leaves.values():
             leaf.data = leaf.new_empty(0)
-        return self.gradients
+        gradients, self.gradients = self.gradients, {}
+        return gradients
 
     def _filled(self, name: str, tensor: Tensor) -> Tensor:
         leaf = self._leaves.get(name)

@@ -59,7 +59,7 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
     copying = _Copying(session, engine) if spec.copies else None
     traces: list[Trace] = []
     usage = time.process_time()
-    recorder = session.recorder(spec.engine)
+    recorder = session.recorder(spec.engine, began.step)
     baton = Baton.of(spec.ring, rank)
     board.enter(rank, "running")
     with contextlib.closing(record), _stopping(session) as stop_after:
