@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from partita.errors import JobError
 from partita.nouns.probe import ProbePiece
 from partita.training import probing
 from partita.training.capture.model import capture
 from partita.training.measure.tasks import quick_task_s
-from partita.training.probing import PARTS, SHORT_PASS_S, Prober, drawn, prober_for
+from partita.training.probing import PARTS, SHORT_PASS_S, Prober, drawn, held_bytes, prober_for
 
 CPU = torch.device("cpu")
 
@@ -331,3 +332,68 @@ def test_a_piece_runs_until_it_is_warm_before_it_is_timed_however_long_its_first
     ran.clear()
     assert prober.read().tolist() == [pytest.approx(seconds)]
     assert len(ran) == calls
+
+
+class Whitened(nn.Module):
+    """A factorisation of what the layer before it makes, which nothing else is fit for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.linalg.cholesky(self.first(x)))
+
+
+def positive(n: int):
+    half = torch.randn(n, 16, 16)
+    return half @ half.mT + torch.eye(16), torch.zeros(n)
+
+
+@pytest.mark.parametrize("each_s", [0.0, 1e-5, 1e-3])
+def test_operators_that_refuse_numbers_that_stand_in_are_left_out(each_s: float) -> None:
+    model, part = Whitened(), positive(4)
+    with torch.no_grad():
+        model.first.weight.copy_(torch.eye(16))
+        model.first.bias.zero_()
+    found = capture(model, loss, part)
+    pieces, prober = prober_for(found, [each_s] * len(found.task_nodes), part, CPU, contextlib.nullcontext)
+    tasks = {t for p in pieces for t in p.tasks}
+    assert "linear_1" in tasks
+    assert not any("cholesky" in t for t in tasks)
+    assert np.isfinite(prober.read(1)).sum() == 1
+
+
+def test_numbers_that_stand_in_are_probabilities() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 1, 3), nn.Sigmoid())
+    part = torch.randn(2, 3, 8, 8), torch.rand(2, 1, 6, 6)
+    found = capture(model, nn.functional.binary_cross_entropy, part)
+    pieces = [ProbePiece((t,), 1e-3) for t in found.task_nodes]
+    assert (Prober(pieces, found, part, CPU).read(len(pieces)) > 0).all()
+
+
+def test_a_job_of_which_nothing_runs_by_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise ValueError("not with these numbers")
+
+    monkeypatch.setattr(probing._Work, "forward", refuses)
+    found = captured(small(), 4, 3, 16, 16)
+    seconds = [1e-3] * len(found.task_nodes)
+    with pytest.raises(JobError, match=r"no operator of this job runs on numbers that stand in .*: .*not with these"):
+        prober_for(found, seconds, part_of(4, 3, 16, 16), CPU, contextlib.nullcontext)
+
+
+def test_what_a_prober_holds_is_known_before() -> None:
+    found = captured(small(), 4, 3, 16, 16)
+    conv, linear = ("conv2d",), ("linear",)
+    made = 4 * (4 * 8 * 16 * 16)  # bytes of what the convolution makes
+    assert held_bytes([ProbePiece(conv, 1e-3)] * 3, found) == made + 2 * 4 * (8 * 3 * 9 + 8)
+    assert held_bytes([ProbePiece(linear, 1e-3)], found) == made + 4 * 4 * 10 + 2 * 4 * (2048 * 10 + 10)
+
+
+def test_a_stage_holds_no_gradient_that_it_has_sent_back() -> None:
+    work = probing._Work(("linear",), captured(small(), 4, 3, 16, 16), [], CPU, contextlib.nullcontext)
+    for number in (0, 1):
+        work.forward(number)
+        work.backward(number)
+    assert [held.gradients for held in work._stage._arrivals.values()] == [{}, {}]

@@ -161,34 +161,31 @@ def prober_for(
     factorisation of what has to be positive definite, positions that lie beyond their table); of a short pass, pieces are taken then.
     Raises JobError where none runs."""
     leaves, refused, short_pass_s = batch_leaves(part, device), dict[str, Exception](), SHORT_PASS_S
+
+    def error_of(tasks: Tasks) -> Exception | None:
+        try:
+            work = _Work(tasks, captured, leaves, device, precision)
+            work.forward(0)
+            work.backward(0)
+        except Exception as error:  # whatever an operator raises
+            return error
+        return None
+
     while len(refused) < len(captured.task_nodes):
         pieces = drawn(captured, task_s, short_pass_s, refused)
-        failing = dict[str, Exception]()
-        for tasks in dict.fromkeys(p.tasks for p in pieces):
-            failing |= _refused(tasks, captured, leaves, device, precision)
+        failing = {tasks: error for tasks in dict.fromkeys(p.tasks for p in pieces) if (error := error_of(tasks))}
         if not failing:
             return pieces, Prober(pieces, captured, part, device, precision)
-        refused |= failing
+        for tasks, error in failing.items():
+            apart = {t: e for t in tasks if (e := error_of((t,)))}
+            if not apart and not short_pass_s:  # they do not run together, and do apart
+                apart = dict.fromkeys(tasks, error)
+            refused |= apart
         short_pass_s = 0.0
-    why = sentence_of(next(iter(refused.values())))
     raise JobError(
-        f"no operator of this job runs on numbers that stand in for its own: {why}",
+        f"no operator of this job runs on numbers that stand in for its own: {sentence_of(next(iter(refused.values())))}",
         hint="how fast a device is meanwhile is told by operators of the job",
     )
-
-
-def _refused(
-    tasks: Tasks, captured: Captured, leaves: Sequence[object], device: torch.device, precision: Precision
-) -> dict[str, Exception]:
-    """What each of these tasks raises by itself where they do not run together; all of them, where each does."""
-    try:
-        work = _Work(tasks, captured, leaves, device, precision)
-        work.forward(0)
-        work.backward(0)
-    except Exception as error:  # whatever an operator raises
-        apart = [_refused((t,), captured, leaves, device, precision) for t in tasks] if len(tasks) > 1 else []
-        return {t: e for found in apart for t, e in found.items()} or dict.fromkeys(tasks, error)
-    return {}
 
 
 def drawn(
@@ -277,6 +274,16 @@ def _undrawn(device: torch.device) -> Iterator[None]:
     """Whoever draws at random on the CPU or this device afterwards draws as if nobody had."""
     with drawing, torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
+
+
+def held_bytes(pieces: Sequence[ProbePiece], captured: Captured) -> float:
+    """Of memory that a prober of these holds: what its pieces read, and gradients of what they hand on and of parameters."""
+    total = 0.0
+    for tasks in {p.tasks for p in pieces}:
+        code = stage_code(captured, tasks, _read_elsewhere(captured, tasks))
+        total += sum(captured.meta[n].size_bytes for n in (*code.received, *code.gives))
+        total += 2 * sum(t.parameter_bytes for t in captured.graph.tasks if t.id in tasks)
+    return total
 
 
 def _read_elsewhere(captured: Captured, tasks: Tasks) -> Tasks:

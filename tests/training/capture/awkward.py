@@ -210,9 +210,35 @@ class NestedInputs(nn.Module):
         return {"logits": self.b(torch.tanh(self.a(x + left[0])) * right * scale)}
 
 
+class Unread(Plain):
+    """A value that nobody reads, in front of a block under no_grad: torch takes the calls behind it for users of some that are gone."""
+
+    def between(self, y: Tensor, x: Tensor) -> Tensor:
+        y.exp()
+        with torch.no_grad():
+            z = y * 2
+        return y + z
+
+
+class UnreadInPlace(Plain):
+    """Rows that are written to, and a buffer under no_grad behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("fade", torch.ones(8))
+
+    def between(self, y: Tensor, x: Tensor) -> Tensor:
+        y = y.clone()
+        y[:, 0] = 0.0
+        y[:, 1:3] += 1
+        with torch.no_grad():
+            self.fade.mul_(0.5)
+        return torch.tanh(y * self.fade)
+
+
 CAPTURED = [
     Plain, InPlace, SliceAssignment, WritesIntoConstants, IndexPut, RunningMean, SharedNorm, NoGradBlock, Checkpointed, Autocast,
-    Integers, Frozen, Unused, ControlFlow, DataDependentShape, Views,
+    Integers, Frozen, Unused, ControlFlow, DataDependentShape, Views, Unread, UnreadInPlace,
 ]  # fmt: skip
 
 

@@ -18,14 +18,14 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
 from partita.nouns.pipeline_problem import PipelineProblem, alone_in
 from partita.nouns.profile import Sample
-from partita.nouns.stage_memory import stage_bytes, stage_memory
+from partita.nouns.stage_memory import stage_bytes
 from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.stage_costs import Bools, StageCosts
 from partita.simulate.evaluator import Evaluator
 from partita.simulate.lower import lower
 from partita.simulate.overheads import begin_s, call_s, update_s
 from partita.simulate.readings import Crossings, crossings, forward_readings, messages
-from partita.simulate.schedules import held_on, in_flight_of
+from partita.simulate.schedules import in_flight_of, needed_bytes
 from partita.simulate.simulator import durations
 from partita.simulate.template import Key, Template
 
@@ -249,10 +249,6 @@ class Bench:
 
     def plan_fits(self, plan: PipelinePlan) -> bool:
         """Every device of a plan holds what it must, and may serve several stages."""
-        graph, per_byte = self.sample.graph, self.costs.per_parameter_byte
-        optimizer = per_byte - 2.0 if self.costs.training else 0.0
-        needs = dict.fromkeys(plan.devices, 0.0)
-        memory = [stage_memory(graph, s.tasks, optimizer) for s in plan.stages]
-        for (d, k), held in held_on(plan).items():
-            needs[d] += memory[k].need_bytes(held, plan.stages[k].recompute)
+        optimizer = self.costs.per_parameter_byte - 2.0 if self.costs.training else 0.0
+        needs = needed_bytes(self.sample.graph, plan, optimizer)
         return all(need <= self.cluster.by_name[d].memory_bytes for d, need in needs.items())

@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from partita.errors import PlanError
+from partita.nouns.graph import TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Slot
+from partita.nouns.stage_memory import stage_memory
 from partita.simulate.schedules import gpipe, interleaved, one_forward_one_backward, zb_h1, zb_h2, zb_v
 from partita.simulate.schedules.gpipe import Step
 
@@ -96,6 +98,15 @@ def held_on(plan: PipelinePlan) -> dict[tuple[str, int], int]:
             most[device, k] = max(most.get((device, k), 0), held[k])
             held[k] -= last[k, m] == i
     return most
+
+
+def needed_bytes(graph: TaskGraph, plan: PipelinePlan, optimizer_bytes: float) -> dict[str, float]:
+    """Device of the plan -> bytes that it holds at once, at most; it may serve several stages. `optimizer_bytes`: per parameter byte."""
+    needs = dict.fromkeys(plan.devices, 0.0)
+    memory = [stage_memory(graph, s.tasks, optimizer_bytes) for s in plan.stages]
+    for (d, k), held in held_on(plan).items():
+        needs[d] += memory[k].need_bytes(held, plan.stages[k].recompute)
+    return needs
 
 
 def device_orders(plan: PipelinePlan) -> dict[str, tuple[Slot, ...]]:

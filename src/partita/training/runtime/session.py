@@ -14,11 +14,12 @@ from partita.memory import set_objects_aside
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Probe
+from partita.simulate.schedules import needed_bytes
 from partita.training.capture.captured import Captured
 from partita.training.capture.model import capture
 from partita.training.job import Batch, TrainingJob, batch_size, load_job, micro_batches
 from partita.training.loss_check import check_loss
-from partita.training.probing import Prober
+from partita.training.probing import Prober, held_bytes
 from partita.training.runtime.clock import Clock
 from partita.training.runtime.device import backend_for, direction_groups, torch_device
 from partita.training.runtime.join import world
@@ -87,19 +88,23 @@ class Session:
         return self.assignment.rank
 
     def recorder(self, engine: str, done: int = 0) -> Recorder | None:
-        """Takes readings of the probe for an engine that has `done` so many steps already; None where this rank has no part in it, or the
-        plan knows no probe."""
+        """Takes readings of the probe for an engine that has `done` so many steps already; None where this rank has no part in it, the plan
+        knows no probe, or a device has no memory left for it beside the plan: everywhere, then."""
         probe = self.probe
+        if not probe or self.engines[engine] is None:
+            return None
+        prober = self._prober(probe)
         left = max(1, self.spec.steps - done) if self.spec.steps is not None else None
-        return Recorder(probe, self._prober(probe), left) if probe and self.engines[engine] is not None else None
+        return Recorder(probe, prober, left) if prober else None
 
     @property
     def probe(self) -> Probe | None:
         problem = self.file.problem
         return problem.probe if isinstance(problem, PipelineProblem) else None
 
-    def _prober(self, probe: Probe) -> Prober:
-        """With turns and tensors of its own. Raises PlanError where the job has other tasks than the probe."""
+    def _prober(self, probe: Probe) -> Prober | None:
+        """With turns and tensors of its own; None where there is no room for them. Raises PlanError where the job has other tasks than
+        the probe."""
         part, captured = self._probed
         strange = {t for p in probe.pieces for t in p.tasks} - captured.task_nodes.keys()
         if strange:
@@ -107,8 +112,17 @@ class Session:
                 f"the plan's probe runs {min(strange)!r}, which the job does not have",
                 hint="measure and plan this job again",
             )
+        if not self._has_room(held_bytes(probe.pieces, captured)):
+            return None
         device = torch_device(self.assignment.cluster, self.assignment.device)
         return Prober(probe.pieces, captured, part, device, self.job.precision(device))
+
+    def _has_room(self, size_bytes: float) -> bool:
+        """Every device of the plan, beside it."""
+        problem, plan, devices = self.file.problem, self.assignment.plan, self.assignment.cluster.by_name
+        assert isinstance(problem, PipelineProblem)
+        needs = needed_bytes(problem.graph, plan, problem.optimizer_bytes_per_parameter_byte)
+        return all(need + size_bytes <= devices[d].memory_bytes for d, need in needs.items())
 
     @cached_property
     def _probed(self) -> tuple[Batch, Captured]:

@@ -195,9 +195,10 @@ class Stage:
             outputs = self._seeded(arguments, seed)
             self._kept[micro_batch] = _Kept(outputs, leaves, (), seed)
             return outputs
+        before = {i: arguments[i].clone() for i in self._written}
         with torch.no_grad():
             outputs = self._seeded(arguments, seed)
-        self._kept[micro_batch] = _Kept((), leaves, tuple(arguments), seed)
+        self._kept[micro_batch] = _Kept((), leaves, tuple(before.get(i, a) for i, a in enumerate(arguments)), seed)
         return outputs
 
     def backward(self, micro_batch: int, gradients: Sequence[Tensor | None], weight: float) -> dict[str, Tensor]:
@@ -239,11 +240,8 @@ class Stage:
         return [o for o, _ in pairs], [g for _, g in pairs]
 
     def _again(self, kept: _Kept) -> tuple[Tensor, ...]:
-        """The forward once more, now differentiably; what it writes to buffers is thrown away."""
-        arguments = list(kept.arguments)
-        for i in self._written:
-            arguments[i] = arguments[i].clone()
-        return self._seeded(arguments, kept.seed)
+        """The forward once more, now differentiably, with buffers as it found them; what it writes to them is thrown away."""
+        return self._seeded(kept.arguments, kept.seed)
 
     def _seeded(self, arguments: Sequence[Any], seed: int) -> tuple[Tensor, ...]:
         """The stage's code; what it draws at random depends on the seed alone."""
