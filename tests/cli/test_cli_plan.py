@@ -275,7 +275,15 @@ def test_a_mapping_has_a_placement_an_order_and_a_value(tmp_path, capsys, method
 
 
 @pytest.mark.parametrize(
-    "method", ["single", "heft", "cp-sat", "bayes", pytest.param("genetic", marks=pytest.mark.slow), "hybrid", "auto"]
+    "method",
+    [
+        "single",
+        "heft",
+        "cp-sat",
+        "bayes",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("genetic", "hybrid")),
+        "auto",
+    ],
 )
 def test_a_job_is_mapped(tmp_path, capsys, method):
     """A chain: only weights' gradients and updates run beside anything, so no method wins much over one device, and no search loses."""

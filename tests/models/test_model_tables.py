@@ -29,7 +29,7 @@ def errors(
     ("name", "column", "up_to"),
     [
         pytest.param("gpt sizes", "hidden_size", 1024, marks=pytest.mark.slow),
-        ("weak scaling", "GPUs", 32),
+        pytest.param("weak scaling", "GPUs", 32, marks=pytest.mark.slow),
         pytest.param("epochs", "workers", 2, marks=pytest.mark.slow),
         ("anonymous", "x1", 3),
     ],

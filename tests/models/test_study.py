@@ -127,6 +127,7 @@ def found() -> Study:
         return study(prepare(WORLD.full(), "step_s"), models=("hybrid", "log-linear"))
 
 
+@pytest.mark.slow
 def test_every_model_is_judged_by_rows_it_has_not_seen(found: Study) -> None:
     assert [s.name for s in found.scores] == ["hybrid", "log-linear"]
     for score in found.scores:

@@ -91,6 +91,7 @@ def test_a_search_offline_keeps_its_budget_and_gives_the_same_plan() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_no_thought_of_a_live_search_takes_long() -> None:
     """Rank 0 thinks while the others wait, and they wait for a message no longer than their timeout."""
     problem, clock = large_problem(300), 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from partita.nouns.probe import Probe, ProbePiece
 from partita.training.probing import Prober
 from partita.training.runtime.recorder import Recorder
+from partita.training.runtime.session import Session
 
 PROBE = Probe((ProbePiece(("a",), 1e-3), ProbePiece(("b",), 2e-3)), 1)
 
@@ -92,6 +94,18 @@ def test_a_short_run_with_one_piece_reads_it_more_than_once_and_over_all_of_it(s
     assert np.diff(seen).max() <= math.ceil(steps / 6)
     assert seen[0] == 1
     assert seen[-1] >= steps * 5 // 6 - 1
+
+
+@pytest.mark.parametrize("steps", [11, 111])
+def test_what_is_left_of_a_resumed_run_reads_every_piece(steps: int) -> None:
+    prober = Counting(1e6, pieces=12)
+    probe = Probe(tuple(ProbePiece((str(i),), 1e-3) for i in range(12)), 1)
+    it = SimpleNamespace(probe=probe, engines={"it": 1}, _prober=lambda _: prober, spec=SimpleNamespace(steps=steps))
+    noted = Session.recorder(cast(Session, it), "it", done=steps - 11)
+    assert noted
+    for _ in range(11):
+        step(noted, 1e-3, 1.0, 0.7)
+    assert prober.taken == [*range(12)]
 
 
 def test_what_is_lent_to_a_long_run_is_read_at_its_beginning() -> None:

@@ -15,9 +15,7 @@ from partita.training.runtime.interpreter import Meanwhile
 _MOST = 4  #: readings in a step; more tell little that is new
 _LENT = 6  #: readings that a run need not have earned, or one of each piece: of a short job there is one piece, and one reading tells little
 _SPREAD_S = 20.0  #: over which they are spread, or over the run if that is shorter
-_MOST_ROWS = (
-    1 << 14
-)  #: of a longer run, two steps are one, or four: a file of 600,000 steps would be too long to be read
+_MOST_ROWS = 1 << 14  #: of a longer run a row is two steps, or four: a file of 600,000 would be too long to be read
 _PART = 0.01  #: of a step's time that may be spent on reading the probe
 
 

@@ -27,7 +27,7 @@ class SingleProcess:
         self._device = device
 
     def step(self, batch: Batch, step: int, meanwhile: Meanwhile | None = None) -> StepResult:
-        """One optimizer step on a batch."""
+        """One optimizer step on a batch; it waits for nobody, and never calls `meanwhile`."""
         began, worked = time.perf_counter(), time.thread_time()
         self.optimizer.zero_grad(set_to_none=True)
         total, losses = batch_size(batch), []
