@@ -74,9 +74,9 @@ class Prober:
         return self._seconds * (self._calls if self._calls > 1 else times + _UNCOUNTED)
 
     def read(self, times: int = 1) -> FloatArray:
-        """[pieces] seconds of the next pieces in turn, as many as asked for, nan for the others, by `work_clock`; at least one. What asks the system
-        for memory runs again, twice at most: a page of 4 kB took 10 us of a virtual machine, so that a convolution of 23 ms took 116, and
-        a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
+        """[pieces] seconds of the next pieces in turn, as many as asked for and at least one, nan for the others, by `work_clock`. What
+        asks the system for memory runs again, twice at most: a page of 4 kB took 10 us of a virtual machine, so that a convolution of
+        23 ms took 116, and a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
         found = np.full(len(self._works), np.nan)
         if self._calls > 1:
             found[0] = self._alone()
@@ -167,15 +167,17 @@ def prober_for(
             work = _Work(tasks, captured, leaves, device, precision)
             work.forward(0)
             work.backward(0)
-        except Exception as error:  # whatever an operator raises
+        except Exception as error:
             return error
         return None
 
     while len(refused) < len(captured.task_nodes):
         pieces = drawn(captured, task_s, short_pass_s, refused)
-        failing = {tasks: error for tasks in dict.fromkeys(p.tasks for p in pieces) if (error := error_of(tasks))}
-        if not failing:
+        try:
             return pieces, Prober(pieces, captured, part, device, precision)
+        except Exception as together:  # whatever an operator raises
+            alone = {tasks: error for tasks in {p.tasks for p in pieces} if (error := error_of(tasks))}
+            failing = alone or {p.tasks: together for p in pieces}
         for tasks, error in failing.items():
             apart = {t: e for t in tasks if (e := error_of((t,)))}
             if not apart and not short_pass_s:  # they do not run together, and do apart

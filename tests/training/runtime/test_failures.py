@@ -108,14 +108,14 @@ def test_a_stopped_replica_is_noticed_after_the_timeout(tmp_path: Path) -> None:
 
 
 def test_a_stopped_worker_is_noticed_after_the_timeout(tmp_path: Path, plans: Path) -> None:
-    run = train(tmp_path, "failing:good", plans / "good.json", *MANY, "--timeout-s", "3")
+    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--timeout-s", "3")
     run.wait_for_step(3)
     workers = run.workers()
-    os.kill(workers[1], signal.SIGSTOP)
+    os.kill(workers[2], signal.SIGSTOP)
     assert run.wait(3 + 10) == 1
     assert gone(list(workers.values()), 0)
     error = run.error()
-    assert f"rank 1 (process {workers[1]}) is stopped (SIGSTOP) during step" in error
+    assert f"rank 2 (process {workers[2]}) is stopped (SIGSTOP) during step" in error
 
 
 def test_workers_listen_on_loopback_only_and_end_with_their_launcher(tmp_path: Path, plans: Path) -> None:

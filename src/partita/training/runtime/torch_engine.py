@@ -78,7 +78,8 @@ class TorchPipelining:
         self._whole = plan.micro_batches * assignment.micro_batch_size
 
     def step(self, batch: Batch, step: int, meanwhile: Meanwhile | None = None) -> StepResult:
-        """One optimizer step; where torch waits it calls no `meanwhile`. Raises PlanError for a batch that does not fall into equal micro-batches."""
+        """One optimizer step; where torch waits it calls no `meanwhile`. Raises PlanError for a batch that does not fall into equal
+        micro-batches."""
         began = time.perf_counter()
         if batch_size(batch) != self._whole:
             raise PlanError(
