@@ -255,3 +255,17 @@ def test_verbs_that_only_plan_never_import_torch(plan: Path, tmp_path: Path) -> 
     code = f"import sys; from partita.cli import main; found = [(v[0], main(v), 'torch' in sys.modules) for v in {verbs!r}]; print(found, file=sys.stderr)"
     done = python(code, tmp_path)
     assert done.stderr.splitlines()[-1] == str([(v[0], 0, False) for v in verbs])
+
+
+@pytest.mark.parametrize("interrupted", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
+def test_an_interrupt_while_modules_are_imported_is_said_as_any_other(interrupted: str, tmp_path: Path) -> None:
+    """Also in an exec(), as dataclasses are made: Python would end by the signal in the end."""
+    code = f"""
+import importlib, sys
+from partita.cli import end_with_main
+def interrupted(name): {interrupted}
+importlib.import_module, sys.argv = interrupted, ["partita", "plan"]
+end_with_main()
+"""
+    done = python(code, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "partita: interrupted\n")

@@ -44,9 +44,9 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 2 bad input, 3 infeasible, 130 interrupted, 1 anything else."""
     words = list(sys.argv[1:] if argv is None else argv)
-    options = _parser([w for w in words if not w.startswith("-")]).parse_args(words)
     talk = Talk.to_stderr()
     try:
+        options = _parser([w for w in words if not w.startswith("-")]).parse_args(words)
         module = importlib.import_module(
             ".".join(["partita.cli", options.verb, *getattr(options, "inner", "").split()])
         )
@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt as error:
         talk.error(_with_notes("interrupted", error))
+        exec(
+            ""
+        )  # one inside an exec(), as imports do it, would end this process by SIGINT in the end; the next exec() forgets it
         return 130
     except BrokenPipeError:  # the reader of stdout went away: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

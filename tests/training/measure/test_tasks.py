@@ -23,6 +23,7 @@ from partita.training.measure.job import Asked, Measuring, measure_job
 from partita.training.measure.tasks import _Runner, time_tasks
 from partita.training.measure.times import TaskTimes, idle_update_s
 from partita.training.probing import drawn
+from partita.training.runtime.stopwatch import Stopwatch
 
 MASKED = """
 import torch
@@ -292,7 +293,8 @@ def test_leaves_of_a_batch_are_not_written_to() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that a runner's clock has counted: a microsecond whenever it is read, and what is added here."""
+    """The seconds that a runner's clock has counted: a microsecond whenever it is read, and what is added here. An interpreter's
+    computations take a tenth of a millisecond."""
     now = [0.0]
 
     def read() -> float:
@@ -301,6 +303,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     for module in ("tasks", "steps"):
         monkeypatch.setattr(f"partita.training.measure.{module}.work_clock", lambda _: read)
+    monkeypatch.setattr(Stopwatch, "worked", lambda self: [1e-4] * len(self.start))
     return now
 
 
