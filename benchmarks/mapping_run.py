@@ -155,7 +155,7 @@ def slower_in(file: PlanFile, readings: Readings, steps: Sequence[int]) -> Float
     problem = file.problem
     assert isinstance(problem, PipelineProblem)
     assert problem.probe is not None
-    at, found = np.array(steps) - 1 - Spec.warmup, []
+    at, found = (np.array(steps) - 1) // readings.each - Spec.warmup, []
     for device, piece_s, share in zip(readings.devices, readings.piece_s, readings.core_share, strict=True):
         told = problem.probe.slowness(piece_s)
         read = np.flatnonzero(np.isfinite(told))

@@ -61,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt as error:
         talk.error(_with_notes("interrupted", error))
-        exec(
-            ""
-        )  # one inside an exec(), as imports do it, would end this process by SIGINT in the end; the next exec() forgets it
+        _forget_interrupt()
         return 130
     except BrokenPipeError:  # the reader of stdout went away: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,6 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         talk.error(_with_notes(str(told), error))
         return told.exit_code
     return 0
+
+
+def _forget_interrupt() -> None:
+    """Where the interrupt left an exec() of text, as dataclasses are made, Python would still end by SIGINT, although it was caught. The
+    next exec() puts that right."""
+    exec("")
 
 
 def _with_notes(said: str, error: BaseException) -> str:

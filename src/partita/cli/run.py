@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from partita.training.runtime.elastic import Elastic
     from partita.training.runtime.worker_status import Row
 
+#: Where the plan has a probe and there are no readings.
+UNREAD = "how fast the devices were is not known: there is no room in their memory for the probe beside the plan"
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="file.py:function that returns a partita.TrainingJob")
@@ -399,6 +402,7 @@ def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str, since: in
     foreseen = predicted(file.problem, file.plan).duration_s
     there = engine == "pipeline" and (folder / "readings.json").exists()
     ran = run_speed(file, Readings.read(folder / "readings.json")) if there else None
+    unread = [UNREAD] if engine == "pipeline" and getattr(file.problem, "probe", None) and not there else []
     return {
         "out": str(folder),
         "engine": engine,
@@ -409,7 +413,7 @@ def _outcome(folder: Path, file: PlanFile, wall_s: float, engine: str, since: in
         "measured_step_s": measured,
         "error": foreseen / measured - 1 if measured else None,
         **(ran.to_json() if ran else {"predicted_at_run_speed_s": None}),
-        "machine": [*sentences(ran, foreseen, measured), *_advice(file, ran)] if ran and measured else [],
+        "machine": [*sentences(ran, foreseen, measured), *_advice(file, ran)] if ran and measured else unread,
         "wall_s": wall_s,
         "checkpoints": str(folder / "checkpoints") if (folder / "checkpoints").is_dir() else None,
     }

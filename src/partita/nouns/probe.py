@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +92,17 @@ class Probe:
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """What the probe said of every device of a run, step by step."""
+    """What the probe said of every device of a run, step by step; of a long run a row, below called a step, is the mean of several."""
 
     devices: tuple[str, ...]
-    piece_s: FloatArray  #: [devices, steps, pieces] CPU seconds; nan where no reading was taken after the step
+    piece_s: FloatArray  #: [devices, steps, pieces] CPU seconds; nan where no reading was taken in the step
     core_share: FloatArray  #: [devices, steps] of its core while it computed; nan where it did not
     worked_s: FloatArray  #: [devices, steps] seconds of its computations by the clock of the pieces; nan where that is not known
+    each: int = 1  #: steps that a row stands for
 
     @property
     def steps(self) -> int:
-        """How many."""
+        """How many rows."""
         return int(self.core_share.shape[1])
 
     def speeds(self, probe: Probe) -> FloatArray:
@@ -118,7 +119,7 @@ class Readings:
 
     def told(self, probe: Probe) -> list[tuple[FloatArray, FloatArray]]:
         """[devices] of ([readings] what each took as a multiple of what its piece took in measuring, [readings] what the computations
-        of the step before it took as a multiple of their mean)."""
+        of its step took as a multiple of their mean)."""
         slowness = self.piece_s / np.array([p.seconds for p in probe.pieces])
         at = [np.nonzero(np.isfinite(rows)) for rows in slowness]
         return [
@@ -146,16 +147,23 @@ class Readings:
     def only(self, devices: Sequence[str]) -> Readings:
         """Those of some devices."""
         at = [i for i, d in enumerate(self.devices) if d in devices]
-        return Readings(tuple(self.devices[i] for i in at), self.piece_s[at], self.core_share[at], self.worked_s[at])
+        return replace(
+            self,
+            devices=tuple(self.devices[i] for i in at),
+            piece_s=self.piece_s[at], core_share=self.core_share[at], worked_s=self.worked_s[at],
+        )  # fmt: skip
 
     def since(self, step: int) -> Readings:
-        """Without the steps before; what was read during them stays with the first that is left, as it would have been there.
+        """Without the rows before; what was read during them stays with the first that is left, as it would have been there.
 
-        The first readings of a short run are taken while it warms up: they count. How long its steps took meanwhile does not: that tells of
+        What a short run reads behind its first step, while it warms up, counts. How long its steps took meanwhile does not: that tells of
         first calls, and not of the machine."""
         if not step or step >= self.steps:
             return self
-        kept = Readings(self.devices, self.piece_s[:, step:].copy(), self.core_share[:, step:], self.worked_s[:, step:])
+        kept = replace(
+            self,
+            piece_s=self.piece_s[:, step:].copy(), core_share=self.core_share[:, step:], worked_s=self.worked_s[:, step:],
+        )  # fmt: skip
         first = np.array([kept._work(d)[0] for d in range(len(self.devices))])
         early = np.concatenate(
             [self.piece_s[:, :step] * first[:, None, None], self.piece_s[:, step : step + 1]], axis=1
@@ -171,6 +179,7 @@ class Readings:
             "piece_s": _numbers(self.piece_s),
             "core_share": _numbers(self.core_share),
             "worked_s": _numbers(self.worked_s),
+            "each": self.each,
         }
 
     def write(self, path: str | Path) -> Path:
@@ -182,7 +191,8 @@ class Readings:
         try:
             pieces, share = (np.array(value[k], np.float64) for k in ("piece_s", "core_share"))
             worked = np.array(value.get("worked_s", np.full_like(share, np.nan)), np.float64)
-            readings = Readings(tuple(map(str, value["devices"])), pieces, share, worked)
+            each = int(value.get("each", 1))
+            readings = Readings(tuple(map(str, value["devices"])), pieces, share, worked, each)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{what}: {type(error).__name__}: {error}", hint="run again") from error
         if len(set(readings.devices)) < len(readings.devices):
@@ -196,6 +206,8 @@ class Readings:
             raise BadInput(
                 f"{what}: shapes {pieces.shape}, {share.shape} and {worked.shape} do not fit", hint="run again"
             )
+        if each < 1:
+            raise BadInput(f"{what}: a row of {each} steps", hint="run again")
         told = np.concatenate([pieces.ravel(), share.ravel(), worked.ravel()])
         if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all() or (share > 1).any():
             raise BadInput(

@@ -8,7 +8,8 @@
     inputs      tensors that the stage's own forwards read and an earlier stage made; what only passes by is not there
     held        micro-batches of one replica whose forward has run and whose backward has not
 
-A stage that recomputes keeps the inputs of every micro-batch in flight, and everything of the one it is at.
+A stage that recomputes keeps the inputs of every micro-batch in flight, and everything of the one it is at. Buffers are not counted, nor
+that it keeps those which its forward writes as each micro-batch in flight found them: a BatchNorm's are small, a queue's are not.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Prober:
         return self._seconds * (self._calls if self._calls > 1 else times + _UNCOUNTED)
 
     def read(self, times: int = 1) -> FloatArray:
-        """[pieces] seconds of the next pieces in turn, as many as asked for and at least one, nan for the others, by `work_clock`. What
+        """[pieces] seconds of the next pieces in turn, as many as asked for, which is one or more; nan for the others, by `work_clock`. What
         asks the system for memory runs again, twice at most: a page of 4 kB took 10 us of a virtual machine, so that a convolution of
         23 ms took 116, and a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
         found = np.full(len(self._works), np.nan)
@@ -176,7 +176,7 @@ def prober_for(
         try:
             return pieces, Prober(pieces, captured, part, device, precision)
         except Exception as together:  # whatever an operator raises
-            alone = {tasks: error for tasks in {p.tasks for p in pieces} if (error := error_of(tasks))}
+            alone = {tasks: error for tasks in dict.fromkeys(p.tasks for p in pieces) if (error := error_of(tasks))}
             failing = alone or {p.tasks: together for p in pieces}
         for tasks, error in failing.items():
             apart = {t: e for t in tasks if (e := error_of((t,)))}
@@ -186,7 +186,7 @@ def prober_for(
         short_pass_s = 0.0
     raise JobError(
         f"no operator of this job runs on numbers that stand in for its own: {sentence_of(next(iter(refused.values())))}",
-        hint="how fast a device is meanwhile is told by operators of the job",
+        hint="how fast a device is in a run is told by operators of the job: it needs one of which numbers between 0.5 and 1 are right inputs",
     )
 
 
@@ -279,13 +279,16 @@ def _undrawn(device: torch.device) -> Iterator[None]:
 
 
 def held_bytes(pieces: Sequence[ProbePiece], captured: Captured) -> float:
-    """Of memory that a prober of these holds: what its pieces read, and gradients of what they hand on and of parameters."""
-    total = 0.0
+    """Of memory that a prober of these holds at most: what its pieces read, with two sets of what others would send; gradients of what
+    they hand on, of what they receive and of parameters; and what the two largest keep from their forwards until their backwards."""
+    graph, held, kept = captured.graph, 0.0, 0.0
     for tasks in {p.tasks for p in pieces}:
         code = stage_code(captured, tasks, _read_elsewhere(captured, tasks))
-        total += sum(captured.meta[n].size_bytes for n in (*code.received, *code.gives))
-        total += 2 * sum(t.parameter_bytes for t in captured.graph.tasks if t.id in tasks)
-    return total
+        own = [graph.tasks[graph.index[t]] for t in tasks]
+        read = (*code.received * 3, *code.gives, *_bound_to(captured, code.buffers).values())
+        held += sum(captured.meta[n].size_bytes for n in read) + 2 * sum(t.parameter_bytes for t in own)
+        kept = max(kept, sum(t.activation_bytes for t in own))
+    return held + 2 * kept
 
 
 def _read_elsewhere(captured: Captured, tasks: Tasks) -> Tasks:
@@ -305,10 +308,14 @@ def _tensors(code: StageCode, captured: Captured, device: torch.device) -> Mappi
     """Parameters and buffers that the tasks read, with values that cost what any others would. What comes out of a layer is near 1 as
     what goes in: behind 25 layers of 64 numbers each it would be infinite else, and nothing can be drawn from such probabilities.
     """
-    wanted = {*code.parameters, *code.buffers}
-    at = {b.name: n for n, b in captured.bindings.items() if b.kind in ("parameter", "buffer") and b.name in wanted}
+    at = _bound_to(captured, (*code.parameters, *code.buffers))
     found = {name: _stand_in(captured.meta[node], device, most=1.5) for name, node in at.items()}
     return {n: _parameter(t) if n in code.parameters else t for n, t in found.items()}
+
+
+def _bound_to(captured: Captured, names: Sequence[str]) -> dict[str, str]:
+    """The node that stands for each parameter and buffer."""
+    return {b.name: n for n, b in captured.bindings.items() if b.kind in ("parameter", "buffer") and b.name in names}
 
 
 def _parameter(values: Tensor) -> torch.nn.Parameter:

@@ -348,6 +348,13 @@ def test_a_result_that_cannot_say_its_size_is_one_all_the_same() -> None:
     assert [s.score for s in found.record.choices[0].scores] == [1.0, 2.0]
 
 
+@pytest.fixture
+def looks_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a second run of a step takes on a busy machine."""
+    monkeypatch.setattr("partita.dataflow.run.looks.FREE_S", 60.0)
+
+
+@pytest.mark.usefixtures("looks_are_free")
 def test_a_step_that_changes_its_input_is_told() -> None:
     @step
     def spoil(row: Any, a: int) -> Any:
@@ -386,6 +393,7 @@ def test_what_a_spoiling_step_may_have_changed_is_not_kept(tmp_path: Path) -> No
     assert store.entries() == []
 
 
+@pytest.mark.usefixtures("looks_are_free")
 def test_what_earlier_calls_of_a_spoiling_step_may_have_changed_is_not_kept(tmp_path: Path) -> None:
     """The first call of the step was not looked at; it changed, through a view, what reads no input of the step read."""
 
@@ -416,6 +424,7 @@ def test_what_earlier_calls_of_a_spoiling_step_may_have_changed_is_not_kept(tmp_
     assert {k.value[0] for k in kept if isinstance(k, Found)} <= {10.0, 20.0}
 
 
+@pytest.mark.usefixtures("looks_are_free")
 def test_a_step_that_is_not_deterministic_is_told_and_not_kept(tmp_path: Path) -> None:
     count = itertools.count()
 
@@ -442,6 +451,7 @@ class Straggling(InProcess):
         return super().fetch(nodes)
 
 
+@pytest.mark.usefixtures("looks_are_free")
 def test_a_cancelled_task_of_a_step_that_is_not_deterministic_keeps_nothing(tmp_path: Path) -> None:
     count = itertools.count()
 

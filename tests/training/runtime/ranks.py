@@ -37,7 +37,8 @@ def pipeline(job: Any, assignment: Assignment) -> Pipeline:
 
 def on_ranks(function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
     """What `function(rank, ranks, *arguments)` returns on rank 0. Raises AssertionError with what any rank failed with."""
-    context = multiprocessing.get_context("forkserver")  # which has torch loaded: it takes three seconds a rank
+    # a process that has torch loaded, which takes three seconds a rank; it keeps the environment that it had at the first call
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["partita.training.runtime.pipeline", "partita.training.runtime.session"])
     with tempfile.TemporaryDirectory() as folder:
         answers = context.Queue()

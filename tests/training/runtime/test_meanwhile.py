@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,17 @@ class Message:
 
     def wait(self) -> list[Tensor]:
         self.wire.seen.append(f"from {self.sender}")
-        time.sleep(max(0.0, self.wire.there_s[self.sender] - (time.perf_counter() - self.wire.began)))
+        self.wire.now_s = max(self.wire.now_s, self.wire.there_s[self.sender])
         return [torch.zeros(1, dtype=torch.uint8)]
 
 
 @dataclass
 class Wire:
-    """Messages that are there so many seconds after a step's begin."""
+    """Messages that are there so many seconds after a step's begin, and the clock."""
 
     there_s: dict[int, float]
     seen: list[str] = field(default_factory=list)
-    began: float = 0.0
+    now_s: float = 0.0
 
     def receive(self, metas: tuple[TensorMeta, ...], source: int, target: int, tag: int) -> Message:
         return Message(self, source)
@@ -56,41 +57,60 @@ def receiving() -> Program:
     return build.program()
 
 
-def steps_of(wire: Wire) -> tuple[list[float], Any]:
-    told: list[float] = []
+Does = Callable[..., tuple[list[str], list[float]]]
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    it = Wire({})
+    clock = SimpleNamespace(perf_counter_ns=lambda: round(1e9 * it.now_s), thread_time_ns=lambda: 0)
+    monkeypatch.setattr("partita.training.runtime.stopwatch.time", clock)
+    return it
+
+
+@pytest.fixture
+def step(wire: Wire) -> Does:
     place = Place("c", {"a": 0, "b": 1, "c": 2}, torch.device("cpu"), ())
     it = Interpreter(receiving(), place, {1: Bound(MODEL, {})}, wire, None, np.zeros(1, np.int64))  # type: ignore[arg-type]
 
-    def step(meanwhile_s: float = 0.0, *, meanwhile: bool = True) -> list[str]:
+    def step(a_s: float, b_s: float, *, meanwhile_s: float | None = 0.0) -> tuple[list[str], list[float]]:
+        """(What happened, for how many milliseconds it was told to wait) where messages are there so many after the step's begin."""
+        told: list[float] = []
+
         def instead(wait_s: float) -> None:
             wire.seen.append("meanwhile")
-            told.append(wait_s)
-            time.sleep(meanwhile_s)
+            told.append(round(1e3 * wait_s, 3))
+            wire.now_s += meanwhile_s or 0.0
 
         wire.seen.clear()
-        wire.began = time.perf_counter()
-        it.step((torch.zeros(1), torch.zeros(1)), 1, 1, 0, instead if meanwhile else None)
-        return wire.seen[:]
+        wire.there_s, wire.now_s = {0: a_s, 1: b_s}, 0.0
+        it.step((torch.zeros(1), torch.zeros(1)), 1, 1, 0, None if meanwhile_s is None else instead)
+        return wire.seen[:], told
 
-    return told, step
-
-
-def test_it_is_done_before_the_longest_wait_of_the_last_step() -> None:
-    wire = Wire({0: 0.0, 1: 0.05})
-    told, step = steps_of(wire)
-    assert step() == ["from 0", "from 1"]  # nothing is known of where it waits
-    assert step() == ["from 0", "meanwhile", "from 1"]
-    assert told == [pytest.approx(0.05, abs=0.02)]
+    return step
 
 
-def test_what_is_done_meanwhile_does_not_hide_the_wait() -> None:
-    """Of a step in which something was done, the waits say little."""
-    wire = Wire({0: 0.01, 1: 0.06})
-    told, step = steps_of(wire)
-    step()
+IN_A, IN_B = ["meanwhile", "from 0", "from 1"], ["from 0", "meanwhile", "from 1"]
+
+
+def test_it_is_done_before_the_longest_wait_of_the_last_step(step: Does) -> None:
+    assert step(0.0, 0.05) == (["from 0", "from 1"], [])  # nothing is known of where it waits
+    assert step(0.01, 0.05) == (IN_B, [50])
+    assert step(0.05, 0.06, meanwhile_s=None) == (["from 0", "from 1"], [])
+    assert step(0.05, 0.06) == (IN_A, [50])
+
+
+def test_what_is_done_meanwhile_does_not_hide_the_wait(step: Does) -> None:
+    step(0.01, 0.06)
     for _ in range(3):
-        assert step(meanwhile_s=0.055) == ["from 0", "meanwhile", "from 1"]
-    assert len(set(told)) == 1
-    wire.there_s = {0: 0.05, 1: 0.06}
-    step(meanwhile=False)
-    assert step() == ["meanwhile", "from 0", "from 1"]
+        assert step(0.01, 0.06, meanwhile_s=0.04) == (IN_B, [50])
+    assert step(0.05, 0.06, meanwhile_s=0.0) == (IN_B, [50])
+    assert step(0.05, 0.06, meanwhile_s=0.0) == (IN_A, [50])
+
+
+def test_a_wait_that_what_is_done_meanwhile_fills_is_known_no_longer(step: Does) -> None:
+    """The first step of a plan is slow: as long as in that one nobody waits any more."""
+    step(0.0, 0.8)
+    assert step(0.0, 0.015, meanwhile_s=0.02) == (IN_B, [800])
+    assert step(0.0, 0.015) == (["from 0", "from 1"], [])
+    assert step(0.0, 0.015) == (IN_B, [15])

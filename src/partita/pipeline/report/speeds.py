@@ -32,7 +32,8 @@ def chart(story: Story) -> str:
         return ""
     shown = sorted(lines, key=lambda d: -abs(float(np.log(np.nanmedian(lines[d])))))[:_MOST]
     values = np.concatenate([lines[d] for d in shown])
-    steps = len(values) // len(shown)
+    each = story.readings.each if story.readings else 1
+    steps = each * len(values) // len(shown)
     left, right, top, bottom = 40.0, NARROW - 8.0, 24.0, 176.0
     x = Scale(1, max(2, steps), left, right)
     y = Scale(0.0, 1.1 * max(1.0, float(np.nanmax(values))), bottom, top)
@@ -40,7 +41,9 @@ def chart(story: Story) -> str:
     parts.append(tag("line", class_="grid one", x1=left, x2=right, y1=y(1.0), y2=y(1.0)))
     for k, device in enumerate(d for d in lines if d in shown):
         row = lines[device]
-        points = "L".join(f"{number(x(i + 1))} {number(y(v))}" for i, v in enumerate(row.tolist()) if np.isfinite(v))
+        points = "L".join(
+            f"{number(x(each * i + 1))} {number(y(v))}" for i, v in enumerate(row.tolist()) if np.isfinite(v)
+        )
         parts.append(tag("path", class_=f"loss line{k}", d=f"M{points}"))
         label = f"{device}: {percent(float(np.nanmedian(row)))}"
         parts.append(tag("text", words(label), class_=f"name line{k}", x=left + 8, y=bottom - 10 - 16 * k))

@@ -4,7 +4,7 @@
     DIR/predicted.json    the simulated timeline of one step     (Perfetto opens it)
     DIR/measured.json     the measured timeline of one step      (Perfetto opens it)
     DIR/metrics.jsonl     the training run: {"step": 1, "loss": 2.31, "step_s": 0.42} a line
-    DIR/readings.json     what the probe said of every device between the steps
+    DIR/readings.json     what the probe said of every device meanwhile
     DIR/summary.json      title, engines compared, alternatives, facts (`Story.summary` shows the keys)
 
 Any of them may be missing; `missing()` says which, and what would make it.

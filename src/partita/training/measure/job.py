@@ -321,8 +321,8 @@ class Measuring:
         self._restless |= not found
         return found
 
-    def _read(self, times: int = 2) -> None:
-        self.readings.append((time.monotonic(), *self._prober.read(times)))
+    def _read(self) -> None:
+        self.readings.append((time.monotonic(), *self._prober.read(2)))
 
 
 def _seems_cut(batch: Batch, samples: int) -> bool:

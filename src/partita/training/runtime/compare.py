@@ -23,7 +23,7 @@ from partita.training.runtime.baton import Baton
 from partita.training.runtime.interpreter import Meanwhile, StepResult
 from partita.training.runtime.measured import Trace, write_timeline
 from partita.training.runtime.pipeline import Pipeline
-from partita.training.runtime.recorder import gathered, readings_of
+from partita.training.runtime.recorder import gathered, own_readings
 from partita.training.runtime.session import Session
 from partita.training.runtime.single import SingleProcess
 from partita.training.runtime.train import check_same_everywhere, with_trace
@@ -68,7 +68,7 @@ def compare(session: Session) -> None:
     world = session.assignment.world
     readings = {"pipeline": gathered(recorders.get("pipeline"), world, session.rank)}
     if recorder := recorders.get("single"):  # on rank 0
-        readings["single"] = readings_of([recorder.rows()], world[:1])
+        readings["single"] = own_readings(recorder, world[0])
     if session.rank == 0:
         value = {
             "step_s": {n: t[spec.warmup :] for n, t in times.items()},

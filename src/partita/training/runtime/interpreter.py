@@ -31,6 +31,7 @@ from partita.training.runtime.stopwatch import Stopwatch, stopwatch_for
 Key = tuple[int, int]  #: (stage, micro-batch)
 Values = dict[str, Tensor]  #: by the name of the value
 Meanwhile = Callable[[float], None]  #: what a rank does while it waits for others; told for how many seconds it will
+_WAITED_ON = 0.1  #: of what was done meanwhile; less is only the way of a message that was there already
 
 
 @dataclass(frozen=True)
@@ -188,11 +189,7 @@ class Interpreter:
         self.watch: Stopwatch = stopwatch_for(place.torch_device, computes, waits=bool(messages))
         on_cpu = place.torch_device.type == "cpu"  # a GPU waits by itself, while this thread goes on
         self._waits = [k for k, i in enumerate(self._script) if on_cpu and program.op[i.number] == Op.RECV]
-        self._longest, self._aside = (
-            -1,
-            False,
-        )  # the place of the longest wait, and whether something was done in it in the last step
-        self._waited_s = 0.0
+        self._longest, self._aside_ns = -1, 0  # where something was done in the last step, and for how long
         self._contents = {
             size: {
                 line.number: _contents(line.piece, bound.captured, place.ranks, tags[line.number]) for line in messages
@@ -216,12 +213,11 @@ class Interpreter:
     def step(
         self, batch: Batch, micro_batch_size: int, step: int, seed: int, meanwhile: Meanwhile | None = None
     ) -> StepResult:
-        """One step on a batch. `meanwhile` is called where this rank waited longest in the last step that had none; nowhere in the first.
-        Raises WorkerFailed that names the peer where a message breaks."""
+        """One step on a batch. `meanwhile` is called, with the seconds of that wait, where this rank waited longest for a message in the
+        last step; nowhere in the first. Raises WorkerFailed that names the peer where a message breaks."""
         began = time.perf_counter()
-        if meanwhile and not self._aside:
-            self._longest, self._waited_s = self._longest_wait()
-        self._aside = False
+        self._longest, wait_s = self._longest_wait() if meanwhile else (-1, 0.0)
+        self._aside_ns = 0
         s = self._begin(batch, micro_batch_size, step, seed)
         begin, finish, cell = self.watch.begin, self.watch.finish, self._cell
         number = -1
@@ -229,9 +225,8 @@ class Interpreter:
         try:
             for k, line in enumerate(self._script):
                 number = cell[0] = line.number
-                if meanwhile and k == self._longest:
-                    self._aside = True
-                    self.watch.aside(meanwhile, self._waited_s)
+                if k == self._longest and meanwhile:
+                    self._aside_ns = self.watch.aside(meanwhile, wait_s)
                 begin(k)
                 line.handler(self, s, line)
                 finish(k)
@@ -254,10 +249,13 @@ class Interpreter:
         return self.watch.computed_s()
 
     def _longest_wait(self) -> tuple[int, float]:
-        """(Place, seconds) of the longest wait of the last step; (-1, 0) where there was none."""
-        start, end = self.watch.start, self.watch.end
-        waited_ns, k = max(((end[k] - start[k], k) for k in self._waits), default=(0, -1))
-        return (k, waited_ns / 1e9) if waited_ns else (-1, 0.0)
+        """(Place, seconds) of the longest wait of the last step for a message; (-1, 0) where there was none. What was done meanwhile was
+        part of it if this rank waited on behind that; else nobody knows how long it would have waited there."""
+        waited_ns = {k: self.watch.end[k] - self.watch.start[k] for k in self._waits}
+        if waited_ns.get(self._longest, 0) > _WAITED_ON * self._aside_ns:
+            waited_ns[self._longest] += self._aside_ns
+        k = max(waited_ns, key=waited_ns.__getitem__, default=-1)
+        return (k, waited_ns[k] / 1e9) if waited_ns.get(k) else (-1, 0.0)
 
     def _begin(self, batch: Batch, size: int, step: int, seed: int) -> Step:
         total = batch_size(batch)

@@ -1,4 +1,5 @@
-"""What the probe says while a job runs: every rank reads it while it waits for others, for a hundredth of the time."""
+"""What the probe says while a job runs: every rank reads it, while it waits for others where that is long enough, for a hundredth of the
+time."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _PART = 0.01  #: of a step's time that may be spent on reading the probe
 
 
 class Recorder:
-    """One rank's readings, a row a step."""
+    """One rank's readings, a row a step; of long runs a row stands for several."""
 
     def __init__(self, probe: Probe, prober: Prober, steps: int | None) -> None:
         """`steps` that the run is going to take; None where nobody knows."""
@@ -29,13 +30,13 @@ class Recorder:
         self._seconds = self._unread  # of this step
         self._lends = max(self._pieces, _LENT)
         self._left = steps
-        self._cold = False  # the next step is the first by its plan
+        self._cold = False  # the next step is the first by another plan
         self._begin()
 
     def _begin(self) -> None:
         self._rows: list[tuple[float, ...]] = []  # core share, seconds of computing, seconds of each piece
         self._latest: list[tuple[float, ...]] = []  # steps that are no row yet
-        self._each = 1  # steps a row
+        self.each = 1  #: steps a row
         self._steps = 0
         self._saved_s = self._took_s = 0.0
         self._given = 0  # of the readings that are lent
@@ -45,11 +46,11 @@ class Recorder:
         """To be called in the next step while this rank waits for others: the readings for which time has been saved up, or is lent; None
         where there are none. Those for which it does not wait long enough are taken `after` the step.
 
-        While it waits the others compute, as they did in measuring, and a reading keeps nobody waiting. The ranks' steps are equally
-        long, so they read in the same ones.
+        While it waits the others compute, as they did in measuring, and nobody waits for a reading that takes no longer than it did
+        there. The ranks' steps are equally long, so they read in the same ones, if not always as much.
         """
-        if not self._steps and self._left != 1:
-            return None  # what is read in the first step, which is slow, says 6 % less than what is read in the others
+        if (self._cold or not self._steps) and self._left != 1:
+            return None  # what is read in a plan's first step, which is slow, says 6 % less than what is read in the others
         self._lent = self._to_lend()
         takes_s, most = self._prober.takes_s, min(_MOST, self._pieces)
         self._due = self._lent
@@ -68,12 +69,12 @@ class Recorder:
 
     def _note(self, step: tuple[float, ...]) -> None:
         self._latest.append(step)
-        if len(self._latest) < self._each:
+        if len(self._latest) < self.each:
             return
-        self._rows += _means(self._latest, self._each)
+        self._rows += _means(self._latest, self.each)
         self._latest.clear()
         if len(self._rows) == _MOST_ROWS:
-            self._rows, self._each = _means(self._rows, 2), 2 * self._each
+            self._rows, self.each = _means(self._rows, 2), 2 * self.each
 
     def _meanwhile(self, wait_s: float) -> None:
         self._read(max((n for n in range(1, self._due + 1) if self._prober.takes_s(n) <= wait_s), default=0))
@@ -112,7 +113,7 @@ class Recorder:
         self._cold = True
 
     def rows(self) -> torch.Tensor:
-        """[steps, 2 + pieces]; of a long run each stands for several."""
+        """[rows, 2 + pieces]"""
         rest = _means(self._latest, len(self._latest)) if self._latest else []
         return torch.tensor(self._rows + rest, dtype=torch.float64).reshape(-1, 2 + self._pieces)
 
@@ -132,10 +133,15 @@ def gathered(recorder: Recorder | None, devices: tuple[str, ...], rank: int) -> 
     rows = gather_tensors({f"readings.{rank}": recorder.rows()}, rank, len(devices))
     if rank > 0:
         return None
-    return readings_of([rows[f"readings.{r}"] for r in range(len(devices))], devices)
+    return _readings([rows[f"readings.{r}"] for r in range(len(devices))], devices, recorder.each)
 
 
-def readings_of(rows: list[torch.Tensor], devices: tuple[str, ...]) -> Readings:
-    """`rows` [devices] of [steps, 2 + pieces]."""
+def own_readings(recorder: Recorder, device: str) -> Readings:
+    """Of this rank, for a device that it had alone."""
+    return _readings([recorder.rows()], (device,), recorder.each)
+
+
+def _readings(rows: list[torch.Tensor], devices: tuple[str, ...], each: int) -> Readings:
+    """`rows` [devices] of [rows, 2 + pieces]."""
     table = np.stack([r.numpy() for r in rows])
-    return Readings(devices, table[:, :, 2:], table[:, :, 0], table[:, :, 1])
+    return Readings(devices, table[:, :, 2:], table[:, :, 0], table[:, :, 1], each)

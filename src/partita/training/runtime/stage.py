@@ -217,7 +217,7 @@ class Stage:
         kept = self._kept.pop(micro_batch)
         outputs, arrived = self._roots(kept, gradients, weight)
         self._waiting[micro_batch] = input_part(outputs, arrived, kept.leaves.inputs)
-        return kept.leaves.gradients
+        return kept.leaves.handed_out()
 
     def backward_weights(self, micro_batch: int) -> None:
         """The rest of a backward whose inputs' part has run."""
@@ -269,7 +269,7 @@ class _Leaves:
     """
 
     def __init__(self) -> None:
-        self.gradients: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self._nodes: list[Node] = []  # a hook lives as long as the node it hangs on
 
@@ -280,15 +280,19 @@ class _Leaves:
 
     def hold(self, received: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The values to compute with: as received, or, where they want gradients, leaves that hold them."""
-        self.gradients = {}
+        self._gradients = {}
         return {name: self._filled(name, t) if t.requires_grad else t for name, t in received.items()}
 
+    def handed_out(self) -> dict[str, Tensor]:
+        """The gradients that arrived, which are not held any longer."""
+        gradients, self._gradients = self._gradients, {}
+        return gradients
+
     def let_go(self) -> dict[str, Tensor]:
-        """The gradients that arrived; neither they nor what was received are held any longer."""
+        """Likewise, nor what was received."""
         for leaf in self._leaves.values():
             leaf.data = leaf.new_empty(0)
-        gradients, self.gradients = self.gradients, {}
-        return gradients
+        return self.handed_out()
 
     def _filled(self, name: str, tensor: Tensor) -> Tensor:
         leaf = self._leaves.get(name)
@@ -302,7 +306,7 @@ class _Leaves:
 
     def _catch(self, name: str) -> Callable[[tuple[Tensor, ...]], tuple[None]]:
         def hook(arrived: tuple[Tensor, ...]) -> tuple[None]:
-            self.gradients[name] = arrived[0]
+            self._gradients[name] = arrived[0]
             return (None,)
 
         return hook

@@ -55,11 +55,12 @@ class Stopwatch:
             self.work[k] += time.thread_time_ns()
         self.end[k] = time.perf_counter_ns()
 
-    def aside(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call what is not of the step, between two places."""
-        queued = self._queue.waited_ns() if self._queue else 0
+    def aside(self, function: Callable[..., object], *arguments: object) -> int:
+        """Call what is not of the step, between two places; nanoseconds that it took."""
+        queued, began = self._queue.waited_ns() if self._queue else 0, time.perf_counter_ns()
         function(*arguments)
         self._queued_ns += self._queue.waited_ns() - queued if self._queue else 0
+        return time.perf_counter_ns() - began
 
     def core_share(self) -> float:
         """The part of its computing time during which the thread was on its core; nan where it computed nothing. A thread that
