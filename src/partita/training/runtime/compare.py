@@ -89,7 +89,7 @@ class _Timed(NamedTuple):
 
     wall_s: float  #: of the rank that took longest; in a row of one step from a common start
     loss: float  #: nan where this rank knows none
-    cpu_s: float  #: of all ranks
+    cpu_s: float  #: of all ranks, with what they read meanwhile
     core_share: float  #: of its core that this rank had
     worked_s: float  #: of this rank's computations
 
