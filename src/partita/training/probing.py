@@ -27,6 +27,7 @@ PARTS = 12  #: equal parts of a pass's time, a piece for each
 #: same two tasks of every layer.
 _WITHIN = (np.arange(PARTS) + 0.5) * (math.sqrt(5) - 1) / 2 % 1
 _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they are as small: less is all overhead
+AT_ONCE = 2  #: readings, in measuring as in a run: four say 3 % less each (ViT, BERT on an EPYC, 2026-11-29)
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
 _FEW_PAGES, _TRIES = 8, 3
 _UNCOUNTED = 4 / 3  #: pieces that a row of readings takes beside those that count: one, and a forward

@@ -49,7 +49,7 @@ from partita.training.measure.times import (
     work_around,
 )
 from partita.training.measure.worth_splitting import is_automatic, named_splits, worthwhile_splits
-from partita.training.probing import drawn, prober_for
+from partita.training.probing import AT_ONCE, drawn, prober_for
 from partita.training.runtime.device import torch_device
 
 #: Standard error of the mean pass, as a share, with which a size is measured well enough. Of seven rounds on a restless machine it is 2 to 3 %
@@ -322,7 +322,7 @@ class Measuring:
         return found
 
     def _read(self) -> None:
-        self.readings.append((time.monotonic(), *self._prober.read(2)))
+        self.readings.append((time.monotonic(), *self._prober.read(AT_ONCE)))
 
 
 def _seems_cut(batch: Batch, samples: int) -> bool:

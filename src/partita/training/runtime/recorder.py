@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from partita.nouns.probe import Probe, Readings, row_means
-from partita.training.probing import Prober
+from partita.training.probing import AT_ONCE, Prober
 from partita.training.runtime.checkpoint import gather_tensors
 from partita.training.runtime.interpreter import Meanwhile
 
-_MOST = 4  #: readings in a step; more tell little that is new
 _LENT = 6  #: readings that a run need not have earned, or one of each piece: of a short job there is one piece, and one reading tells little
 _SPREAD_S = 20.0  #: over which they are spread, or over the run if that is shorter
 _MOST_ROWS = 1 << 14  #: of a longer run a row is two steps, or four: a file of 600,000 would be too long to be read
@@ -52,7 +51,7 @@ class Recorder:
         if (self._cold or not self._steps) and self._left != 1:
             return None  # what is read in a plan's first step, which is slow, says 6 % less than what is read in the others
         self._lent = self._to_lend()
-        takes_s, most = self._prober.takes_s, min(_MOST, self._pieces)
+        takes_s, most = self._prober.takes_s, min(AT_ONCE, self._pieces)
         self._due = self._lent
         while self._due < most and takes_s(self._due + 1) - takes_s(self._lent) <= self._saved_s:
             self._due += 1
@@ -97,7 +96,7 @@ class Recorder:
         steps = self._lends if self._left is None else max(1, self._left - 1)  # without the first
         through = max(max(1, self._steps) / steps, self._took_s / _SPREAD_S)
         due = math.ceil(min(through, 1.0) * self._lends - 1e-9)
-        return min(_MOST, self._pieces, due - self._given)
+        return min(AT_ONCE, self._pieces, due - self._given)
 
     def forget(self) -> None:
         """What was noted so far belongs to another plan; it begins again, with the same pieces."""
