@@ -383,6 +383,16 @@ def test_a_job_of_which_nothing_runs_by_itself_says_so(monkeypatch: pytest.Monke
         prober_for(found, seconds, part_of(4, 3, 16, 16), CPU, contextlib.nullcontext)
 
 
+def test_what_a_prober_needs_is_counted() -> None:
+    found = captured(small(), 4, 3, 16, 16)
+    conv, linear = ("conv2d",), ("linear",)
+    kept = {t.id: t.activation_bytes for t in found.graph.tasks}
+    made = 4 * (4 * 8 * 16 * 16)  # bytes of what the convolution makes, and the linear reads
+    assert held_bytes([ProbePiece(conv, 1e-3)] * 3, found) == made + 2 * 4 * (8 * 3 * 9 + 8) + 2 * kept["conv2d"]
+    of_linear = 3 * made + 4 * 4 * 10 + 2 * 4 * (2048 * 10 + 10)
+    assert held_bytes([ProbePiece(linear, 1e-3)], found) == of_linear + 2 * kept["linear"]
+
+
 @pytest.mark.parametrize("name", ["convolution", "norm, in place, dropout", "frozen"])
 def test_what_a_prober_holds_is_known_before(name: str) -> None:
     """What lies there after a round is no more than was told beside activations, and no less than a third: frozen weights have no

@@ -39,7 +39,6 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def gone(pids: list[int], within_s: float) -> bool:
-    """Those that were killed are perhaps not buried yet."""
     deadline = time.monotonic() + within_s
     while any(Path(f"/proc/{p}").exists() for p in pids):
         if time.monotonic() > deadline:
@@ -54,8 +53,10 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_what_it_did(tmp_path: Pa
     workers = run.workers()
     assert sorted(workers) == [0, 1, 2]
     os.kill(workers[1], signal.SIGKILL)
-    assert run.wait(20) == 1
-    assert gone(list(workers.values()), 2)
+    began = time.monotonic()
+    assert run.wait(10) == 1
+    assert time.monotonic() - began < 10
+    assert gone(list(workers.values()), 0)
     error = run.error()
     assert re.match(
         rf"rank 1 \(process {workers[1]}\) was killed by SIGKILL during (saving a checkpoint after step \d+|step \d+, "
@@ -74,7 +75,7 @@ def test_a_signal_has_its_own_words(tmp_path: Path, plans: Path) -> None:
     run = train(tmp_path, "failing:good", plans / "good.json", *MANY)
     run.wait_for_step(2)
     os.kill(run.workers()[1], signal.SIGSEGV)
-    assert run.wait(20) == 1
+    assert run.wait(10) == 1
     words = r"was killed by SIGSEGV .* hint: it crashed in compiled code.*; see .*worker-rank1\.log"
     assert re.search(words, run.error()), run.error()
     assert "--resume" not in run.error()
@@ -107,12 +108,12 @@ def test_a_stopped_replica_is_noticed_after_the_timeout(tmp_path: Path) -> None:
 
 
 def test_a_stopped_worker_is_noticed_after_the_timeout(tmp_path: Path, plans: Path) -> None:
-    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--timeout-s", "6")
+    run = train(tmp_path, "failing:good", plans / "good3.json", *MANY, "--timeout-s", "3")
     run.wait_for_step(3)
     workers = run.workers()
     os.kill(workers[2], signal.SIGSTOP)
-    assert run.wait(6 + 10) == 1
-    assert gone(list(workers.values()), 2)
+    assert run.wait(3 + 10) == 1
+    assert gone(list(workers.values()), 0)
     error = run.error()
     assert f"rank 2 (process {workers[2]}) is stopped (SIGSTOP) during step" in error
 
@@ -138,7 +139,7 @@ def test_ctrl_c_stops_gracefully_and_saves(tmp_path: Path, plans: Path) -> None:
     workers = run.workers()
     run.process.send_signal(signal.SIGINT)
     assert run.wait(20) == 130
-    assert gone(list(workers.values()), 2)
+    assert gone(list(workers.values()), 0)
     error = run.error()
     last = max(losses(run.out))
     assert error == f"stopped after step {last}, which is saved. hint: go on with --resume {run.out / 'checkpoints'}"
@@ -168,9 +169,9 @@ def test_second_ctrl_c_ends_at_once(tmp_path: Path, plans: Path) -> None:
     run.wait_until(lambda: "Ctrl-C again" in run.stderr, "word of stopping")
     began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
-    assert run.wait(20) == 130
+    assert run.wait(10) == 130
     assert time.monotonic() - began < 3
-    assert gone(list(workers.values()), 2)
+    assert gone(list(workers.values()), 0)
     assert run.error() == "interrupted"
 
 
@@ -179,8 +180,8 @@ def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path, plans: Path) 
     run.wait_until(lambda: len(run.workers()) == 2, "workers")
     workers = run.workers()
     run.process.send_signal(signal.SIGINT)
-    assert run.wait(20) == 130
-    assert gone(list(workers.values()), 2)
+    assert run.wait(10) == 130
+    assert gone(list(workers.values()), 2)  # killed, but perhaps not yet buried
     assert run.error() == "interrupted"
     assert not (run.out / "checkpoints").exists()
 

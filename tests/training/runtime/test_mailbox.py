@@ -120,7 +120,7 @@ def _abandoned(rank: int, ranks: int) -> tuple[str, float]:
 def test_a_silent_peer_is_named_when_patience_ends() -> None:
     said, took = on_ranks(_abandoned, 2)
     assert "rank 1 was silent" in said
-    assert 1.9 < took < 30
+    assert 1.9 < took < 4.5
 
 
 def test_ranks_that_do_not_see_each_other_stay_without() -> None:
@@ -142,7 +142,7 @@ def test_a_killed_peer_is_noticed_at_once() -> None:
         boxes.receive(1, 0, (_meta(torch.zeros(3)),))
     with pytest.raises(PeerGone, match="rank 1"):
         boxes.send(1, 0, [torch.zeros(3)], (_meta(torch.zeros(3)),))
-    assert time.monotonic() - began < 30  # patience is 300 s
+    assert time.monotonic() - began < 1.0
     here.close()
 
 

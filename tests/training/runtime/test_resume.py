@@ -100,7 +100,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     folder = run.out / "checkpoints"
     run.wait_until(lambda: any(folder.glob(".part-*")), "a checkpoint in the making")
     os.kill(run.workers()[0], signal.SIGKILL)
-    assert run.wait(20) == 1
+    assert run.wait(10) == 1
     assert "rank 0" in run.error()
     path, progress = examine(folder)
     assert read(folder).progress == progress

@@ -31,7 +31,7 @@ def test_waiting_for_the_core_when_woken_counts(monkeypatch: pytest.MonkeyPatch)
     watch = stopwatch_for(CPU, [True, False], waits=True)
     watch.begin_step()
     worked(watch, 2e-3)
-    assert watch.core_share() <= 0.3  # 0.25, and what the work took longer
+    assert watch.core_share() <= 0.26
 
 
 def test_a_plan_of_one_device_asks_nobody() -> None:
