@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,11 @@ import pytest
 from training.runtime.helpers import plan_file
 from training.runtime.runs import losses, train
 
+from partita.cli.run import UNREAD
+from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.probe import Probe, ProbePiece, Readings
+from partita.simulate.schedules.__init__ import needed_bytes
 from partita.training.probing import Prober
 from partita.training.runtime.recorder import Recorder
 from partita.training.runtime.session import Session
@@ -214,3 +218,23 @@ def test_a_run_that_is_probed_computes_the_same(tmp_path: Path) -> None:
     readings = Readings.read(tmp_path / "probed" / "run" / "readings.json")
     assert readings.devices == ("cpu0", "cpu1")
     assert np.isfinite(readings.piece_s).any(axis=(1, 2)).all()
+
+
+def test_where_there_is_no_room_for_the_probe_a_run_says_so(tmp_path: Path) -> None:
+    """Its devices hold what the plan needs, and one byte more."""
+    file = plan_file("failing:good", stages=2)
+    problem = file.problem
+    assert isinstance(problem, PipelineProblem)
+    assert isinstance(file.plan, PipelinePlan)
+    needs = needed_bytes(problem.graph, file.plan, problem.optimizer_bytes_per_parameter_byte)
+    devices = tuple(replace(d, memory_bytes=needs[d.name] + 1) for d in problem.cluster.devices)
+    task = next(t.id for t in problem.graph.tasks if t.phase == "forward")
+    narrow = replace(
+        problem, cluster=replace(problem.cluster, devices=devices), probe=Probe((ProbePiece((task,), 1e-4),), 2)
+    )
+    plan = replace(file, problem=narrow).write(tmp_path / "plan.json")
+    run = train(tmp_path, "failing:good", plan, "--steps", "5", "--json")
+    assert run.wait(120) == 0, run.stderr
+    told = json.loads(run.stdout)
+    assert told["machine"] == [UNREAD]
+    assert told["predicted_at_run_speed_s"] is None
