@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,7 +340,7 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     from partita.nouns.plan import PlanFile
     from partita.pipeline.run.adapt import DRIFT
     from partita.training.runtime.elastic import FAILURES
-    from partita.training.runtime.folder import held
+    from partita.training.runtime.folder import held, kept_if_refused
     from partita.training.runtime.prepare import forget_earlier, prepared, training_spec
     from partita.training.runtime.restarted import forget, restarted_from
     from partita.training.runtime.worker import expect_unclaimed, run_rank_alone
@@ -352,30 +352,38 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
         )
     rank, ranks = rank_of_environment()
     expect_unclaimed(options.out, rank, ranks)
-    stack = contextlib.ExitStack()  # until this process ends
     if rank == 0:
         check_folder(options.out)
-        stack.enter_context(held(options.out))
     file = PlanFile.read(options.plan)
-    folder = prepared(options.out, file) if rank == 0 else Path(options.out)
-    if rank == 0:
-        forget_earlier(folder, DRIFT, FAILURES)
-    own = restarted_from(folder, rank)
-    resume = own or options.resume or ""
-    if own and rank == 0:
-        talk.say(f"   started again: going on from {own}")
-    spec = training_spec(
-        folder, options.job, settings, engine=options.engine, steps=options.steps, epochs=options.epochs,
-        checkpoint_every=options.checkpoint_every, resume=resume, threads=options.threads, timeout_s=options.timeout_s,
-    )  # fmt: skip
-    resumed = _resumed_from(resume)
-    try:
+    with _no_destructors(talk), contextlib.ExitStack() as stack:
+        if rank == 0:
+            stack.enter_context(held(options.out))
+            stack.enter_context(kept_if_refused(Path(options.out)))
+        folder = prepared(options.out, file) if rank == 0 else Path(options.out)
+        if rank == 0:
+            forget_earlier(folder, DRIFT, FAILURES)
+        own = restarted_from(folder, rank)
+        resume = own or options.resume or ""
+        if own and rank == 0:
+            talk.say(f"   started again: going on from {own}")
+        spec = training_spec(
+            folder, options.job, settings, engine=options.engine, steps=options.steps, epochs=options.epochs,
+            checkpoint_every=options.checkpoint_every, resume=resume, threads=options.threads, timeout_s=options.timeout_s,
+        )  # fmt: skip
+        resumed = _resumed_from(resume)
         run_rank_alone(replace(spec, plan=options.plan), rank, ranks)
+        forget(folder, rank)
+        return _outcome(folder, file, 0.0, options.engine, resumed) if rank == 0 else {"rank": rank}
+
+
+@contextlib.contextmanager
+def _no_destructors(talk: Talk) -> Iterator[None]:
+    """Where it fails, this process ends at once: a broken process group may block in its destructor."""
+    try:
+        yield
     except PartitaError as error:
         talk.error(str(error))
-        os._exit(error.exit_code)  # a broken process group may block in its destructor
-    forget(folder, rank)
-    return _outcome(folder, file, 0.0, options.engine, resumed) if rank == 0 else {"rank": rank}
+        os._exit(error.exit_code)
 
 
 def _resumed_from(folder: str | None) -> int:

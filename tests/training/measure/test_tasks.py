@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.measure import tasks
 from partita.training.measure.job import Asked, Measuring, measure_job
+from partita.training.measure.steps import Steps, StepTimes
 from partita.training.measure.tasks import _Runner, time_tasks
-from partita.training.measure.times import TaskTimes, idle_update_s
+from partita.training.measure.times import BETWEEN, TaskTimes, idle_update_s
 from partita.training.probing import drawn
 from partita.training.runtime.stopwatch import Stopwatch
 
@@ -158,6 +160,33 @@ def test_the_model_stays_as_it_was(name: str) -> None:
     assert all(torch.equal(before[n], after[n]) for n in before)
     assert all(p.grad is None for p in model.parameters())
     assert model.training
+
+
+def test_before_each_other_pass_there_is_a_step_between_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def noted(name: str) -> Callable[[_Runner], Any]:
+        run: Callable[[_Runner], Any] = getattr(_Runner, name)
+        return lambda runner, *rest: (order.append(name), run(runner, *rest))[1]
+
+    def settled(runner: _Runner, steps: Steps, **how: bool) -> StepTimes:
+        if steps is runner._steps:
+            order.append("step")
+        return before(runner, steps, **how)
+
+    before = _Runner._settled
+    monkeypatch.setattr(_Runner, "_settled", settled)
+    for name in ("weight_pass", "_beside", "one_pass"):
+        monkeypatch.setattr(_Runner, name, noted(name))
+    job, model, captured = taken("two_inputs")
+    part = next(micro_batches(job.example(), 2))
+    time_tasks(
+        captured, model, job.optimizer, part, CPU, budget_s=0.0, least=2, most=2, between=lambda: order.append("read")
+    )
+    assert order[-12:] == [
+        "read", "step", "read", "weight_pass", "read", "step", "read", "_beside", "read", "step", "read", "one_pass",
+    ]  # fmt: skip
+    assert order.count("read") == 2 * BETWEEN
 
 
 def test_a_budget_ends_the_passes() -> None:
@@ -381,4 +410,4 @@ def test_an_update_whose_parts_take_too_long_is_divided_by_bytes(clock: list[flo
     )
     held = np.array([t.parameter_bytes for t in captured.graph.tasks if t.phase == "forward"])
     np.testing.assert_allclose(times.updates, held / held.sum())
-    assert (times.update_call, Slow.steps) == (0.0, 8)
+    assert (times.update_call, Slow.steps) == (0.0, 12)

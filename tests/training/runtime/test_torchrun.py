@@ -23,6 +23,7 @@ from partita.spawn import process_state
 from partita.training.job import load_job
 from partita.training.runtime import worker
 from partita.training.runtime.checkpoint import examine
+from partita.training.runtime.folder import LOCK
 from partita.training.runtime.worker import expect_unclaimed
 from partita.training.runtime.worker_status import Board
 
@@ -222,9 +223,17 @@ def test_a_rank_that_stays_away(tmp_path: Path, plan: Path) -> None:
     ],
 )
 def test_an_environment_that_does_not_fit(env: dict[str, str], fact: str, tmp_path: Path, plan: Path) -> None:
+    """What an earlier run left in the folder is as it was, and the next one may have it."""
+    left = {n: tmp_path / "run" / n for n in ("plan.json", "readings.json")}
+    left["plan.json"].parent.mkdir()
+    for name, path in left.items():
+        path.write_text(name)
     run = start(tmp_path, words(plan, tmp_path / "run"), {"MASTER_ADDR": "", "MASTER_PORT": "", **env})
     assert run.wait() == 2, run.stderr
     assert fact in run.error()
+    assert {n: p.read_text() for n, p in left.items()} == {n: n for n in left}
+    assert {p.name for p in left["plan.json"].parent.glob("[!.]*")} == set(left)
+    assert not (tmp_path / "run" / LOCK).exists()
 
 
 @pytest.mark.parametrize(

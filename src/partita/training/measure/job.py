@@ -52,9 +52,9 @@ from partita.training.measure.worth_splitting import is_automatic, named_splits,
 from partita.training.probing import AT_ONCE, drawn, prober_for
 from partita.training.runtime.device import torch_device
 
-#: Standard error of the mean pass, as a share, with which a size is measured well enough. Of seven rounds on a restless machine it is 2 to 3 %
-#: (passes over pieces scatter by 9 %; EPYC, 2026-11-29).
-STEADY = 0.02
+#: Standard error of the mean pass, as a share, with which a size is measured well enough. Of 15 s on a restless machine it is 1 to 1.6 %
+#: (EPYC, 2026-11-29).
+STEADY = 0.01
 _MOST_PROBED_BYTES = 64e6  #: that the tasks of a short pass hand on
 
 Progress = Callable[[str, int, int], None]
@@ -344,10 +344,10 @@ def _sizes(total: int, asked: Sequence[int]) -> list[int]:
 
 
 def _cost_of(last: Sample, size: int) -> float:
-    """Seconds that measuring a size will take at least: three rounds of passes with their readings, 8 to 15 of the whole job each, as
-    the last sample suggests."""
+    """Seconds that measuring a size will take at least: three rounds of 12 passes of the whole job, and readings that take as long as one or
+    two, as the last sample suggests."""
     one = float(last.costs.seconds.sum())
-    return 30 * one * size / last.micro_batch_size
+    return 42 * one * size / last.micro_batch_size
 
 
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str) -> Sample:

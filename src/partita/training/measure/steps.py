@@ -37,6 +37,16 @@ class StepTimes(NamedTuple):
     rest: float  #: the batch is cut, gradients and receives are prepared, the losses are added up
 
 
+def mean_step(steps: Sequence[StepTimes]) -> StepTimes:
+    """The mean of steps alike.
+
+    >>> mean_step([StepTimes([1.0], [2.0], 0.5, 0.0), StepTimes([2.0], [4.0], 1.5, 1.0)])
+    StepTimes(forward=[1.5], backward=[3.0], update=1.0, rest=0.5)
+    """
+    forward, backward, update, rest = (np.mean(part, axis=0).tolist() for part in zip(*steps, strict=True))
+    return StepTimes(forward, backward, update, rest)
+
+
 class _Optimising:
     """An optimizer's step, timed."""
 

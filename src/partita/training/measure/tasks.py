@@ -6,6 +6,9 @@ real step. Marks cost time of their own: whole steps are timed too, without them
 is taken off every mark alike, what is left of the difference in proportion. In a step there are two micro-batches, where the
 batch has as many: gradients of the second are added to those of the first, that traffic is part of a backward; and its forward runs
 before the backward of the first, as in a pipeline, where a backward finds its activations colder than in a lone process.
+
+A core of a shared machine is a sixth faster or slower from one moment to the next, for 0.3 s or so: what is compared has to be close in
+time. So in a round a step stands before each of the other passes, and a reading of the probe on either side of it.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from partita.training.capture.operators import for_device
 from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size, users_code
 from partita.training.job import micro_batches as cut_up
-from partita.training.measure.steps import Steps, StepTimes, in_two
+from partita.training.measure.steps import Steps, StepTimes, in_two, mean_step
 from partita.training.measure.times import TaskTimes, call_in, cutting_of, parts_of
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
@@ -65,17 +68,16 @@ def time_tasks(
     steady: Callable[[FloatArray], bool] = lambda whole_s: True,
     asleep: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> TaskTimes:
-    """Passes over all tasks until the budget is spent, and once more as long until they are `steady`, asked with seconds of the whole
-    model in each; at least `least` and at most `most`, forwards inside `precision()`; the batch is so many micro-batches; `between`
-    is called BETWEEN times in each; inside `asleep()` the other devices are idle.
+    """Rounds until the budget is spent, and once more as long until they are `steady`, asked with seconds of the whole model in
+    each; at least `least` and at most `most`, forwards inside `precision()`; the batch is so many micro-batches; `between` is
+    called BETWEEN times in each; inside `asleep()` the other devices are idle.
 
     The model stays as it was.
     """
     runner = _Runner(captured, model, make_optimizer, batch, device, precision, micro_batches)
     runner.one_pass()  # warm up: allocations, first-call caches
     runner.first_update()
-    runner.whole_pass()
-    runner.weight_pass()
+    runner.round()
     rows: list[dict[str, Any]] = []
     with objects_aside():
         began, worked = time.perf_counter(), runner.now()
@@ -86,15 +88,7 @@ def time_tasks(
             return spent_s < budget_s or (patient and not steady(np.array([_whole_s(row) for row in rows])))
 
         while len(rows) < least or (len(rows) < most and wanted()):
-            row: dict[str, Any] = {**runner.weight_pass()}
-            between()
-            row |= runner.whole_pass()
-            between()
-            with asleep():
-                row["company"] = _whole_s(row) / runner.lone_pass()
-            row |= runner.one_pass()
-            between()
-            rows.append(row)
+            rows.append(runner.round(between, asleep))
         core_share = (runner.now() - worked) / (time.perf_counter() - began)
         update_call, updates = runner.divided_update()
     return TaskTimes(
@@ -109,7 +103,7 @@ def time_tasks(
 
 
 def _whole_s(row: Mapping[str, Any]) -> float:
-    """Of the whole model in a pass, forward and backward."""
+    """Of the whole model in a round, forward and backward."""
     return float(row["whole_forward"] + row["whole_backward"])
 
 
@@ -199,6 +193,20 @@ class _Runner:
         bound = {n: v for n, v in self._bound.items() if isinstance(v, nn.Parameter)}
         return {id(v): found[n] for n, v in bound.items() if n in found}
 
+    def round(
+        self,
+        between: Callable[[], None] = lambda: None,
+        asleep: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> dict[str, Any]:
+        """A row of TaskTimes: before each pass that tells more than a step, a step; before and behind that, `between`."""
+        found, steps = dict[str, Any](), list[StepTimes]()
+        for other in (self.weight_pass, lambda: self._beside(steps[-1], asleep), self.one_pass):
+            between()
+            steps.append(self._settled(self._steps))
+            between()
+            found |= other()
+        return parts_of(mean_step(steps), found.pop("lone")) | found
+
     def one_pass(self) -> dict[str, FloatArray]:
         """[tasks] seconds of every task's forward and backward."""
         forward, stamps = np.zeros_like(self.calls), list[tuple[int, float]]()
@@ -284,16 +292,23 @@ class _Runner:
             self.marks[task] += 1
         return seconds
 
-    def whole_pass(self) -> dict[str, float]:
-        """Seconds, at the end of a row of steps, of the parts of a step; likewise of a forward and backward in a row of such, of an
-        update without gradients, and of a step with the model in halves. In a row, because other passes have filled the caches, and
-        the first update of a model with steps of 1 ms takes twice what it takes in a run."""
-        step, lone = self._settled(self._steps), self._settled(self._lone, fresh=False)
+    def _beside(self, step: StepTimes, asleep: Callable[[], contextlib.AbstractContextManager[None]]) -> dict[str, Any]:
+        """Beside a step: one of a single micro-batch without an update (`lone`), what company costs, seconds of an update without
+        gradients and what cutting the model costs. At the end of rows, because other passes have filled the caches, and the first
+        update of a model with steps of 1 ms takes twice what it takes in a run."""
+        with asleep():
+            alone = self._settled(self._lone, fresh=False)
+        lone = self._settled(self._lone, fresh=False)
         gradients = self._gradients()
         idle = self._update_s({})  # behind a backward as the other: right behind that one it takes half as long
         self._keep_gradients(gradients)
         cut = self._settled(self._halves) if self._halves else None
-        return {**parts_of(step, lone), "idle_update": idle, "cutting": cutting_of(step, cut) if cut else math.nan}
+        return {
+            "lone": lone,
+            "company": _whole_s(parts_of(step, lone)) / sum(alone.forward + alone.backward),
+            "idle_update": idle,
+            "cutting": cutting_of(step, cut) if cut else math.nan,
+        }
 
     def _settled(self, steps: Steps, *, fresh: bool = True) -> StepTimes:
         """The last of a row, each with `fresh` gradients or adding to those there are; a step of SETTLES_S is as long as all that, and not
@@ -364,11 +379,6 @@ class _Runner:
         """These and no others."""
         for name, p in self._parameters:
             p.grad = gradients.get(name)
-
-    def lone_pass(self) -> float:
-        """Seconds of the whole model's forward and backward, which adds to gradients, with no other micro-batch in flight; in a row."""
-        lone = self._settled(self._lone, fresh=False)
-        return sum(lone.forward + lone.backward)
 
     @property
     def optimizer_bytes_per_parameter_byte(self) -> float:

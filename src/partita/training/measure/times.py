@@ -13,7 +13,7 @@ from partita.nouns.graph import FloatArray
 from partita.nouns.probe import middle_mean, scatter
 from partita.training.measure.steps import StepTimes
 
-BETWEEN = 3  #: parts of a pass over all tasks, and calls of `between`
+BETWEEN = 6  #: calls of `between` in a round
 #: Of TaskTimes.
 SECONDS = (
     "forward",
@@ -34,37 +34,37 @@ SECONDS = (
 
 @dataclass(frozen=True)
 class TaskTimes:
-    """Seconds of each forward task (columns, in graph order) in each pass (rows), and of the whole model."""
+    """Seconds of each forward task (columns, in graph order) in each round (rows), and of the whole model in its steps, on the mean."""
 
-    forward: FloatArray  #: [passes, tasks]
-    backward: FloatArray  #: [passes, tasks]; 0 where a task has no backward
+    forward: FloatArray  #: [rounds, tasks]
+    backward: FloatArray  #: [rounds, tasks]; 0 where a task has no backward
     calls: FloatArray  #: [tasks] calls timed in the forward of each
     marks: FloatArray  #: [tasks] marks in the backward of each
-    whole_forward: FloatArray  #: [passes] with another micro-batch in flight
-    whole_backward: FloatArray  #: [passes] likewise
-    one_in_flight: FloatArray  #: [passes] forward and backward of one micro-batch, no other one in flight
-    company: FloatArray  #: [passes] with another one in flight and the other devices at work, over what it takes with neither
-    weights: FloatArray  #: [passes, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
-    parting: FloatArray  #: [passes] that the two parts of a split backward take beyond one that is not
+    whole_forward: FloatArray  #: [rounds] with another micro-batch in flight, where the batch has another
+    whole_backward: FloatArray  #: [rounds] likewise
+    one_in_flight: FloatArray  #: [rounds] forward and backward of one micro-batch, no other one in flight
+    company: FloatArray  #: [rounds] with another one in flight and the other devices at work, over what it takes with neither
+    weights: FloatArray  #: [rounds, tasks] what of each backward can wait: gradients of weights, in the second part of a split one
+    parting: FloatArray  #: [rounds] that the two parts of a split backward take beyond one that is not
     adding: (
-        FloatArray  #: [passes] that a backward takes longer for adding to gradients, as all but the first of a step do
+        FloatArray  #: [rounds] that a backward takes longer for adding to gradients, as all but the first of a step do
     )
-    update: FloatArray  #: [passes] the optimizer's step, behind a backward, in a row of steps as in a run
-    idle_update: FloatArray  #: [passes] the optimizer's step without gradients
+    update: FloatArray  #: [rounds] the optimizer's step, behind a backward, in a row of steps as in a run
+    idle_update: FloatArray  #: [rounds] the optimizer's step without gradients
     update_call: float  #: share of what one with gradients takes beyond that, that it takes whatever it updates
     updates: FloatArray  #: [tasks] share of each in the rest
-    first: FloatArray  #: [passes] the forward right behind it, in that row, as the first one of a step is
-    rest: FloatArray  #: [passes] of a step, what is no forward, backward or update
-    cutting: FloatArray  #: [passes] that each forward or backward of either half takes beyond those of the whole; nan where steps are long
+    first: FloatArray  #: [rounds] the forward right behind it, in that row, as the first one of a step is
+    rest: FloatArray  #: [rounds] of a step, what is no forward, backward or update
+    cutting: FloatArray  #: [rounds] that each forward or backward of either half takes beyond those of the whole; nan where steps are long
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
 
 def at_one_speed(times: TaskTimes, slowness: FloatArray) -> TaskTimes:
-    """The passes as they would have been at one speed; `slowness` [BETWEEN x passes] of the device, read between their parts.
+    """The rounds as they would have been at one speed; `slowness` [BETWEEN x rounds] of the device, read between their passes.
 
-    A machine may be fast for some seconds and slow for the next; then the median pass is one of either kind, and no mean. So what is
-    the median of the scaled ones is the mean pass.
+    A machine may be fast for some seconds and slow for the next; then the median round is one of either kind, and no mean. So what is
+    the median of the scaled ones is the mean.
     """
     around, whole = slowness.reshape(-1, BETWEEN).mean(axis=1), whole_s(times)
     scale = middle_mean(whole) / np.median(whole / around) / around
@@ -72,7 +72,7 @@ def at_one_speed(times: TaskTimes, slowness: FloatArray) -> TaskTimes:
 
 
 def whole_s(times: TaskTimes) -> FloatArray:
-    """[passes] seconds of the whole model, forward and backward."""
+    """[rounds] seconds of the whole model, forward and backward."""
     return times.whole_forward + times.whole_backward
 
 
@@ -83,7 +83,7 @@ def mean_error(whole: FloatArray, slowness: FloatArray) -> float:
 
 
 def work_around(times: TaskTimes) -> FloatArray:
-    """[BETWEEN x passes] what the pass took in which each reading was taken, as a multiple of the mean."""
+    """[BETWEEN x rounds] what a pass took in the round in which each reading was taken, as a multiple of the mean."""
     return np.repeat(whole_s(times) / middle_mean(whole_s(times)), BETWEEN)
 
 
@@ -97,12 +97,11 @@ def parts_of(step: StepTimes, lone: StepTimes) -> dict[str, float]:
     """
     count = len(step.forward)
     each = min(max(step.rest - lone.rest, 0.0) / (count - 1), step.rest / count) if count > 1 else 0.0
-    forward, backward = (step.forward[-1], step.backward[-1]) if count > 1 else (lone.forward[0], lone.backward[0])
     return {
-        "whole_forward": forward + each,
-        "whole_backward": backward,
+        "whole_forward": step.forward[-1] + each,
+        "whole_backward": step.backward[-1],
         "one_in_flight": lone.forward[0] + lone.backward[0] + each,
-        "adding": backward - step.backward[0],
+        "adding": step.backward[-1] - step.backward[0],
         "first": step.forward[0] + each,
         "update": step.update,
         "rest": step.rest - count * each,
@@ -121,7 +120,7 @@ def cutting_of(whole: StepTimes, halves: StepTimes) -> float:
 
 
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
-    """(forward, backward) estimate of every task: the median over passes, its quartiles as the interval, set right by the whole."""
+    """(forward, backward) estimate of every task: the median over rounds, its quartiles as the interval, set right by the whole."""
     return _set_right(times.forward, times.whole_forward, times.calls), _set_right(
         times.backward, times.whole_backward, times.marks
     )
