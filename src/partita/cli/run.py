@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,8 +340,8 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     from partita.nouns.plan import PlanFile
     from partita.pipeline.run.adapt import DRIFT
     from partita.training.runtime.elastic import FAILURES
-    from partita.training.runtime.folder import held, kept_if_refused
-    from partita.training.runtime.prepare import forget_earlier, prepared, training_spec
+    from partita.training.runtime.folder import held
+    from partita.training.runtime.prepare import expect_trainable, forget_earlier, prepared, training_spec
     from partita.training.runtime.restarted import forget, restarted_from
     from partita.training.runtime.worker import expect_unclaimed, run_rank_alone
 
@@ -354,14 +354,18 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
     expect_unclaimed(options.out, rank, ranks)
     if rank == 0:
         check_folder(options.out)
-    file = PlanFile.read(options.plan)
-    with _no_destructors(talk), contextlib.ExitStack() as stack:
+    file, folder = PlanFile.read(options.plan), Path(options.out)
+    expect_trainable(file)
+
+    def begun() -> None:
+        """What an earlier run left stays until all ranks are ready."""
         if rank == 0:
-            stack.enter_context(held(options.out))
-            stack.enter_context(kept_if_refused(Path(options.out)))
-        folder = prepared(options.out, file) if rank == 0 else Path(options.out)
-        if rank == 0:
+            prepared(folder, file)
             forget_earlier(folder, DRIFT, FAILURES)
+
+    with contextlib.ExitStack() as stack:
+        if rank == 0:
+            stack.enter_context(held(folder))
         own = restarted_from(folder, rank)
         resume = own or options.resume or ""
         if own and rank == 0:
@@ -371,19 +375,14 @@ def _run_one_rank(options: argparse.Namespace, settings: dict[str, str], talk: T
             checkpoint_every=options.checkpoint_every, resume=resume, threads=options.threads, timeout_s=options.timeout_s,
         )  # fmt: skip
         resumed = _resumed_from(resume)
-        run_rank_alone(replace(spec, plan=options.plan), rank, ranks)
+        try:
+            run_rank_alone(replace(spec, plan=options.plan), rank, ranks, begun)
+        except PartitaError as error:
+            stack.close()
+            talk.error(str(error))
+            os._exit(error.exit_code)  # a broken process group may block in its destructor
         forget(folder, rank)
         return _outcome(folder, file, 0.0, options.engine, resumed) if rank == 0 else {"rank": rank}
-
-
-@contextlib.contextmanager
-def _no_destructors(talk: Talk) -> Iterator[None]:
-    """Where it fails, this process ends at once: a broken process group may block in its destructor."""
-    try:
-        yield
-    except PartitaError as error:
-        talk.error(str(error))
-        os._exit(error.exit_code)
 
 
 def _resumed_from(folder: str | None) -> int:

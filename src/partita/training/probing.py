@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import resource
 from collections import Counter, defaultdict
@@ -144,12 +145,16 @@ def _calls(piece_s: float) -> int:
 
 
 def _rotation(pieces: int) -> Iterator[int]:
-    """Every piece once in so many, neighbours apart."""
+    """Every piece once in so many, neighbours apart; each time from the next one on, or each would always be read at the same place of a
+    round of measuring.
+
+    >>> from itertools import islice
+    >>> list(islice(_rotation(4), 12))
+    [0, 3, 2, 1, 1, 0, 3, 2, 2, 1, 0, 3]
+    """
     stride = next(s for s in range(min(_STRIDE, pieces), 0, -1) if math.gcd(s, pieces) == 1)
-    at = 0
-    while True:
-        yield at
-        at = (at + stride) % pieces
+    for k in itertools.count():
+        yield (k * stride + k // pieces) % pieces
 
 
 # ---- drawing the pieces -------------------------------------------------------------------------------------------------

@@ -11,21 +11,22 @@ import pytest
 
 from partita.training.measure import job as measuring
 from partita.training.measure.job import Asked, CallCosts, Measuring
+from partita.training.measure.times import BETWEEN
 
 
 class Sizes(Measuring):
     """Of which every one takes what it is given, and those that are restless twice that."""
 
-    def __init__(self, restless: set[int], by_itself: bool = True) -> None:
+    def __init__(self, restless: set[int], by_itself: bool = True, read: float = 0.0) -> None:
         self._asked, self.sizes, self._restless = (
             Asked("job.py:job", sizes=(1, 2, 4), by_itself=by_itself),
             (1, 2, 4),
             False,
         )
         self.samples, self._calls, self._company = [], [CallCosts(0.0, 0.0, 0.0)], [np.ones(2)]
-        self.readings = [(float(k), 1.0) for k in range(6)]
+        self.readings = [(float(k), 1.0) for k in range(2 * BETWEEN)]
         self.now, self.given = 0.0, dict[int, float]()
-        self._unsteady = restless
+        self._unsteady, self._read_s, self._reads = restless, 0.0, read
 
     def take(self, size: int, budget_s: float, asleep: Any) -> None:
         longer = self._restless
@@ -33,6 +34,7 @@ class Sizes(Measuring):
         steady = self._is_steady(0, longer, whole)
         self.given[size] = budget_s * (1 if steady else 2)
         self.now += self.given[size]
+        self._read_s = self._reads * self.now
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,14 @@ def test_a_restless_machine_is_measured_for_twice_the_budget(
     sizes.take_all(contextlib.nullcontext, lambda what, done, total: None)
     assert [*sizes.given.values()] == pytest.approx(given)
     assert sizes.now <= 2 * 15.0
+
+
+@pytest.mark.parametrize(("read", "whole_s"), [(0.05, 30.0), (0.12, 25.0), (0.3, 15.0)])
+def test_no_longer_than_readings_take_three_seconds(
+    monkeypatch: pytest.MonkeyPatch, read: float, whole_s: float
+) -> None:
+    """They take this share of the time; the budget is spent in any case."""
+    sizes = Sizes({1}, read=read)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: sizes.now))
+    sizes.take_all(contextlib.nullcontext, lambda what, done, total: None)
+    assert sizes.now == pytest.approx(whole_s)

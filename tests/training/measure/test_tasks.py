@@ -19,6 +19,7 @@ from partita.memory import objects_aside
 from partita.nouns.cluster import Device
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
+from partita.training.job import micro_batches as cut
 from partita.training.measure import tasks
 from partita.training.measure.job import Asked, Measuring, measure_job
 from partita.training.measure.steps import Steps, StepTimes
@@ -162,30 +163,35 @@ def test_the_model_stays_as_it_was(name: str) -> None:
     assert model.training
 
 
-def test_before_each_other_pass_there_is_a_step_between_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_before_each_other_pass_what_counts_is_between_two_readings(
+    monkeypatch: pytest.MonkeyPatch, micro_batches: int
+) -> None:
+    """A step of two micro-batches; where there is but one, one of those that add to gradients."""
     order: list[str] = []
 
-    def noted(name: str) -> Callable[[_Runner], Any]:
-        run: Callable[[_Runner], Any] = getattr(_Runner, name)
+    def noted(name: str) -> Callable[..., Any]:
+        run: Callable[..., Any] = getattr(_Runner, name)
         return lambda runner, *rest: (order.append(name), run(runner, *rest))[1]
 
     def settled(runner: _Runner, steps: Steps, **how: bool) -> StepTimes:
-        if steps is runner._steps:
-            order.append("step")
+        order.append("steps" if steps is runner._steps else "lone" if steps is runner._lone else "halves")
         return before(runner, steps, **how)
 
     before = _Runner._settled
     monkeypatch.setattr(_Runner, "_settled", settled)
-    for name in ("weight_pass", "_beside", "one_pass"):
+    for name in ("weight_pass", "one_pass"):
         monkeypatch.setattr(_Runner, name, noted(name))
+    monkeypatch.setattr(_Runner, "_halves", None)
     job, model, captured = taken("two_inputs")
-    part = next(micro_batches(job.example(), 2))
+    part = next(cut(job.example(), 2 * micro_batches))
     time_tasks(
-        captured, model, job.optimizer, part, CPU, budget_s=0.0, least=2, most=2, between=lambda: order.append("read")
-    )
-    assert order[-12:] == [
-        "read", "step", "read", "weight_pass", "read", "step", "read", "_beside", "read", "step", "read", "one_pass",
-    ]  # fmt: skip
+        captured, model, job.optimizer, part, CPU, budget_s=0.0, least=2, most=2, micro_batches=micro_batches,
+        between=lambda: order.append("read"),
+    )  # fmt: skip
+    what, other = ("steps", "lone") if micro_batches > 1 else ("lone", "steps")
+    counted = ["read", what, "read"]
+    assert order[-13:] == [*counted, "weight_pass", *counted, other, "lone", *counted, "one_pass"]
     assert order.count("read") == 2 * BETWEEN
 
 
@@ -410,4 +416,4 @@ def test_an_update_whose_parts_take_too_long_is_divided_by_bytes(clock: list[flo
     )
     held = np.array([t.parameter_bytes for t in captured.graph.tasks if t.phase == "forward"])
     np.testing.assert_allclose(times.updates, held / held.sum())
-    assert (times.update_call, Slow.steps) == (0.0, 12)
+    assert (times.update_call, Slow.steps) == (0.0, 8)

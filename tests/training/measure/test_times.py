@@ -133,6 +133,8 @@ def test_the_parts_of_a_step_add_up_to_it(size: int) -> None:
     once = found["rest"] + found["first"] - found["whole_forward"] + found["update"] - found["adding"]
     whole = sum([5.0, 3.0][:count]) + sum([7.0, 8.0][:count]) + 2.0 + 1.5
     assert once + count * (found["whole_forward"] + found["whole_backward"]) == pytest.approx(whole)
+    if count == 1:
+        assert once + found["one_in_flight"] == pytest.approx(whole)
 
 
 def test_halves_with_a_frozen_first_cost_what_the_simulator_charges() -> None:

@@ -133,7 +133,7 @@ def test_a_restarted_rank_prefers_its_own_runs_checkpoint_to_the_one_it_began_wi
 ) -> None:
     """torchrun starts it with the same --resume again, which is older than what the run has written since."""
     told: list[str] = []
-    monkeypatch.setattr(worker, "run_rank_alone", lambda spec, rank, ranks: told.append(spec.resume))
+    monkeypatch.setattr(worker, "run_rank_alone", lambda spec, *_: told.append(spec.resume))
     monkeypatch.setattr(run_verb, "_outcome", lambda *_: {})
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -223,17 +223,40 @@ def test_a_rank_that_stays_away(tmp_path: Path, plan: Path) -> None:
     ],
 )
 def test_an_environment_that_does_not_fit(env: dict[str, str], fact: str, tmp_path: Path, plan: Path) -> None:
-    """What an earlier run left in the folder is as it was, and the next one may have it."""
-    left = {n: tmp_path / "run" / n for n in ("plan.json", "readings.json")}
-    left["plan.json"].parent.mkdir()
-    for name, path in left.items():
-        path.write_text(name)
+    left = earlier(tmp_path / "run")
     run = start(tmp_path, words(plan, tmp_path / "run"), {"MASTER_ADDR": "", "MASTER_PORT": "", **env})
     assert run.wait() == 2, run.stderr
     assert fact in run.error()
-    assert {n: p.read_text() for n, p in left.items()} == {n: n for n in left}
-    assert {p.name for p in left["plan.json"].parent.glob("[!.]*")} == set(left)
+    assert documents(tmp_path / "run") == left
     assert not (tmp_path / "run" / LOCK).exists()
+
+
+@pytest.mark.parametrize(("job", "codes"), [("wider", [2, 2]), ("raises_on", [1, 2])])
+def test_what_an_earlier_run_left_stays_until_all_ranks_are_ready(
+    job: str, codes: list[int], tmp_path: Path, plan: Path
+) -> None:
+    """The plan is another job's, or one rank alone cannot load it."""
+    left = earlier(tmp_path / "run")
+    command = ["run", f"{JOBS / 'failing.py'}:{job}", "--plan", str(plan), "-o", str(tmp_path / "run")]
+    ranks = by_hand(tmp_path, (0, 1), command, free_port())
+    try:
+        assert [r.wait(60) for r in ranks] == codes, [r.stderr for r in ranks]
+    finally:
+        for rank in ranks:
+            rank.end()
+    assert documents(tmp_path / "run") == left
+
+
+def earlier(folder: Path) -> dict[str, str]:
+    """What a run has left in a folder."""
+    folder.mkdir()
+    for name in ("plan.json", "readings.json"):
+        (folder / name).write_text(f"{name} of an earlier run")
+    return documents(folder)
+
+
+def documents(folder: Path) -> dict[str, str]:
+    return {p.name: p.read_text() for p in folder.glob("*.json*")}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -33,7 +32,7 @@ from partita.training.measure.instructions import instruction_s
 from partita.training.measure.links import Pace, link_between
 from partita.training.measure.machine import local_devices
 from partita.training.measure.speeds import job_probe, typical_ratio, unread, with_speeds
-from partita.training.measure.tasks import MICRO_BATCHES, PATIENCE, quick_task_s, time_tasks
+from partita.training.measure.tasks import MICRO_BATCHES, PATIENCE, Asleep, quick_task_s, time_tasks
 from partita.training.measure.times import (
     SECONDS,
     TaskTimes,
@@ -52,13 +51,13 @@ from partita.training.measure.worth_splitting import is_automatic, named_splits,
 from partita.training.probing import AT_ONCE, drawn, prober_for
 from partita.training.runtime.device import torch_device
 
-#: Standard error of the mean pass, as a share, with which a size is measured well enough. Of 15 s on a restless machine it is 1 to 1.6 %
-#: (EPYC, 2026-11-29).
-STEADY = 0.01
+#: Standard error of the mean pass, as a share, with which a size is measured well enough: on a restless machine that takes 15 s (EPYC,
+#: 2026-11-29).
+STEADY = 0.015
+_MOST_READ_S = 3.0  #: that all readings take, or more than the budget is not spent
 _MOST_PROBED_BYTES = 64e6  #: that the tasks of a short pass hand on
 
 Progress = Callable[[str, int, int], None]
-Asleep = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,7 @@ class Measuring:
         self.readings: list[tuple[float, ...]] = []  #: the moment and the seconds of each piece
         self._company: list[FloatArray] = []  #: of every size
         self._calls: list[CallCosts] = []  #: likewise
+        self._read_s = 0.0  #: that readings have taken
         self._restless = False  #: a size was not known well enough when its part of the budget was over
         self.optimizer_bytes_per_parameter_byte = 0.0
         self.batch_size, self._wanted = batch_size(batch), splits
@@ -191,8 +191,9 @@ class Measuring:
         ready = time.monotonic()
         for i, size in enumerate(self.sizes):
             progress("measuring tasks", i, steps)
-            left = self._asked.budget_s * (PATIENCE if self._restless else 1.0) - (time.monotonic() - ready)
-            if self.samples and not self._asked.sizes and left < _cost_of(self.samples[-1], size):
+            spent_s = time.monotonic() - ready
+            left = self._allowed_s(spent_s) - spent_s
+            if self.samples and not self._asked.sizes and left < _cost_of(self.samples[-1], size, self.batch_size):
                 break  # a larger size, which nobody asked for by name, would not fit into the budget
             self.take(size, max(left, 0.0) / (len(self.sizes) - i), asleep)
         progress("measuring tasks", steps - 1, steps)
@@ -202,6 +203,13 @@ class Measuring:
         alone = max(1.0, typical_ratio(np.concatenate(self._company)))  # what company costs is told by all sizes
         self.samples = [replace(s, probe=replace(s.probe, alone=alone)) for s in self.samples if s.probe]
         return ready
+
+    def _allowed_s(self, spent_s: float) -> float:
+        """For all sizes: the budget, and more on a restless machine, as long as readings go on to take no more than _MOST_READ_S of it."""
+        budget_s = self._asked.budget_s
+        if not self._restless:
+            return budget_s
+        return max(budget_s, min(PATIENCE * budget_s, spent_s * _MOST_READ_S / max(self._read_s, 1e-9)))
 
     @property
     def probe(self) -> Probe:
@@ -313,7 +321,7 @@ class Measuring:
     def _is_steady(self, first: int, longer: bool, whole_s: FloatArray) -> bool:
         """Whether the mean of these passes is known; the readings `first` and on are of them. Where it is not, the whole measurement
         takes longer; once it does, a size has its part of that and no more."""
-        if longer or not self._asked.by_itself:
+        if longer or not self._asked.by_itself or self._read_s > _MOST_READ_S:
             return True
         read = np.array(self.readings[first:])[:, 1:]
         slowness = row_means(read / np.nanmedian(read, axis=0))
@@ -322,7 +330,9 @@ class Measuring:
         return found
 
     def _read(self) -> None:
-        self.readings.append((time.monotonic(), *self._prober.read(AT_ONCE)))
+        began = time.monotonic()
+        self.readings.append((began, *self._prober.read(AT_ONCE)))
+        self._read_s += time.monotonic() - began
 
 
 def _seems_cut(batch: Batch, samples: int) -> bool:
@@ -343,11 +353,11 @@ def _sizes(total: int, asked: Sequence[int]) -> list[int]:
     return sorted(set(asked)) or [total // n for n in (32, 16, 8, 4, 2, 1) if total % n == 0] or [total]
 
 
-def _cost_of(last: Sample, size: int) -> float:
-    """Seconds that measuring a size will take at least: three rounds of 12 passes of the whole job, and readings that take as long as one or
-    two, as the last sample suggests."""
+def _cost_of(last: Sample, size: int, total: int) -> float:
+    """Seconds that measuring a size will take at least, as the last sample suggests: two rounds of 12 passes of the whole job, or 8 with a
+    single micro-batch, 7 or 9 to warm up, and readings that take as long as one or two a round."""
     one = float(last.costs.seconds.sum())
-    return 42 * one * size / last.micro_batch_size
+    return (36 if 2 * size <= total else 27) * one * size / last.micro_batch_size
 
 
 def _sample(graph: TaskGraph, times: TaskTimes, size: int, total: int, kind: str) -> Sample:

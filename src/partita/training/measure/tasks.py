@@ -39,6 +39,7 @@ from partita.training.runtime.stage import Stage, batch_leaves, stage_code
 
 Result = TypeVar("Result")
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+Asleep = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 #: Times that each task's part of the optimizer's step is timed, and seconds that this may take.
@@ -60,13 +61,13 @@ def time_tasks(
     device: torch.device,
     *,
     budget_s: float,
-    least: int = 3,
+    least: int = 2,
     most: int = 40,
     micro_batches: int = 1,
     precision: Precision = contextlib.nullcontext,
     between: Callable[[], None] = lambda: None,
     steady: Callable[[FloatArray], bool] = lambda whole_s: True,
-    asleep: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    asleep: Asleep = contextlib.nullcontext,
 ) -> TaskTimes:
     """Rounds until the budget is spent, and once more as long until they are `steady`, asked with seconds of the whole model in
     each; at least `least` and at most `most`, forwards inside `precision()`; the batch is so many micro-batches; `between` is
@@ -75,9 +76,7 @@ def time_tasks(
     The model stays as it was.
     """
     runner = _Runner(captured, model, make_optimizer, batch, device, precision, micro_batches)
-    runner.one_pass()  # warm up: allocations, first-call caches
-    runner.first_update()
-    runner.round()
+    runner.warm_up()
     rows: list[dict[str, Any]] = []
     with objects_aside():
         began, worked = time.perf_counter(), runner.now()
@@ -176,11 +175,10 @@ class _Runner:
     def _halves(self) -> Steps | None:
         """None where the model has one task, or steps are long."""
         step = self._settled(self._steps)
+        if sum(step.forward + step.backward) + step.update >= _SHORT_S:
+            return None
         parts = in_two(self._captured, self.one_pass()["forward"].tolist())
-        short = sum(step.forward + step.backward) + step.update < _SHORT_S
-        return (
-            self._made(self._batch, parts, schedule="gpipe", update=self._optimizer.step) if parts and short else None
-        )
+        return self._made(self._batch, parts, schedule="gpipe", update=self._optimizer.step) if parts else None
 
     def _readers(self, captured: Captured) -> dict[int, int]:
         """Parameter (its id) -> a task that reads it, by itself or through calls that belong to no task."""
@@ -193,19 +191,30 @@ class _Runner:
         bound = {n: v for n, v in self._bound.items() if isinstance(v, nn.Parameter)}
         return {id(v): found[n] for n, v in bound.items() if n in found}
 
-    def round(
-        self,
-        between: Callable[[], None] = lambda: None,
-        asleep: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> dict[str, Any]:
-        """A row of TaskTimes: before each pass that tells more than a step, a step; before and behind that, `between`."""
-        found, steps = dict[str, Any](), list[StepTimes]()
-        for other in (self.weight_pass, lambda: self._beside(steps[-1], asleep), self.one_pass):
+    def warm_up(self) -> None:
+        """Allocations, first-call caches, the optimizer's state. Raises JobError where the optimizer fails."""
+        self.one_pass()
+        with users_code("its optimizer"):
+            self._optimizer.step()
+        self._other_steps(self._counted(), contextlib.nullcontext)
+        self.weight_pass()
+
+    def round(self, between: Callable[[], None], asleep: Asleep) -> dict[str, Any]:
+        """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`."""
+        found, counted = dict[str, Any](), list[StepTimes]()
+        for other in (self.weight_pass, lambda: self._other_steps(counted[-1], asleep), self.one_pass):
             between()
-            steps.append(self._settled(self._steps))
+            counted.append(self._counted())
             between()
             found |= other()
-        return parts_of(mean_step(steps), found.pop("lone")) | found
+        return self._parts(mean_step(counted), found.pop("other")) | found
+
+    def _counted(self) -> StepTimes:
+        """What the readings are compared with: a step, or one of a single micro-batch that adds to gradients, where there is no other."""
+        return self._settled(self._steps) if self._flies else self._settled(self._lone, fresh=False)
+
+    def _parts(self, counted: StepTimes, other: StepTimes) -> dict[str, float]:
+        return parts_of(counted, other) if self._flies else parts_of(other, counted)
 
     def one_pass(self) -> dict[str, FloatArray]:
         """[tasks] seconds of every task's forward and backward."""
@@ -292,22 +301,22 @@ class _Runner:
             self.marks[task] += 1
         return seconds
 
-    def _beside(self, step: StepTimes, asleep: Callable[[], contextlib.AbstractContextManager[None]]) -> dict[str, Any]:
-        """Beside a step: one of a single micro-batch without an update (`lone`), what company costs, seconds of an update without
-        gradients and what cutting the model costs. At the end of rows, because other passes have filled the caches, and the first
-        update of a model with steps of 1 ms takes twice what it takes in a run."""
+    def _other_steps(self, counted: StepTimes, asleep: Asleep) -> dict[str, Any]:
+        """Right behind what is `counted`: the other kind of it, what company costs, seconds of an update without gradients and what cutting
+        the model costs. At the end of rows, because other passes have filled the caches, and the first update of a model with steps of
+        1 ms takes twice what it takes in a run."""
+        other = self._settled(self._lone, fresh=False) if self._flies else self._settled(self._steps)
         with asleep():
             alone = self._settled(self._lone, fresh=False)
-        lone = self._settled(self._lone, fresh=False)
         gradients = self._gradients()
         idle = self._update_s({})  # behind a backward as the other: right behind that one it takes half as long
         self._keep_gradients(gradients)
         cut = self._settled(self._halves) if self._halves else None
         return {
-            "lone": lone,
-            "company": _whole_s(parts_of(step, lone)) / sum(alone.forward + alone.backward),
+            "other": other,
+            "company": _whole_s(self._parts(counted, other)) / sum(alone.forward + alone.backward),
             "idle_update": idle,
-            "cutting": cutting_of(step, cut) if cut else math.nan,
+            "cutting": cutting_of(counted if self._flies else other, cut) if cut else math.nan,
         }
 
     def _settled(self, steps: Steps, *, fresh: bool = True) -> StepTimes:
@@ -321,11 +330,6 @@ class _Runner:
             if self.now() - began > SETTLES_S:
                 break
         return found
-
-    def first_update(self) -> None:
-        """It makes the optimizer's state. Raises JobError where the optimizer fails."""
-        with users_code("its optimizer"):
-            self._optimizer.step()
 
     def divided_update(self) -> tuple[float, FloatArray]:
         """What the optimizer's step takes beyond one without gradients: (the share that it takes whatever it updates, [tasks] the share

@@ -34,7 +34,7 @@ SECONDS = (
 
 @dataclass(frozen=True)
 class TaskTimes:
-    """Seconds of each forward task (columns, in graph order) in each round (rows), and of the whole model in its steps, on the mean."""
+    """Seconds of each forward task (columns, in graph order) in each round (rows), and of the whole model, on the mean of BETWEEN / 2 times."""
 
     forward: FloatArray  #: [rounds, tasks]
     backward: FloatArray  #: [rounds, tasks]; 0 where a task has no backward
@@ -66,7 +66,8 @@ def at_one_speed(times: TaskTimes, slowness: FloatArray) -> TaskTimes:
     A machine may be fast for some seconds and slow for the next; then the median round is one of either kind, and no mean. So what is
     the median of the scaled ones is the mean.
     """
-    around, whole = slowness.reshape(-1, BETWEEN).mean(axis=1), whole_s(times)
+    whole = whole_s(times)
+    around = slowness.reshape(len(whole), BETWEEN).mean(axis=1)
     scale = middle_mean(whole) / np.median(whole / around) / around
     return replace(times, **{n: (getattr(times, n).T * scale).T for n in SECONDS})
 
@@ -78,7 +79,7 @@ def whole_s(times: TaskTimes) -> FloatArray:
 
 def mean_error(whole: FloatArray, slowness: FloatArray) -> float:
     """Standard error of the mean pass at one speed, as a share, of at least two; the arguments are as above."""
-    at_one = whole / slowness.reshape(-1, BETWEEN).mean(axis=1)
+    at_one = whole / slowness.reshape(len(whole), BETWEEN).mean(axis=1)
     return scatter(at_one) / math.sqrt(len(at_one) - 1)
 
 
@@ -97,11 +98,12 @@ def parts_of(step: StepTimes, lone: StepTimes) -> dict[str, float]:
     """
     count = len(step.forward)
     each = min(max(step.rest - lone.rest, 0.0) / (count - 1), step.rest / count) if count > 1 else 0.0
+    forward, backward = (step.forward[-1], step.backward[-1]) if count > 1 else (lone.forward[0], lone.backward[0])
     return {
-        "whole_forward": step.forward[-1] + each,
-        "whole_backward": step.backward[-1],
+        "whole_forward": forward + each,
+        "whole_backward": backward,
         "one_in_flight": lone.forward[0] + lone.backward[0] + each,
-        "adding": step.backward[-1] - step.backward[0],
+        "adding": backward - step.backward[0],
         "first": step.forward[0] + each,
         "update": step.update,
         "rest": step.rest - count * each,

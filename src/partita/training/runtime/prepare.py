@@ -20,15 +20,20 @@ MEASURED = ("measured.json", "readings.json", "summary.json")
 
 def prepared(out: str | Path, file: PlanFile) -> Path:
     """The run's folder with plan.json and predicted.json in it. Raises PlanError where the plan cannot be trained."""
+    expect_trainable(file)
+    folder = made_folder(out)
+    file.write(folder / "plan.json")
+    predicted(file.problem, file.plan).write(folder / "predicted.json")
+    return folder
+
+
+def expect_trainable(file: PlanFile) -> None:
+    """Raise PlanError for a plan that cannot be trained."""
     if not isinstance(file.plan, PipelinePlan):
         raise PlanError(
             "this plan places tasks; it does not say how to train a job",
             hint="plan from a profile that `partita measure` wrote",
         )
-    folder = made_folder(out)
-    file.write(folder / "plan.json")
-    predicted(file.problem, file.plan).write(folder / "predicted.json")
-    return folder
 
 
 def forget_earlier(folder: Path, *others: str) -> None:

@@ -41,8 +41,9 @@ StopAfter = Callable[[int, float], bool]
 _TRACES = 20  #: of the last full batches; the timeline is of the one of median length
 
 
-def train(session: Session, steering: Steering | None = None) -> Progress:
-    """Steps, then a last checkpoint and the timeline; returns how far it came. `steering` may change the plan between two.
+def train(session: Session, steering: Steering | None = None, begun: Callable[[], None] = lambda: None) -> Progress:
+    """Steps, then a last checkpoint and the timeline; returns how far it came. `begun` is called before the first one, `steering` may
+    change the plan between two.
 
     Raises JobError, CheckpointError, WorkerFailed.
     """
@@ -52,6 +53,7 @@ def train(session: Session, steering: Steering | None = None) -> Progress:
     store = _Store(session, engine)
     progress = began = store.resume()
     _check_same_start(progress)
+    begun()
     if spec.only_save:
         store.save(progress)
         return progress

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,11 +66,17 @@ def main(steers: Steers | None = None) -> int:
 
 
 def run_rank(
-    spec: Spec, rank: int, ranks: int, request: StopRequest | None = None, steers: Steers | None = None
+    spec: Spec,
+    rank: int,
+    ranks: int,
+    request: StopRequest | None = None,
+    steers: Steers | None = None,
+    begun: Callable[[], None] = lambda: None,
 ) -> int:
     """Everything one rank does; returns the last step. Raises PartitaError where the job, the plan or a peer fails.
 
-    `request` says when a signal asks to stop; without one it is the launcher's business.
+    `request` says when a signal asks to stop; without one it is the launcher's business. `begun` is called before the first step,
+    when all ranks are ready.
     """
     file = PlanFile.read(spec.plan)
     check_ranks(file, ranks, launched=spec.launched)
@@ -95,12 +102,12 @@ def run_rank(
             from partita.training.runtime.train import train
 
             steering = steers(session) if steers else ByLauncher(session) if spec.watched else None
-            last = train(session, steering).step
+            last = train(session, steering, begun).step
         board.enter(rank, DONE)
         return last
 
 
-def run_rank_alone(spec: Spec, rank: int, ranks: int) -> None:
+def run_rank_alone(spec: Spec, rank: int, ranks: int, begun: Callable[[], None]) -> None:
     """run_rank without a launcher, as under torchrun. Raises PartitaError for everything that goes wrong; Interrupted where
     a signal asked for the end and all ranks stopped and saved.
 
@@ -114,7 +121,7 @@ def run_rank_alone(spec: Spec, rank: int, ranks: int) -> None:
     request = StopRequest(rank)
     with request.listening():
         try:
-            last = run_rank(spec, rank, ranks, request)
+            last = run_rank(spec, rank, ranks, request, begun=begun)
         except WorkerFailed as error:
             raise _with_peers(error, spec, rank, ranks) from error
         except PartitaError:
