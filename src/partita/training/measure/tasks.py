@@ -197,24 +197,30 @@ class _Runner:
         with users_code("its optimizer"):
             self._optimizer.step()
         self._other_steps(self._counted(), contextlib.nullcontext)
+        if self._halves:
+            self._settled(self._halves)
         self.weight_pass()
 
     def round(self, between: Callable[[], None], asleep: Asleep) -> dict[str, Any]:
-        """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`."""
-        found, counted = dict[str, Any](), list[StepTimes]()
+        """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`. What is to be taken from
+        it, a step with the model in halves, comes next."""
+        found, counted, cut = dict[str, Any](), list[StepTimes](), list[StepTimes]()
         for other in (self.weight_pass, lambda: self._other_steps(counted[-1], asleep), self.one_pass):
             between()
             counted.append(self._counted())
             between()
+            cut += [self._settled(self._halves)] if self._halves else []
             found |= other()
-        return self._parts(mean_step(counted), found.pop("other")) | found
+        step, lone = self._step_and_lone(mean_step(counted), found.pop("other"))
+        cutting = cutting_of(step, mean_step(cut)) if cut else math.nan
+        return {**parts_of(step, lone), **found, "cutting": cutting}
 
     def _counted(self) -> StepTimes:
         """What the readings are compared with: a step, or one of a single micro-batch that adds to gradients, where there is no other."""
         return self._settled(self._steps) if self._flies else self._settled(self._lone, fresh=False)
 
-    def _parts(self, counted: StepTimes, other: StepTimes) -> dict[str, float]:
-        return parts_of(counted, other) if self._flies else parts_of(other, counted)
+    def _step_and_lone(self, counted: StepTimes, other: StepTimes) -> tuple[StepTimes, StepTimes]:
+        return (counted, other) if self._flies else (other, counted)
 
     def one_pass(self) -> dict[str, FloatArray]:
         """[tasks] seconds of every task's forward and backward."""
@@ -302,22 +308,16 @@ class _Runner:
         return seconds
 
     def _other_steps(self, counted: StepTimes, asleep: Asleep) -> dict[str, Any]:
-        """Right behind what is `counted`: the other kind of it, what company costs, seconds of an update without gradients and what cutting
-        the model costs. At the end of rows, because other passes have filled the caches, and the first update of a model with steps of
-        1 ms takes twice what it takes in a run."""
+        """Behind what is `counted`: the other kind of it, what company costs, and seconds of an update without gradients. At the end of rows,
+        because other passes have filled the caches, and the first update of a model with steps of 1 ms takes twice what it takes in a run."""
         other = self._settled(self._lone, fresh=False) if self._flies else self._settled(self._steps)
         with asleep():
             alone = self._settled(self._lone, fresh=False)
         gradients = self._gradients()
         idle = self._update_s({})  # behind a backward as the other: right behind that one it takes half as long
         self._keep_gradients(gradients)
-        cut = self._settled(self._halves) if self._halves else None
-        return {
-            "other": other,
-            "company": _whole_s(self._parts(counted, other)) / sum(alone.forward + alone.backward),
-            "idle_update": idle,
-            "cutting": cutting_of(counted if self._flies else other, cut) if cut else math.nan,
-        }
+        whole_s = _whole_s(parts_of(*self._step_and_lone(counted, other)))
+        return {"other": other, "company": whole_s / sum(alone.forward + alone.backward), "idle_update": idle}
 
     def _settled(self, steps: Steps, *, fresh: bool = True) -> StepTimes:
         """The last of a row, each with `fresh` gradients or adding to those there are; a step of SETTLES_S is as long as all that, and not
