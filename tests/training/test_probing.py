@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from partita.nouns.probe import ProbePiece
 from partita.training import probing
 from partita.training.capture.model import capture
 from partita.training.measure.tasks import quick_task_s
-from partita.training.probing import PARTS, SHORT_PASS_S, Prober, drawn, held_bytes, prober_for
+from partita.training.probing import PARTS, SHORT_PASS_S, Prober, _rotation, drawn, held_bytes, prober_for
 
 CPU = torch.device("cpu")
 
@@ -381,6 +382,15 @@ def test_a_job_of_which_nothing_runs_by_itself_says_so(monkeypatch: pytest.Monke
     seconds = [1e-3] * len(found.task_nodes)
     with pytest.raises(JobError, match=r"no operator of this job runs on numbers that stand in .*: .*not with these"):
         prober_for(found, seconds, part_of(4, 3, 16, 16), CPU, contextlib.nullcontext)
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 4, 6, 12])
+def test_pieces_are_read_in_turn_none_twice_in_a_row_and_at_every_place(pieces: int) -> None:
+    order = list(islice(_rotation(pieces), pieces * pieces))
+    assert all(a != b for a, b in pairwise(order))
+    turns = [order[k : k + pieces] for k in range(0, len(order), pieces)]
+    assert all(sorted(turn) == list(range(pieces)) for turn in turns)
+    assert pieces == 2 or all(len(set(place)) == pieces for place in zip(*turns, strict=True))
 
 
 def test_what_a_prober_needs_is_counted() -> None:

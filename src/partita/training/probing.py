@@ -145,16 +145,17 @@ def _calls(piece_s: float) -> int:
 
 
 def _rotation(pieces: int) -> Iterator[int]:
-    """Every piece once in so many, neighbours apart; each time from the next one on, or each would always be read at the same place of a
-    round of measuring.
+    """Every piece once in so many, neighbours apart, none twice in a row; each time from the next one on, or each would always be read at
+    the same place of a round of measuring.
 
     >>> from itertools import islice
     >>> list(islice(_rotation(4), 12))
-    [0, 3, 2, 1, 1, 0, 3, 2, 2, 1, 0, 3]
+    [0, 3, 2, 1, 3, 2, 1, 0, 2, 1, 0, 3]
     """
     stride = next(s for s in range(min(_STRIDE, pieces), 0, -1) if math.gcd(s, pieces) == 1)
     for k in itertools.count():
-        yield (k * stride + k // pieces) % pieces
+        skipped = k // pieces if pieces > 2 else 0
+        yield (k + skipped) * stride % pieces
 
 
 # ---- drawing the pieces -------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from partita.memory import objects_aside
 from partita.nouns.cluster import Device
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
-from partita.training.job import micro_batches as cut
 from partita.training.measure import tasks
 from partita.training.measure.job import Asked, Measuring, measure_job
 from partita.training.measure.steps import Steps, StepTimes
@@ -163,9 +162,9 @@ def test_the_model_stays_as_it_was(name: str) -> None:
     assert model.training
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("count", [1, 2])
 def test_before_each_other_pass_what_counts_is_between_two_readings(
-    monkeypatch: pytest.MonkeyPatch, micro_batches: int
+    monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """A step of two micro-batches; where there is but one, one of those that add to gradients."""
     order: list[str] = []
@@ -184,12 +183,12 @@ def test_before_each_other_pass_what_counts_is_between_two_readings(
         monkeypatch.setattr(_Runner, name, noted(name))
     monkeypatch.setattr(_Runner, "_halves", None)
     job, model, captured = taken("two_inputs")
-    part = next(cut(job.example(), 2 * micro_batches))
+    part = next(micro_batches(job.example(), 2 * count))
     time_tasks(
-        captured, model, job.optimizer, part, CPU, budget_s=0.0, least=2, most=2, micro_batches=micro_batches,
+        captured, model, job.optimizer, part, CPU, budget_s=0.0, least=2, most=2, micro_batches=count,
         between=lambda: order.append("read"),
     )  # fmt: skip
-    what, other = ("steps", "lone") if micro_batches > 1 else ("lone", "steps")
+    what, other = ("steps", "lone") if count > 1 else ("lone", "steps")
     counted = ["read", what, "read"]
     assert order[-13:] == [*counted, "weight_pass", *counted, other, "lone", *counted, "one_pass"]
     assert order.count("read") == 2 * BETWEEN

@@ -18,7 +18,7 @@ from partita.cli.run import UNREAD
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.probe import Probe, ProbePiece, Readings
-from partita.simulate.schedules.__init__ import needed_bytes
+from partita.simulate.schedules import needed_bytes
 from partita.training.probing import Prober
 from partita.training.runtime.recorder import Recorder
 from partita.training.runtime.session import Session

@@ -17,7 +17,6 @@ from partita.errors import BadInput
 from partita.files import write_whole
 from partita.nouns.metrics import METRICS
 
-_LARGEST = 1 << 26  #: bytes of a document of a run
 LOCK = ".running"  #: who runs in a folder; the kernel's lock on it ends with the process, however that ends
 
 
@@ -60,9 +59,7 @@ def kept_if_refused(folder: Path) -> Iterator[None]:
 
 
 def _documents(folder: Path) -> dict[str, bytes]:
-    """What a run may have written: of a folder that it shares with somebody's data, not what is larger than that."""
-    there = (p for p in folder.iterdir() if p.suffix in (".json", ".jsonl") and p.is_file())
-    return {p.name: p.read_bytes() for p in there if p.stat().st_size <= _LARGEST and os.access(p, os.R_OK)}
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".json", ".jsonl") and p.is_file()}
 
 
 def _opened(path: Path) -> TextIO:
