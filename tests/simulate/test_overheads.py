@@ -1,5 +1,6 @@
 """What instructions cost beside their tasks: on one device the beginning of a step, and what was measured where a model is cut."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,12 +8,13 @@ import pytest
 from pipeline.plan.planning_worlds import chain_profile
 
 from partita.nouns.cluster import Device, Link
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.probe import Probe, ProbePiece
 from partita.nouns.program import Op
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.simulate.lower import program_of
-from partita.simulate.overheads import overheads
-from partita.simulate.predicted import computing_s, predicted
+from partita.simulate.overheads import COOLS_S, overheads
+from partita.simulate.predicted import computing_s, durations_of, predicted
 
 CALL_S, STEP_S, UPDATE_S, SEND_S, SEND_BYTE_S, MESSAGE_BYTE_S = 0.1, 0.3, 0.2, 0.05, 0.002, 0.003
 
@@ -62,6 +64,47 @@ def test_what_begins_a_step_is_not_computing() -> None:
     free = replace(file.problem, cluster=replace(file.problem.cluster, devices=at_once))
     assert computing_s(file.problem, file.plan) == pytest.approx(computing_s(free, file.plan))
     assert predicted(file.problem, file.plan).duration_s > predicted(free, file.plan).duration_s
+
+
+def cold(problem: PipelineProblem, *seconds: float) -> PipelineProblem:
+    devices = tuple(replace(d, cold_s=s) for d, s in zip(problem.cluster.devices, seconds, strict=True))
+    return problem.on(replace(problem.cluster, devices=devices))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4, 8])
+def test_what_waits_cost_is_due_where_a_device_computes_again(micro_batches: int) -> None:
+    file = plan_pipeline(priced(2), stages=2, allow_replicas=False)
+    problem, plan = file.problem, file.plan.of_micro_batches(micro_batches)
+    program, warm = program_of(problem, plan), predicted(problem, plan)
+    dear = durations_of(cold(problem, 0.5, 3.0), plan, program).busy_s
+    more = dear - durations_of(problem, plan, program).busy_s
+    assert not more[program.op != Op.COMPUTE].any()
+    for queue, cold_s in enumerate((0.5, 3.0)):
+        own = program.by_queue[queue].tolist()
+        idle_since, waited, expected = warm.end_s[own[-1]] - warm.duration_s, 0.0, []
+        for i in own:
+            waited += (warm.start_s[i] - idle_since) * (program.op[i] == Op.RECV)
+            if program.op[i] == Op.COMPUTE:
+                expected.append(cold_s * (1 - math.exp(-waited / COOLS_S)))
+                waited = 0.0
+            idle_since = warm.end_s[i]
+        np.testing.assert_allclose([more[i] for i in own if program.op[i] == Op.COMPUTE], expected)
+        assert max(expected) > 0.9 * cold_s
+    assert predicted(cold(problem, 0.5, 3.0), plan).duration_s > warm.duration_s
+
+
+def test_a_device_that_waits_for_nobody_stays_warm() -> None:
+    file = plan_pipeline(priced(2), stages=1, allow_replicas=False)
+    assert predicted(cold(file.problem, 9.0, 9.0), file.plan).duration_s == file.verdict.value_s
+
+
+def test_one_device_is_taken_where_waits_cost_more_than_the_second_saves() -> None:
+    profile = priced(2)
+    measured = replace(profile.samples[0], probe=Probe((ProbePiece(("t0",), 1e-3),), 1))
+    for cold_s, wanted in ((0.0, 2), (50.0, 1)):
+        devices = tuple(replace(d, cold_s=cold_s) for d in profile.cluster.devices)
+        there = replace(profile, samples=(measured,), cluster=replace(profile.cluster, devices=devices))
+        assert len(plan_pipeline(there, allow_replicas=False).plan.devices) == wanted
 
 
 def test_splitting_does_not_pay_where_calls_cost_more_than_the_work() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from partita.cli.settings import add_settings, check_budget, check_timeout, is_rank, settings_of
 from partita.cli.talk import Talk, prints_as_talk
 from partita.errors import BadInput, PartitaError
+from partita.nouns.cluster import SECONDS_OF_A_DEVICE
 from partita.training.runtime.join import rank_of_environment
 
 if TYPE_CHECKING:
@@ -159,11 +160,7 @@ def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
             "sum_s": link.sum_s,
             "sum_s_per_byte": link.sum_s_per_byte,
         },
-        "calls": {
-            "instruction_s": profile.cluster.devices[0].instruction_s,
-            "step_s": profile.cluster.devices[0].step_s,
-            "update_s": profile.cluster.devices[0].update_s,
-        },
+        "calls": {w: getattr(profile.cluster.devices[0], w) for w in SECONDS_OF_A_DEVICE},
         "speeds": {d.name: d.speed for d in profile.cluster.devices},
         "alone": probe.alone if probe else 1.0,
         "machine": doubts(probe.spread) if probe else [],
@@ -243,7 +240,8 @@ def _profile_text(document: dict[str, Any]) -> str:
             *([("link", _link(document["link"]))] if len(document["devices"]) > 1 else []),
             (
                 "calls",
-                f"{seconds(calls['instruction_s'])} a forward or a backward, {seconds(calls['step_s'])} a step, {seconds(calls['update_s'])} its update",
+                f"{seconds(calls['instruction_s'])} a forward or a backward, {seconds(calls['step_s'])} a step, {seconds(calls['update_s'])} its update"
+                + (f", {seconds(calls['cold_s'])} behind a long wait" if calls["cold_s"] else ""),
             ),
             (
                 "load",

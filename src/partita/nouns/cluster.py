@@ -33,6 +33,7 @@ from partita.errors import ClusterError, refuse
 from partita.files import read_toml
 from partita.records import lean, record
 
+SECONDS_OF_A_DEVICE = ("instruction_s", "step_s", "update_s", "cold_s")
 SECONDS_OF_A_LINK = (
     "latency_s",
     "message_s",
@@ -57,6 +58,9 @@ class Device:
     instruction_s: float = 0.0  #: that a call of a stage's forward or backward takes whatever it holds, at speed 1
     step_s: float = 0.0  #: that comes once a step, before its first computation unless it receives a message before that, at speed 1
     update_s: float = 0.0  #: that the optimizer's step takes whatever it updates, at speed 1
+    cold_s: float = (
+        0.0  #: that what it does behind a long wait for a message takes longer, for its caches are cold, at speed 1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,7 @@ class Cluster:
             ]
             faults += [
                 f"device {d.name!r} has {w} = {v}"
-                for w, v in (("instruction_s", d.instruction_s), ("step_s", d.step_s), ("update_s", d.update_s))
+                for w, v in ((w, getattr(d, w)) for w in SECONDS_OF_A_DEVICE)
                 if not (v >= 0 and math.isfinite(v))
             ]
         for k in (*self.links, self.default_link):

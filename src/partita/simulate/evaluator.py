@@ -5,7 +5,8 @@
     evaluator.placed_s(where, order)      a placement as arrays, without the detour over names
 
 Pipelines of one shape (which devices serve which stages, what crosses, schedule, micro-batches) share a compiled program
-(`template`); placements are evaluated in one pass without any (`makespan`), or simulated where links are shared.
+(`template`); placements are evaluated in one pass without any (`makespan`), or simulated where links are shared. What a device's
+waits cost it (`Device.cold_s`) hangs on how all goes, and is left to `predicted`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ first computation, unless it receives a message before that: then it is not char
 networks the second stage took 6 to 14 us longer over its first forward than over the others, where a step's beginning takes 77 to 92; of four,
 on another day, 18 to 160: caches that the update has filled. What the whole model's first forward takes longer so is part of `step_s`.
 (A device that takes longer to begin than the message takes to come, much slower than the one before it, is charged too little.)
+A device that waits for a message finds its caches cold, where its core's other thread is another machine's: `chilled`.
 And an optimizer's step takes 35 to 80 us before it has updated anything: every device pays for its own (2 cores of an EPYC, 28
 November 2026).
 """
@@ -20,7 +21,9 @@ from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import FloatArray, IntArray, TaskGraph
 from partita.nouns.program import Op, Program
-from partita.simulate.simulator import given_part
+from partita.simulate.simulator import Durations, given_part, times
+
+COOLS_S = 2e-3  #: of waiting, behind which 63 % of what it costs at most is due (EPYC, 30 November 2026: 1.3 ms and 3 to 5 of three networks)
 
 
 def call_s(device: Device, stages: int) -> float:
@@ -44,6 +47,36 @@ def beginnings(program: Program) -> IntArray:
     _, first = np.unique(program.queue[at], return_index=True)
     found = at[first]
     return np.asarray(found[program.op[found] == Op.COMPUTE])
+
+
+def chill(wait_s: FloatArray | float) -> FloatArray:
+    """The part of `Device.cold_s` that a wait of so long costs.
+
+    >>> chill(np.array([0.0, 2e-3, 1.0])).round(3).tolist()
+    [0.0, 0.632, 1.0]
+    """
+    return np.asarray(-np.expm1(-np.asarray(wait_s) / COOLS_S))
+
+
+def chilled(program: Program, known: Durations, cluster: Cluster) -> FloatArray:
+    """[instructions] seconds that computations behind a wait for a message take longer, if all goes as known. A rank waits for the first
+    message of a step from the end of its last one on, too. O(instructions + needs)."""
+    found = np.zeros(len(program))
+    if not any(cluster.by_name[n].cold_s for n in program.queues[: program.devices]):
+        return found
+    start, end = times(program, known)
+    for q, name in enumerate(program.queues[: program.devices]):
+        own = program.by_queue[q]
+        if not len(own) or not (cold_s := cluster.by_name[name].cold_s / cluster.by_name[name].speed):
+            continue
+        before = np.concatenate([[end[own[-1]] - end.max()], end[own[:-1]]])
+        receives = np.flatnonzero(program.op[own] == Op.RECV)
+        computes = np.flatnonzero(program.op[own] == Op.COMPUTE)
+        behind = np.searchsorted(computes, receives)  # the place of the next computation; none behind the last
+        waited = (start[own] - before)[receives][behind < len(computes)]
+        total = np.asarray(np.bincount(behind[behind < len(computes)], waited, len(computes)), np.float64)
+        found[own[computes]] = cold_s * chill(total)
+    return found
 
 
 class Ends(NamedTuple):

@@ -8,7 +8,7 @@ from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.lower import program_of
-from partita.simulate.overheads import begin_s, beginnings, overheads
+from partita.simulate.overheads import begin_s, beginnings, chilled, overheads
 from partita.simulate.simulator import Durations, durations, simulate
 
 
@@ -28,7 +28,8 @@ def durations_of(problem: GraphProblem, plan: GraphPlan, program: Program) -> Du
         return durations(program, problem.graph, problem.costs, problem.cluster)
     cluster = problem.cluster_of(plan)
     known = durations(program, problem.graph, problem.costs, cluster)
-    return Durations(known.busy_s + overheads(program, problem.graph, problem.costs, cluster), known.lag_s)
+    warm = Durations(known.busy_s + overheads(program, problem.graph, problem.costs, cluster), known.lag_s)
+    return Durations(warm.busy_s + chilled(program, warm, cluster), warm.lag_s)
 
 
 def computing_s(problem: PipelineProblem, plan: PipelinePlan) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partita.nouns.cluster import Cluster, Device
+from partita.nouns.cluster import SECONDS_OF_A_DEVICE, Cluster, Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class DeviceType:
 
 def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     """The types of a cluster's devices, in the order of their first device."""
-    groups: dict[tuple[str, float, float, float, float, float], list[Device]] = {}
+    groups: dict[tuple[str, float, float, tuple[float, ...]], list[Device]] = {}
     for d in cluster.devices:
-        groups.setdefault((d.kind, d.speed, d.memory_bytes, d.instruction_s, d.step_s, d.update_s), []).append(d)
+        beside = tuple(getattr(d, w) for w in SECONDS_OF_A_DEVICE)
+        groups.setdefault((d.kind, d.speed, d.memory_bytes, beside), []).append(d)
     return tuple(DeviceType(*key[:3], tuple(d.name for d in ds)) for key, ds in groups.items())

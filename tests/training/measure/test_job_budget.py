@@ -23,7 +23,7 @@ class Sizes(Measuring):
             (1, 2, 4),
             False,
         )
-        self.samples, self._calls, self._company = [], [CallCosts(0.0, 0.0, 0.0)], [np.ones(2)]
+        self.samples, self._calls, self._company = [], [CallCosts(0.0, 0.0, 0.0, 0.0)], [np.ones(2)]
         self.readings = [(float(k), 1.0) for k in range(2 * BETWEEN)]
         self.now, self.given = 0.0, dict[int, float]()
         self._unsteady, self._read_s, self._reads = restless, 0.0, read

@@ -11,7 +11,7 @@ from torch import nn
 from partita.nouns.graph import Task, TaskGraph
 from partita.training.capture.model import Captured, capture
 from partita.training.job import Batch, micro_batches
-from partita.training.measure.steps import Steps, crossing_bytes, in_two
+from partita.training.measure.steps import Kept, Steps, computed_s, crossing_bytes, in_two
 
 CPU = torch.device("cpu")
 
@@ -46,6 +46,25 @@ def test_a_step_makes_the_gradients_of_the_batch(schedule: str, halves: bool) ->
     assert found.update >= 0
     assert found.rest >= 0
     assert updates == [1]
+
+
+def test_ranks_one_after_the_other_make_the_gradients_of_the_batch() -> None:
+    model, batch, _ = network()
+    captured = capture(model, nn.functional.cross_entropy, batch)
+    parts, others = in_two(captured, [1.0] * len(captured.task_nodes)), Kept(CPU)
+    tensors = dict(model.named_parameters())
+    first, second = (Steps(captured, tensors, batch, 8, CPU, parts, rank=k, others=others) for k in (0, 1))
+    first.times()  # its gradients come from nobody yet
+    second.times()
+    model.zero_grad()
+    found = [steps.times(wait_s) for steps, wait_s in ((first, 0.0), (second, 0.02))]
+    made = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(made[name], p.grad)
+    assert [len(f.forward) for f in found] == [len(f.backward) for f in found] == [1, 1]
+    assert computed_s(found[1]) < 0.02 <= found[1].rest
 
 
 def test_a_model_is_cut_where_little_crosses() -> None:

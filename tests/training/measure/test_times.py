@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import middle_mean
+from partita.simulate.overheads import COOLS_S
 from partita.training.measure.steps import StepTimes
 from partita.training.measure.times import (
     BETWEEN,
@@ -18,6 +20,7 @@ from partita.training.measure.times import (
     TaskTimes,
     at_one_speed,
     beginning_s,
+    cold_s,
     cutting_of,
     estimates,
     mean_error,
@@ -38,6 +41,7 @@ def made_up(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> TaskTime
         updates=np.ones(tasks.shape[1]) / tasks.shape[1],
         optimizer_bytes_per_parameter_byte=0.0,
         core_share=1.0,
+        waited_s=COOLS_S,
     )
 
 
@@ -149,3 +153,11 @@ def test_no_part_of_a_step_that_is_charged_alone_is_negative(s: list[float], cou
     step, lone = StepTimes(s[:count], s[2 : 2 + count], s[4], s[5]), StepTimes(s[6:7], s[6:7], 0.0, s[7])
     found = parts_of(step, lone)
     assert min(v for name, v in found.items() if name != "adding") >= -1e-18
+
+
+@pytest.mark.parametrize(("waited_s", "seconds"), [(100 * COOLS_S, 2.0), (COOLS_S, 2.0 / (1 - math.exp(-1)))])
+def test_what_a_wait_costs_is_what_a_long_one_would(waited_s: float, seconds: float) -> None:
+    times = made_up(np.ones((3, 1)), np.array([2.0, 2.0, 9.0]), np.ones(1))
+    assert cold_s(replace(times, waited_s=waited_s)) == pytest.approx(seconds)
+    assert cold_s(replace(times, chilled=np.array([-2.0, -2.0, 9.0]))) == 0.0
+    assert math.isnan(cold_s(replace(times, chilled=np.full(3, math.nan), waited_s=0.0)))

@@ -19,7 +19,7 @@ from training.runtime.test_torchrun import free_port
 
 from partita.cli import main
 from partita.errors import BadInput, ClusterError
-from partita.nouns.cluster import Device, Link
+from partita.nouns.cluster import SECONDS_OF_A_DEVICE, Device, Link
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
@@ -55,10 +55,10 @@ def test_sizes_that_contradict_each_other_tell_no_speed() -> None:
 
 
 def test_what_is_stored_of_a_slow_device_is_as_at_speed_1() -> None:
-    found = Found(Device("b", host="b"), (2,), (1.0,), 0.25, instruction_s=4e-4, begin_s=2e-3, update_s=8e-4)
-    device = found.at_speed(0.25)
-    own = np.array([device.instruction_s, device.step_s, device.update_s]) / device.speed
-    assert own == pytest.approx([4e-4, 2e-3, 8e-4])
+    given = Device("b", host="b", instruction_s=4e-4, step_s=2e-3, update_s=8e-4, cold_s=5e-4)
+    device = Found(given, (2,), (1.0,), 0.25).at_speed(0.25)
+    own = [getattr(device, w) / device.speed for w in SECONDS_OF_A_DEVICE]
+    assert own == pytest.approx([4e-4, 2e-3, 8e-4, 5e-4])
 
 
 def test_links_within_a_host_share_no_cable() -> None:

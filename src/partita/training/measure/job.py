@@ -38,6 +38,7 @@ from partita.training.measure.times import (
     TaskTimes,
     at_one_speed,
     beginning_s,
+    cold_s,
     cutting_s,
     estimates,
     idle_update_s,
@@ -105,10 +106,7 @@ def measure_job(
     ):
         ready = measuring.take_all(busy.asleep, progress)
         read = {name: busy.steps(name, ready) for name in busy.logs}
-    calls = measuring.calls
-    local = tuple(
-        replace(d, instruction_s=calls.instruction_s, step_s=calls.step_s, update_s=calls.update_s) for d in local
-    )
+    local = tuple(replace(d, **measuring.calls._asdict()) for d in local)
     speeds = with_speeds(local, measuring.probe, np.array(measuring.readings), read)
     cluster = _linked(speeds, measuring.pace)  # not that of the splits, which knew no pace of the job
     progress("measuring tasks", 1, 1)
@@ -116,11 +114,12 @@ def measure_job(
 
 
 class CallCosts(NamedTuple):
-    """Seconds of a device that no task takes."""
+    """Seconds of a device that no task takes: SECONDS_OF_A_DEVICE."""
 
     instruction_s: float  #: a forward or a backward of a stage, whatever the stage holds
     step_s: float  #: what happens once a step
     update_s: float  #: what the job's optimizer takes whatever it updates
+    cold_s: float  #: what comes behind a long wait takes longer
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class Measuring:
         progress("measuring tasks", steps - 1, steps)
         if all(math.isnan(c.instruction_s) for c in self._calls):  # no size has steps short enough to tell
             apart_s = instruction_s(self._device, self.handed_on_bytes)
-            self._calls = [c._replace(instruction_s=apart_s) for c in self._calls]
+            self._calls = [c._replace(instruction_s=apart_s, cold_s=0.0) for c in self._calls]
         alone = max(1.0, typical_ratio(np.concatenate(self._company)))  # what company costs is told by all sizes
         self.samples = [replace(s, probe=replace(s.probe, alone=alone)) for s in self.samples if s.probe]
         return ready
@@ -240,7 +239,7 @@ class Measuring:
         read = np.array(self.readings[first:])
         probe = job_probe(self.pieces, self.probed, read, work_around(times), times.core_share)
         times = at_one_speed(times, probe.slowness(read[:, 1:]))
-        self._calls.append(CallCosts(cutting_s(times), beginning_s(times), idle_update_s(times)))
+        self._calls.append(CallCosts(cutting_s(times), beginning_s(times), idle_update_s(times), cold_s(times)))
         self._company.append(times.company)
         sample = _sample(captured.graph, times, size, self.batch_size, self._device.type)
         self.samples.append(replace(sample, probe=probe))

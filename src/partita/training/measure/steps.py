@@ -8,8 +8,11 @@ one (2 cores of an EPYC, 2026-11-28). So they are timed in steps.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +23,12 @@ from partita.nouns.graph import FloatArray, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.program import Op
 from partita.simulate.readings import forward_readings
-from partita.training.capture.model import Captured
+from partita.training.capture.model import Captured, TensorMeta
 from partita.training.job import Batch, Precision, batch_size
 from partita.training.runtime.deployment import Deployment, Groups
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.interpreter import Interpreter
-from partita.training.runtime.transport import Transport
+from partita.training.runtime.transport import room_for
 
 
 class StepTimes(NamedTuple):
@@ -47,6 +50,11 @@ def mean_step(steps: Sequence[StepTimes]) -> StepTimes:
     return StepTimes(forward, backward, update, rest)
 
 
+def computed_s(step: StepTimes) -> float:
+    """All but the rest."""
+    return math.fsum([*step.forward, *step.backward, step.update])
+
+
 class _Optimising:
     """An optimizer's step, timed."""
 
@@ -61,6 +69,48 @@ class _Optimising:
         began = self._now()
         self._update()
         self.took_s = self._now() - began
+
+
+@dataclass
+class Kept:
+    """Carries messages between ranks that run one after the other: what one has sent stays, and whoever asks for it gets it once he has
+    looked for `wait_s`; zeros, where nobody has sent it yet."""
+
+    device: torch.device
+    wait_s: float = 0.0
+    sent: dict[int, list[Tensor]] = field(default_factory=dict)  #: by tag
+
+    def receive(self, metas: tuple[TensorMeta, ...], source: int, target: int, tag: int) -> _Coming:
+        return _Coming(self, metas, tag)
+
+    def send(
+        self, tensors: Sequence[Tensor], metas: tuple[TensorMeta, ...], source: int, target: int, tag: int
+    ) -> list[tuple[Any, Tensor]]:
+        places = [room_for(m, self.device) for m in metas]
+        self.sent[tag] = [place.copy_(t.detach()) for place, t in zip(places, tensors, strict=True)]
+        return []
+
+
+class _Coming(NamedTuple):
+    """A message that has been asked for."""
+
+    kept: Kept
+    metas: tuple[TensorMeta, ...]
+    tag: int
+
+    def wait(self) -> list[Tensor]:
+        end = time.perf_counter() + self.kept.wait_s
+        while time.perf_counter() < end:
+            pass
+        sent = self.kept.sent.get(self.tag)
+        return [t.clone() for t in sent] if sent else [room_for(m, self.kept.device).zero_() for m in self.metas]
+
+
+class _ByItself(Groups):
+    """Of a rank whose others are not there."""
+
+    def of(self, ranks: Sequence[int]) -> Any:
+        return None
 
 
 class Steps:
@@ -78,18 +128,25 @@ class Steps:
         schedule: Literal["1f1b", "gpipe"] = "1f1b",
         update: Callable[[], object] = lambda: None,
         precision: Precision = contextlib.nullcontext,
+        rank: int | None = None,
+        others: Kept | None = None,
     ) -> None:
-        """`parts`: forward tasks of each stage; without them all are in one. `tensors`: parameters and buffers by name, on the device."""
+        """`parts`: forward tasks of each stage; without them all are in one. `tensors`: parameters and buffers by name, on the device.
+        `rank`: every part has a device of its own, and this is what that one does, beside `others`."""
         count = batch_size(batch) // micro_batch_size
-        stages = tuple(Stage(tuple(p), ("it",)) for p in parts or [[*captured.task_nodes]])
+        named = parts or [[*captured.task_nodes]]
+        world = ("it",) if rank is None else tuple(f"it{k}" for k in range(len(named)))
+        stages = tuple(Stage(tuple(p), (world[k % len(world)],)) for k, p in enumerate(named))
         in_flight = count if schedule == "gpipe" else len(stages)
         plan = PipelinePlan(captured.graph.fingerprint, stages, count, in_flight, schedule)
-        there = Deployment(plan, Cluster((Device("it"),)), ("it",), 0, captured, micro_batch_size, False, Groups())
+        cluster = Cluster(tuple(map(Device, world)))
+        there = Deployment(plan, cluster, world, rank or 0, captured, micro_batch_size, False, _ByItself())
         self._batch, self._size, self._now = batch, micro_batch_size, work_clock(device)
         self._optimising, program = _Optimising(update, self._now), there.program(count)
+        self._others = others or Kept(device)
         self._interpreter = Interpreter(
             program, there.place(device), {micro_batch_size: there.bound(captured, tensors, device, precision)},
-            Transport(device, "gloo"), self._optimising, np.zeros(1, np.int64),
+            self._others, self._optimising, np.zeros(1, np.int64),
         )  # fmt: skip
         computes = [(k, program[i]) for k, i in enumerate(self._interpreter.numbers) if program.op[i] == Op.COMPUTE]
         self._forward, self._backward = (
@@ -102,8 +159,9 @@ class Steps:
         self._interpreter.step(self._batch, self._size, 1, 0)
         return self._now() - began
 
-    def times(self) -> StepTimes:
-        """Of a step, likewise."""
+    def times(self, wait_s: float = 0.0) -> StepTimes:
+        """Of a step, likewise; of a rank, every message comes so late, and `rest` holds that."""
+        self._others.wait_s = wait_s
         whole_s = self.seconds()
         taken = self._interpreter.watch.worked()
         forward, backward = ([taken[k] for k in at] for at in (self._forward, self._backward))

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,12 +27,13 @@ from torch import Tensor, fx, nn
 
 from partita.memory import objects_aside
 from partita.nouns.graph import FloatArray
+from partita.simulate.overheads import COOLS_S
 from partita.training.capture.model import Captured, bound_values
 from partita.training.capture.operators import for_device
 from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size, users_code
 from partita.training.job import micro_batches as cut_up
-from partita.training.measure.steps import Steps, StepTimes, in_two, mean_step
+from partita.training.measure.steps import Kept, Steps, StepTimes, computed_s, in_two, mean_step
 from partita.training.measure.times import TaskTimes, call_in, cutting_of, parts_of
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
@@ -96,6 +98,7 @@ def time_tasks(
         updates=updates,
         calls=runner.calls,
         marks=runner.marks,
+        waited_s=runner.waited_s,
         optimizer_bytes_per_parameter_byte=runner.optimizer_bytes_per_parameter_byte,
         core_share=min(core_share, 1.0),
     )
@@ -119,6 +122,14 @@ def quick_task_s(
     runner.one_pass()
     passes = [runner.one_pass() for _ in range(3)]
     return [float(s) for s in np.median([p["forward"] + p["backward"] for p in passes], axis=0)]
+
+
+class _Halves(NamedTuple):
+    """The model cut in two."""
+
+    one: Steps  #: on one device
+    ranks: Sequence[Steps]  #: each on its own
+    wait_s: float  #: that either waits for the other, about, and long enough to tell what that costs
 
 
 class _Runner:
@@ -161,6 +172,7 @@ class _Runner:
             return Steps(captured, tensors, batch, batch_size(part), device, parts, precision=precision, **named)
 
         self._batch, self._part, self._made, self._captured = batch, part, steps, captured
+        self._device = device
         self._flies = micro_batches > 1  #: another micro-batch, beside each
 
     @cached_property
@@ -172,13 +184,17 @@ class _Runner:
         return self._made(self._part)
 
     @cached_property
-    def _halves(self) -> Steps | None:
+    def _halves(self) -> _Halves | None:
         """None where the model has one task, or steps are long."""
         step = self._settled(self._steps)
-        if sum(step.forward + step.backward) + step.update >= _SHORT_S:
+        step_s = computed_s(step)
+        parts = in_two(self._captured, self.one_pass()["forward"].tolist()) if step_s < _SHORT_S else []
+        if not parts:
             return None
-        parts = in_two(self._captured, self.one_pass()["forward"].tolist())
-        return self._made(self._batch, parts, schedule="gpipe", update=self._optimizer.step) if parts else None
+        one = self._made(self._batch, parts, schedule="gpipe", update=self._optimizer.step)
+        others, update = Kept(self._device), self._partial_update
+        ranks = [self._made(self._part, parts, update=update, rank=k, others=others) for k in range(len(parts))]
+        return _Halves(one, ranks, max(step_s / 2, COOLS_S))
 
     def _readers(self, captured: Captured) -> dict[int, int]:
         """Parameter (its id) -> a task that reads it, by itself or through calls that belong to no task."""
@@ -198,22 +214,33 @@ class _Runner:
             self._optimizer.step()
         self._other_steps(self._counted(), contextlib.nullcontext)
         if self._halves:
-            self._settled(self._halves)
+            self._settled(self._halves.one)
+            self._chilled_s()
         self.weight_pass()
 
     def round(self, between: Callable[[], None], asleep: Asleep) -> dict[str, Any]:
         """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`. What is to be taken from
         it, a step with the model in halves, comes next."""
-        found, counted, cut = dict[str, Any](), list[StepTimes](), list[StepTimes]()
+        found, counted, cut = dict[str, Any](chilled=self._chilled_s()), list[StepTimes](), list[StepTimes]()
         for other in (self.weight_pass, lambda: self._other_steps(counted[-1], asleep), self.one_pass):
             between()
             counted.append(self._counted())
             between()
-            cut += [self._settled(self._halves)] if self._halves else []
+            cut += [self._settled(self._halves.one)] if self._halves else []
             found |= other()
         step, lone = self._step_and_lone(mean_step(counted), found.pop("other"))
         cutting = cutting_of(step, mean_step(cut)) if cut else math.nan
         return {**parts_of(step, lone), **found, "cutting": cutting}
+
+    def _chilled_s(self) -> float:
+        """What either half as a rank takes longer behind a wait for the other; nan without halves."""
+        if not self._halves:
+            return math.nan
+        wait_s = self._halves.wait_s
+        longer = [
+            computed_s(self._settled(r, wait_s=wait_s)) - computed_s(self._settled(r)) for r in self._halves.ranks
+        ]
+        return statistics.mean(longer)
 
     def _counted(self) -> StepTimes:
         """What the readings are compared with: a step, or one of a single micro-batch that adds to gradients, where there is no other."""
@@ -319,14 +346,14 @@ class _Runner:
         whole_s = _whole_s(parts_of(*self._step_and_lone(counted, other)))
         return {"other": other, "company": whole_s / sum(alone.forward + alone.backward), "idle_update": idle}
 
-    def _settled(self, steps: Steps, *, fresh: bool = True) -> StepTimes:
-        """The last of a row, each with `fresh` gradients or adding to those there are; a step of SETTLES_S is as long as all that, and not
-        repeated."""
+    def _settled(self, steps: Steps, *, fresh: bool = True, wait_s: float = 0.0) -> StepTimes:
+        """The last of a row, each with `fresh` gradients or adding to those there are, messages coming so late; a step of SETTLES_S is as
+        long as all that, and not repeated."""
         began = self.now()
         for _ in range(SETTLES):
             if fresh:
                 self._keep_gradients({})
-            found = steps.times()
+            found = steps.times(wait_s)
             if self.now() - began > SETTLES_S:
                 break
         return found
@@ -367,13 +394,15 @@ class _Runner:
     def _update_s(self, gradients: Mapping[str, Tensor]) -> float:
         """Seconds of the optimizer's step with these gradients only; 0 where it has failed, for it wants all of them."""
         self._keep_gradients(gradients)
-        if self._wants_all:
-            return 0.0
-        try:
-            return self._timed(self._optimizer.step)[0]
-        except Exception:
-            self._wants_all = True
-            return 0.0
+        return self._timed(self._partial_update)[0]
+
+    def _partial_update(self) -> None:
+        """The optimizer's step where only some parameters have gradients; nothing where it has failed, for it wants all of them."""
+        if not self._wants_all:
+            try:
+                self._optimizer.step()
+            except Exception:
+                self._wants_all = True
 
     def _gradients(self) -> dict[str, Tensor]:
         """By the parameter's name."""
@@ -383,6 +412,11 @@ class _Runner:
         """These and no others."""
         for name, p in self._parameters:
             p.grad = gradients.get(name)
+
+    @property
+    def waited_s(self) -> float:
+        """Behind which it was looked what comes then; 0 where it was not."""
+        return self._halves.wait_s if self._halves else 0.0
 
     @property
     def optimizer_bytes_per_parameter_byte(self) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import middle_mean, scatter
+from partita.simulate.overheads import chill
 from partita.training.measure.steps import StepTimes
 
 BETWEEN = 6  #: calls of `between` in a round
@@ -29,6 +30,7 @@ SECONDS = (
     "first",
     "rest",
     "cutting",
+    "chilled",
 )
 
 
@@ -56,6 +58,8 @@ class TaskTimes:
     first: FloatArray  #: [rounds] the forward right behind it, in that row, as the first one of a step is
     rest: FloatArray  #: [rounds] of a step, what is no forward, backward or update
     cutting: FloatArray  #: [rounds] that each forward or backward of either half takes beyond those of the whole; nan where steps are long
+    chilled: FloatArray  #: [rounds] that what comes behind a wait of `waited_s` takes longer; nan where steps are long
+    waited_s: float
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
@@ -131,6 +135,13 @@ def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
 def cutting_s(times: TaskTimes) -> float:
     """What a forward or a backward of a stage takes, whatever the stage holds; nan where steps are too long to tell."""
     return float(np.maximum(np.median(times.cutting), 0.0))
+
+
+def cold_s(times: TaskTimes) -> float:
+    """What comes behind a long wait takes longer; nan where steps are too long to tell."""
+    return (
+        float(np.maximum(np.median(times.chilled), 0.0)) / float(chill(times.waited_s)) if times.waited_s else math.nan
+    )
 
 
 def weight_shares(times: TaskTimes) -> FloatArray:

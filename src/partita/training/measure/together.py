@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from partita.errors import BadInput, ClusterError, PartitaError, WorkerFailed, place_of, sentence_of
-from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.cluster import SECONDS_OF_A_DEVICE, Cluster, Device, Link
 from partita.nouns.profile import Profile
 from partita.records import record
 from partita.training.measure.company import pinned
@@ -149,21 +149,15 @@ def expect_alike(subjects: Sequence[dict[str, Any]]) -> None:
 class Found:
     """What a rank found out about its device."""
 
-    device: Device
+    device: Device  #: what it takes beside its tasks at its own speed, which is not known yet
     sizes: tuple[int, ...]  #: of micro-batches
     step_s: tuple[float, ...]  #: [sizes] a whole step of the job
     core_share: float  #: of a core that it got
-    instruction_s: float  #: as the device's, at its own speed
-    begin_s: float  #: likewise, what comes once a step
-    update_s: float  #: likewise, the optimizer's step whatever it updates
 
     @staticmethod
     def of(measuring: Measuring, device: Device) -> Found:
         sizes, steps = zip(*((s.micro_batch_size, s.single_step_s) for s in measuring.samples), strict=True)
-        calls = measuring.calls
-        return Found(
-            device, sizes, steps, measuring.probe.core_share, calls.instruction_s, calls.step_s, calls.update_s
-        )
+        return Found(replace(device, **measuring.calls._asdict()), sizes, steps, measuring.probe.core_share)
 
     @property
     def steps(self) -> dict[int, float]:
@@ -172,8 +166,8 @@ class Found:
 
     def at_speed(self, speed: float) -> Device:
         """The device, once its speed is known; its own seconds are written down as those of a device with speed 1."""
-        call_s, begin_s, update_s = (speed * s for s in (self.instruction_s, self.begin_s, self.update_s))
-        return replace(self.device, speed=speed, instruction_s=call_s, step_s=begin_s, update_s=update_s)
+        beside = {w: speed * getattr(self.device, w) for w in SECONDS_OF_A_DEVICE}
+        return replace(self.device, speed=speed, **beside)
 
 
 def _links(
