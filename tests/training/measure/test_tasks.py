@@ -227,6 +227,7 @@ def test_a_job_measured_whole(tmp_path: Path) -> None:
     assert [s.micro_batch_size for s in profile.samples] == [4, 2]
     assert profile.batch_size == 8
     assert all(d.update_s > 0 and d.step_s > 0 and d.instruction_s > 0 for d in profile.cluster.devices)
+    assert all(d.cold_s >= 0 for d in profile.cluster.devices)
     for sample in profile.samples:
         assert (sample.costs.seconds >= 0).all()
         assert np.isfinite(sample.costs.seconds).all()
