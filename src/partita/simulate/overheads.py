@@ -6,7 +6,7 @@ first computation, unless it receives a message before that: then it is not char
 networks the second stage took 6 to 14 us longer over its first forward than over the others, where a step's beginning takes 77 to 92; of four,
 on another day, 18 to 160: caches that the update has filled. What the whole model's first forward takes longer so is part of `step_s`.
 (A device that takes longer to begin than the message takes to come, much slower than the one before it, is charged too little.)
-A device that waits for a message finds its caches cold, where its core's other thread is another machine's: `chilled`.
+A device that waits finds its caches cold, where its core's other thread is another machine's: `chilled`.
 And an optimizer's step takes 35 to 80 us before it has updated anything: every device pays for its own (2 cores of an EPYC, 28
 November 2026).
 """
@@ -59,23 +59,21 @@ def chill(wait_s: FloatArray | float) -> FloatArray:
 
 
 def chilled(program: Program, known: Durations, cluster: Cluster) -> FloatArray:
-    """[instructions] seconds that computations behind a wait for a message take longer, if all goes as known. A rank waits for the first
-    message of a step from the end of its last one on, too. O(instructions + needs)."""
+    """[instructions] seconds that computations and updates behind a wait, for a message or a sum, take longer, if all goes as known. For the
+    first message of a step a rank waits from the end of its last one on. O(instructions + needs)."""
     found = np.zeros(len(program))
-    if not any(cluster.by_name[n].cold_s for n in program.queues[: program.devices]):
+    devices = [cluster.by_name[n] for n in program.queues[: program.devices]]
+    if not any(d.cold_s for d in devices):
         return found
     start, end = times(program, known)
-    for q, name in enumerate(program.queues[: program.devices]):
-        own = program.by_queue[q]
-        if not len(own) or not (cold_s := cluster.by_name[name].cold_s / cluster.by_name[name].speed):
-            continue
-        before = np.concatenate([[end[own[-1]] - end.max()], end[own[:-1]]])
-        receives = np.flatnonzero(program.op[own] == Op.RECV)
-        computes = np.flatnonzero(program.op[own] == Op.COMPUTE)
-        behind = np.searchsorted(computes, receives)  # the place of the next computation; none behind the last
-        waited = (start[own] - before)[receives][behind < len(computes)]
-        total = np.asarray(np.bincount(behind[behind < len(computes)], waited, len(computes)), np.float64)
-        found[own[computes]] = cold_s * chill(total)
+    for device, own in zip(devices, program.by_queue[: len(devices)], strict=True):
+        if len(own):
+            first = end[own[-1]] - end.max() if program.op[own[0]] == Op.RECV else start[own[0]]
+            waited = start[own] - np.concatenate([[first], end[own[:-1]]])
+            at = np.flatnonzero((program.op[own] == Op.COMPUTE) | (program.op[own] == Op.UPDATE))
+            behind = np.searchsorted(at, np.arange(len(own)))  # which of them comes next; none behind the last
+            total = np.asarray(np.bincount(behind, waited, len(at) + 1)[: len(at)], np.float64)
+            found[own[at]] = device.cold_s / device.speed * chill(total)
     return found
 
 
