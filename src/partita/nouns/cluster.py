@@ -58,9 +58,7 @@ class Device:
     instruction_s: float = 0.0  #: that a call of a stage's forward or backward takes whatever it holds, at speed 1
     step_s: float = 0.0  #: that comes once a step, before its first computation unless it receives a message before that, at speed 1
     update_s: float = 0.0  #: that the optimizer's step takes whatever it updates, at speed 1
-    cold_s: float = (
-        0.0  #: that what it does behind a long wait for a message takes longer, for its caches are cold, at speed 1
-    )
+    cold_s: float = 0.0  #: that what it does behind a long wait takes longer, its caches being cold, at speed 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -392,7 +392,7 @@ class _Runner:
         return self._update_s(gradients) - self._update_s({})
 
     def _update_s(self, gradients: Mapping[str, Tensor]) -> float:
-        """Seconds of the optimizer's step with these gradients only; 0 where it has failed, for it wants all of them."""
+        """Seconds of the optimizer's step with these gradients only; next to none where it has failed, for it wants all of them."""
         self._keep_gradients(gradients)
         return self._timed(self._partial_update)[0]
 
@@ -415,7 +415,7 @@ class _Runner:
 
     @property
     def waited_s(self) -> float:
-        """Behind which it was looked what comes then; 0 where it was not."""
+        """Behind which `chilled` is measured; 0 where it is not."""
         return self._halves.wait_s if self._halves else 0.0
 
     @property

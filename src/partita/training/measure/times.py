@@ -59,7 +59,7 @@ class TaskTimes:
     rest: FloatArray  #: [rounds] of a step, what is no forward, backward or update
     cutting: FloatArray  #: [rounds] that each forward or backward of either half takes beyond those of the whole; nan where steps are long
     chilled: FloatArray  #: [rounds] that what comes behind a wait of `waited_s` takes longer; nan where steps are long
-    waited_s: float
+    waited_s: float  #: 0 where nothing was
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
@@ -139,9 +139,9 @@ def cutting_s(times: TaskTimes) -> float:
 
 def cold_s(times: TaskTimes) -> float:
     """What comes behind a long wait takes longer; nan where steps are too long to tell."""
-    return (
-        float(np.maximum(np.median(times.chilled), 0.0)) / float(chill(times.waited_s)) if times.waited_s else math.nan
-    )
+    if not times.waited_s:
+        return math.nan
+    return float(np.maximum(np.median(times.chilled), 0.0) / chill(times.waited_s))
 
 
 def weight_shares(times: TaskTimes) -> FloatArray:
