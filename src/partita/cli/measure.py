@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from partita.cli.settings import add_settings, check_budget, check_timeout, is_rank, settings_of
 from partita.cli.talk import Talk, prints_as_talk
 from partita.errors import BadInput, PartitaError
-from partita.nouns.cluster import SECONDS_OF_A_DEVICE
 from partita.training.runtime.join import rank_of_environment
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def _document(options: argparse.Namespace, profile: Profile) -> dict[str, Any]:
             "sum_s": link.sum_s,
             "sum_s_per_byte": link.sum_s_per_byte,
         },
-        "calls": {w: getattr(profile.cluster.devices[0], w) for w in SECONDS_OF_A_DEVICE},
+        "calls": profile.cluster.devices[0].beside_tasks_s,
         "speeds": {d.name: d.speed for d in profile.cluster.devices},
         "alone": probe.alone if probe else 1.0,
         "machine": doubts(probe.spread) if probe else [],

@@ -60,6 +60,11 @@ class Device:
     update_s: float = 0.0  #: that the optimizer's step takes whatever it updates, at speed 1
     cold_s: float = 0.0  #: that what it does behind a long wait takes longer, its caches being cold, at speed 1
 
+    @property
+    def beside_tasks_s(self) -> dict[str, float]:
+        """SECONDS_OF_A_DEVICE by their names."""
+        return {w: getattr(self, w) for w in SECONDS_OF_A_DEVICE}
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -217,7 +222,7 @@ class Cluster:
             ]
             faults += [
                 f"device {d.name!r} has {w} = {v}"
-                for w, v in ((w, getattr(d, w)) for w in SECONDS_OF_A_DEVICE)
+                for w, v in d.beside_tasks_s.items()
                 if not (v >= 0 and math.isfinite(v))
             ]
         for k in (*self.links, self.default_link):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partita.nouns.cluster import SECONDS_OF_A_DEVICE, Cluster, Device
+from partita.nouns.cluster import Cluster, Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,6 @@ def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     """The types of a cluster's devices, in the order of their first device."""
     groups: dict[tuple[str, float, float, tuple[float, ...]], list[Device]] = {}
     for d in cluster.devices:
-        beside = tuple(getattr(d, w) for w in SECONDS_OF_A_DEVICE)
-        groups.setdefault((d.kind, d.speed, d.memory_bytes, beside), []).append(d)
+        beside_s = tuple(d.beside_tasks_s.values())
+        groups.setdefault((d.kind, d.speed, d.memory_bytes, beside_s), []).append(d)
     return tuple(DeviceType(*key[:3], tuple(d.name for d in ds)) for key, ds in groups.items())

@@ -28,7 +28,7 @@ from partita.training.job import Batch, Precision, batch_size
 from partita.training.runtime.deployment import Deployment, Groups
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.interpreter import Interpreter
-from partita.training.runtime.transport import room_for
+from partita.training.runtime.transport import laid_out, room_for
 
 
 class StepTimes(NamedTuple):
@@ -86,8 +86,7 @@ class Kept:
     def send(
         self, tensors: Sequence[Tensor], metas: tuple[TensorMeta, ...], source: int, target: int, tag: int
     ) -> list[tuple[Any, Tensor]]:
-        places = [room_for(m, self.device) for m in metas]
-        self.sent[tag] = [place.copy_(t.detach()) for place, t in zip(places, tensors, strict=True)]
+        self.sent[tag] = [laid_out(t, m).clone() for t, m in zip(tensors, metas, strict=True)]
         return []
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -34,7 +33,7 @@ from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size, users_code
 from partita.training.job import micro_batches as cut_up
 from partita.training.measure.steps import Kept, Steps, StepTimes, computed_s, in_two, mean_step
-from partita.training.measure.times import TaskTimes, call_in, cutting_of, parts_of
+from partita.training.measure.times import TaskTimes, call_in, cold_of, cutting_of, parts_of
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
@@ -98,7 +97,6 @@ def time_tasks(
         updates=updates,
         calls=runner.calls,
         marks=runner.marks,
-        waited_s=runner.waited_s,
         optimizer_bytes_per_parameter_byte=runner.optimizer_bytes_per_parameter_byte,
         core_share=min(core_share, 1.0),
     )
@@ -215,13 +213,13 @@ class _Runner:
         self._other_steps(self._counted(), contextlib.nullcontext)
         if self._halves:
             self._settled(self._halves.one)
-            self._chilled_s()
+            self._cold_s()
         self.weight_pass()
 
     def round(self, between: Callable[[], None], asleep: Asleep) -> dict[str, Any]:
         """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`. What is to be taken from
         it, a step with the model in halves, comes next."""
-        found, counted, cut = dict[str, Any](chilled=self._chilled_s()), list[StepTimes](), list[StepTimes]()
+        found, counted, cut = dict[str, Any](cold=self._cold_s()), list[StepTimes](), list[StepTimes]()
         for other in (self.weight_pass, lambda: self._other_steps(counted[-1], asleep), self.one_pass):
             between()
             counted.append(self._counted())
@@ -232,15 +230,15 @@ class _Runner:
         cutting = cutting_of(step, mean_step(cut)) if cut else math.nan
         return {**parts_of(step, lone), **found, "cutting": cutting}
 
-    def _chilled_s(self) -> float:
-        """What either half as a rank takes longer behind a wait for the other; nan without halves."""
+    def _cold_s(self) -> float:
+        """What either half as a rank takes longer behind a long wait for the other; nan without halves."""
         if not self._halves:
             return math.nan
         wait_s = self._halves.wait_s
         longer = [
             computed_s(self._settled(r, wait_s=wait_s)) - computed_s(self._settled(r)) for r in self._halves.ranks
         ]
-        return statistics.mean(longer)
+        return cold_of(longer, wait_s)
 
     def _counted(self) -> StepTimes:
         """What the readings are compared with: a step, or one of a single micro-batch that adds to gradients, where there is no other."""
@@ -412,11 +410,6 @@ class _Runner:
         """These and no others."""
         for name, p in self._parameters:
             p.grad = gradients.get(name)
-
-    @property
-    def waited_s(self) -> float:
-        """Behind which `chilled` is measured; 0 where it is not."""
-        return self._halves.wait_s if self._halves else 0.0
 
     @property
     def optimizer_bytes_per_parameter_byte(self) -> float:

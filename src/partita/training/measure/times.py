@@ -30,7 +30,7 @@ SECONDS = (
     "first",
     "rest",
     "cutting",
-    "chilled",
+    "cold",
 )
 
 
@@ -58,8 +58,7 @@ class TaskTimes:
     first: FloatArray  #: [rounds] the forward right behind it, in that row, as the first one of a step is
     rest: FloatArray  #: [rounds] of a step, what is no forward, backward or update
     cutting: FloatArray  #: [rounds] that each forward or backward of either half takes beyond those of the whole; nan where steps are long
-    chilled: FloatArray  #: [rounds] that what comes behind a wait of `waited_s` takes longer; nan where steps are long
-    waited_s: float  #: 0 where nothing was
+    cold: FloatArray  #: [rounds] that what comes behind a long wait takes longer; nan where steps are long
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
@@ -125,6 +124,11 @@ def cutting_of(whole: StepTimes, halves: StepTimes) -> float:
     return 2 * beyond / (len(halves.forward) + len(halves.backward))
 
 
+def cold_of(longer_s: Sequence[float], wait_s: float) -> float:
+    """What comes behind a long wait takes longer, where it took [ranks] so much longer behind one of `wait_s`."""
+    return float(np.mean(longer_s) / chill(wait_s))
+
+
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
     """(forward, backward) estimate of every task: the median over rounds, its quartiles as the interval, set right by the whole."""
     return _set_right(times.forward, times.whole_forward, times.calls), _set_right(
@@ -139,9 +143,7 @@ def cutting_s(times: TaskTimes) -> float:
 
 def cold_s(times: TaskTimes) -> float:
     """What comes behind a long wait takes longer; nan where steps are too long to tell."""
-    if not times.waited_s:
-        return math.nan
-    return float(np.maximum(np.median(times.chilled), 0.0) / chill(times.waited_s))
+    return float(np.maximum(np.median(times.cold), 0.0))
 
 
 def weight_shares(times: TaskTimes) -> FloatArray:

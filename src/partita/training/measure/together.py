@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from partita.errors import BadInput, ClusterError, PartitaError, WorkerFailed, place_of, sentence_of
-from partita.nouns.cluster import SECONDS_OF_A_DEVICE, Cluster, Device, Link
+from partita.nouns.cluster import Cluster, Device, Link
 from partita.nouns.profile import Profile
 from partita.records import record
 from partita.training.measure.company import pinned
@@ -166,8 +166,8 @@ class Found:
 
     def at_speed(self, speed: float) -> Device:
         """The device, once its speed is known; its own seconds are written down as those of a device with speed 1."""
-        beside = {w: speed * getattr(self.device, w) for w in SECONDS_OF_A_DEVICE}
-        return replace(self.device, speed=speed, **beside)
+        beside_s: dict[str, Any] = {w: speed * s for w, s in self.device.beside_tasks_s.items()}
+        return replace(self.device, speed=speed, **beside_s)
 
 
 def _links(
