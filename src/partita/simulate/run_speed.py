@@ -22,11 +22,11 @@ from partita.simulate.simulator import Simulator
 
 _STEPS = 200  #: simulated at most; of a longer run so many, evenly spread
 CHANGED = 0.1  #: a device's speed changed by less than this share is not worth a word
-MODEL = 0.08  #: of the predicted step, what the model misses nine times in ten; set so that the intervals hold (docs/decisions/speed-by-probes.md)
+MODEL = 0.045  #: of the predicted step, what the model misses nine times in ten; set so that the intervals hold (docs/decisions/speed-by-probes.md)
 #: of the scatter of its readings, what the measurement misses itself: they are 60 to 100, and those of a second tell much the same
 MEASURED = 0.3
 #: what the model misses beside that of steps of so many seconds or less; of longer ones, less in proportion
-SHORT, SHORT_S = 0.07, 0.01
+SHORT, SHORT_S = 0.08, 0.01
 
 
 @dataclass(frozen=True)
