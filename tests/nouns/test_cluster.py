@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from small_worlds import clusters, damaged, refused_or
 from partita.errors import ClusterError
 from partita.files import write_whole
 from partita.nouns import cluster as module
-from partita.nouns.cluster import Cluster, Device, Link
+from partita.nouns.cluster import SECONDS_OF_A_DEVICE, Cluster, Device, Link
 
 PAIR = Cluster(
     (Device("cpu0", memory_bytes=8e9, cores=(0,)), Device("gpu0", "gpu", speed=2.0)),
@@ -45,6 +46,11 @@ def test_a_link_without_a_medium_is_its_own_queue_in_each_direction() -> None:
     assert cluster.link("cpu0", "cpu2").transfer_s(25.0) == 2.5
     assert Cluster.uniform(2).link("cpu0", "cpu1").transfer_s(1e9) == 0.0
     assert PAIR.link("cpu0", "gpu0").queue == "bus"
+
+
+def test_seconds_of_a_device_are_those_of_its_fields() -> None:
+    """Checked, scaled and measured by these names."""
+    assert tuple(f.name for f in fields(Device) if f.name.endswith("_s")) == SECONDS_OF_A_DEVICE
 
 
 def test_the_first_devices_keep_their_links() -> None:

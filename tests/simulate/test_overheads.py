@@ -90,7 +90,7 @@ def test_what_waits_cost_is_due_where_a_device_works_again(
 ) -> None:
     file = plan_pipeline(priced(2), stages=2, allow_replicas=False)
     problem, plan = file.problem, arranged(file.plan.of_micro_batches(micro_batches))
-    program, warm = program_of(problem, plan), predicted(problem, plan)
+    program, warm, ran = program_of(problem, plan), predicted(problem, plan), predicted(cold(problem, 0.5, 3.0), plan)
     dear = durations_of(cold(problem, 0.5, 3.0), plan, program).busy_s
     more = dear - durations_of(problem, plan, program).busy_s
     works = (program.op == Op.COMPUTE) | (program.op == Op.UPDATE)
@@ -101,16 +101,26 @@ def test_what_waits_cost_is_due_where_a_device_works_again(
         idle_since = 0.0 if begins else warm.end_s[own[-1]] - warm.duration_s
         waited, expected = 0.0, []
         for i in own:
-            waited += warm.start_s[i] - idle_since
+            waited += ran.start_s[i] - idle_since
             if works[i]:
                 expected.append(cold_s * (1 - math.exp(-waited / COOLS_S)))
                 waited = 0.0
-            idle_since = warm.end_s[i]
+            idle_since = ran.end_s[i]
         np.testing.assert_allclose([more[i] for i in own if works[i]], expected)
         assert max(expected) > 0
         assert begins == (expected[0] == 0)
         assert (more[own[-1]] > 0) == (arranged is side_by_side)  # an update behind a sum of gradients
     assert predicted(cold(problem, 0.5, 3.0), plan).duration_s > warm.duration_s
+
+
+def test_a_device_that_only_updates_has_waited_for_the_sum() -> None:
+    file = plan_pipeline(priced(2), stages=2, allow_replicas=False)
+    plan = side_by_side(file.plan.of_micro_batches(1))
+    program, problem = program_of(file.problem, plan), cold(file.problem, 0.5, 3.0)
+    more = durations_of(problem, plan, program).busy_s - durations_of(file.problem, plan, program).busy_s
+    [update] = program.by_queue[1].tolist()
+    assert program.op[update] == Op.UPDATE
+    assert more[update] == pytest.approx(3.0)
 
 
 def test_a_device_that_waits_for_nobody_stays_warm() -> None:

@@ -45,11 +45,15 @@ def test_devices_at_half_their_speed_take_twice_as_long() -> None:
     assert [d.change for d in found.changed] == pytest.approx([0.5, 0.5])
 
 
-def test_one_slow_device_is_simulated_as_what_it_is() -> None:
+@pytest.mark.parametrize("cold_s", [0.0, 0.4])
+def test_one_slow_device_is_simulated_as_what_it_is(cold_s: float) -> None:
+    """Waits, too: those at the speeds of the run."""
     file = planned()
     costs = {"send_s": 0.02, "send_s_per_byte": 1e-6, "message_s": 0.03, "message_s_per_byte": 2e-6}
     link = replace(file.problem.cluster.default_link, **costs)
-    file = replace(file, problem=file.problem.on(replace(file.problem.cluster, default_link=link)))
+    devices = tuple(replace(d, cold_s=cold_s) for d in file.cluster.devices)
+    cluster = replace(file.problem.cluster, default_link=link, devices=devices)
+    file = replace(file, problem=file.problem.on(cluster))
     found = run_speed(file, ran([1.0] * 3, [0.6] * 3))
     assert found is not None
     cluster = as_they_ran(file.problem, found.devices)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,9 @@ def tiny_profile() -> Profile:
     tensors += [(n, 0.0, [f"{n}.backward"]) for n in names] + [(f"{n}.backward", 0.0, [f"{n}.update"]) for n in names]
     graph = TaskGraph.build("tiny", tasks, tensors)
     costs = CostTable.given(("cpu",), np.full((len(graph), 1), 1e-3), np.full(len(graph.producer), np.nan))
-    return Profile("tiny.py:job", 8, (Sample(2, graph, costs),), Cluster.uniform(2, rate_bytes_per_s=1e9))
+    alike = Cluster.uniform(2, rate_bytes_per_s=1e9)
+    cluster = replace(alike, devices=tuple(replace(d, cold_s=1e-4) for d in alike.devices))
+    return Profile("tiny.py:job", 8, (Sample(2, graph, costs),), cluster)
 
 
 def tiny_offload() -> dict[str, object]:

@@ -21,7 +21,7 @@ has the gradients of bucket l,
 With several micro-batches a step, gradients are exchanged during the backward of the last one. Load imbalance is the
 slowest device's t_f + t_b over the mean of all. Every term carries the interval of the measured costs; since all formulas
 grow with every task's time, they give the ends of the total's interval too. These are worst cases, all tasks low or all
-high at once. Links are taken as exact.
+high at once. Links are taken as exact, and what it costs a device to wait (`Device.cold_s`) is left out.
 
 Reconstructed from Shi et al., arXiv 1805.03812, and the abstract of Kavarakuntla, "Performance modelling for scalable deep
 learning", thesis, Manchester Metropolitan 2023.

@@ -5,8 +5,7 @@
     evaluator.placed_s(where, order)      a placement as arrays, without the detour over names
 
 Pipelines of one shape (which devices serve which stages, what crosses, schedule, micro-batches) share a compiled program
-(`template`); placements are evaluated in one pass without any (`makespan`), or simulated where links are shared. What a device's
-waits cost it (`Device.cold_s`) hangs on how all goes, and is left to `predicted`.
+(`template`); placements are evaluated in one pass without any (`makespan`), or simulated where links are shared.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from partita.simulate.boundaries import device_numbers, gradient_sums
 from partita.simulate.lower import lower
 from partita.simulate.lower_placement import task_order
 from partita.simulate.makespan import Facts, Scratch, facts_of, makespan, scratch
-from partita.simulate.overheads import begin_s, call_s, update_s
+from partita.simulate.overheads import begin_s, call_s, cold_s, update_s
 from partita.simulate.predicted import predicted
 from partita.simulate.readings import (
     Bools,
@@ -74,7 +73,8 @@ class Evaluator:
     def estimate(self, plan: GraphPlan) -> Estimate:
         """Seconds of a training step, or of one sample through a placement; infinite where a task cannot run.
 
-        `low` and `high` are with every task at its low and high: a makespan never falls where a duration grows. Raises
+        `low` and `high` are with every task at its low and high: but for what waits cost, a makespan never falls where a duration
+        grows. Raises
         PlanError for a plan of another graph or of another kind than the problem asks for.
         """
         seconds = [e.seconds(plan) for e in self._each]
@@ -233,6 +233,7 @@ class _Pipelines:
             update = float(own[-1, list(plan.stages_of(name))].sum())
             yield ("update", -1, r), (update + update_s(device), 0.0)
             yield ("begin", -1, r), (begin_s(device), 0.0)
+            yield ("cold", -1, r), (cold_s(device), 0.0)
 
     def _moves(self, plan: PipelinePlan, sent: Crossings) -> Iterator[tuple[Key, tuple[float, float]]]:
         """Messages from stage to stage, and sums of gradients."""

@@ -16,6 +16,7 @@ from partita.nouns.graph import FloatArray, IntArray
 from partita.solve.compiled import compiled
 
 Int32Array = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.uint32]
 Nodes = tuple[Places, Places, Places, Places, Places]
 
@@ -150,6 +151,39 @@ def walk(
             left = max(0.0, under_way[q][0][0] - clock[q]) * len(under_way[q])
             heapq.heappush(events, (now + left, 1, np.int64(q), turn[q]))
     return start, end, order, done
+
+
+@compiled
+def behind_waits(
+    line: Int32Array,
+    first_need: IntArray,
+    needs: IntArray,
+    order: Int32Array,
+    busy: FloatArray,
+    lag: FloatArray,
+    works: Bools,
+    most: FloatArray,
+    since: FloatArray,
+    cools: float,
+) -> FloatArray:
+    """[n] what instructions that work take longer for what their line has waited since the last one that did: most (1 - exp(-wait / cools)).
+
+    most: [lines] what a long wait costs. since: [lines] from when each has waited. order: [n] each after all it waits for.
+    """
+    n = len(line)
+    free, idle, waited = np.zeros(len(most)), since.copy(), np.zeros(len(most))
+    end, longer = np.zeros(n), np.zeros(n)
+    for i in order:
+        q = line[i]
+        at = free[q]
+        for k in range(first_need[i], first_need[i + 1]):
+            at = max(at, end[needs[k]] + lag[needs[k]])
+        waited[q] += at - idle[q]
+        if works[i]:
+            longer[i] = most[q] * (1.0 - np.exp(-waited[q] / cools))
+            waited[q] = 0.0
+        end[i] = free[q] = idle[q] = at + busy[i] + longer[i]
+    return longer
 
 
 @compiled

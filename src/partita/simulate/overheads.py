@@ -21,7 +21,8 @@ from partita.nouns.cluster import Cluster, Device
 from partita.nouns.costs import CostTable
 from partita.nouns.graph import FloatArray, IntArray, TaskGraph
 from partita.nouns.program import Op, Program
-from partita.simulate.simulator import Durations, given_part, times
+from partita.simulate.kernel import behind_waits
+from partita.simulate.simulator import Durations, finished, given_part, lines_of
 
 COOLS_S = 2e-3  #: of waiting, behind which 63 % of what it costs at most is due (EPYC, 30 November 2026: 1.3 ms and 3 to 5 of three networks)
 
@@ -41,6 +42,11 @@ def update_s(device: Device) -> float:
     return device.update_s / device.speed
 
 
+def cold_s(device: Device) -> float:
+    """Seconds that what it does behind a long wait takes longer."""
+    return device.cold_s / device.speed
+
+
 def beginnings(program: Program) -> IntArray:
     """[devices that receive nothing before it] the first computation of each."""
     at = np.flatnonzero((program.op == Op.COMPUTE) | (program.op == Op.RECV))
@@ -58,23 +64,25 @@ def chill(wait_s: FloatArray | float) -> FloatArray:
     return np.asarray(-np.expm1(-np.asarray(wait_s) / COOLS_S))
 
 
-def chilled(program: Program, known: Durations, cluster: Cluster) -> FloatArray:
-    """[instructions] seconds that computations and updates behind a wait, for a message or a sum, take longer, if all goes as known. For the
-    first message of a step a rank waits from the end of its last one on. O(instructions + needs)."""
-    found = np.zeros(len(program))
-    devices = [cluster.by_name[n] for n in program.queues[: program.devices]]
-    if not any(d.cold_s for d in devices):
-        return found
-    start, end = times(program, known)
-    for device, own in zip(devices, program.by_queue[: len(devices)], strict=True):
+def chilled(program: Program, known: Durations, cold: FloatArray) -> FloatArray:
+    """[instructions] seconds that computations and updates behind a wait, for a message or a sum, take longer, where a long one costs
+    [devices] `cold` seconds: so much that all that waits for them waits longer itself. Before a step that begins with a wait
+    a device has waited since the end of the last one, and what goes over fair queues takes as long as `known` has it. O(instructions + needs)."""
+    if len(cold) < 2 or not cold.any():
+        return np.zeros(len(program))
+    start, end, order = finished(program, known)
+    since = np.zeros(len(program.queues))
+    for q, own in enumerate(program.by_queue[: program.devices]):
         if len(own):
-            first = end[own[-1]] - end.max() if program.op[own[0]] == Op.RECV else start[own[0]]
-            waited = start[own] - np.concatenate([[first], end[own[:-1]]])
-            at = np.flatnonzero((program.op[own] == Op.COMPUTE) | (program.op[own] == Op.UPDATE))
-            behind = np.searchsorted(at, np.arange(len(own)))  # which of them comes next; none behind the last
-            total = np.asarray(np.bincount(behind, waited, len(at) + 1)[: len(at)], np.float64)
-            found[own[at]] = device.cold_s / device.speed * chill(total)
-    return found
+            since[q] = start[own[0]] if program.op[own[0]] == Op.COMPUTE else end[own[-1]] - end.max()
+    works = (program.op == Op.COMPUTE) | (program.op == Op.UPDATE)
+    most_s = np.concatenate([cold, np.zeros(len(program.queues) - len(cold))])
+    line, lines, medium = lines_of(program)
+    alone = np.zeros(lines - len(since))  # lines of fair queues
+    return behind_waits(
+        line, program.needs.start, program.needs.items, order, np.where(medium[line] >= 0, end - start, known.busy_s), known.lag_s,
+        works, np.concatenate([most_s, alone]), np.concatenate([since, alone]), COOLS_S,
+    )  # fmt: skip
 
 
 class Ends(NamedTuple):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from partita.nouns.graph import FloatArray
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.lower import program_of
-from partita.simulate.overheads import begin_s, beginnings, chilled, overheads
+from partita.simulate.overheads import begin_s, beginnings, chilled, cold_s, overheads
 from partita.simulate.simulator import Durations, durations, simulate
 
 
@@ -26,10 +29,21 @@ def durations_of(problem: GraphProblem, plan: GraphPlan, program: Program) -> Du
     """What the instructions of a plan's program take; those of a pipeline with what they cost beside their tasks."""
     if not isinstance(problem, PipelineProblem) or not isinstance(plan, PipelinePlan):
         return durations(program, problem.graph, problem.costs, problem.cluster)
+    warm = warm_durations_of(problem, plan, program)
+    return Durations(warm.busy_s + chilled(program, warm, colds(problem, plan, program)), warm.lag_s)
+
+
+def warm_durations_of(problem: PipelineProblem, plan: PipelinePlan, program: Program) -> Durations:
+    """Likewise, if no device that waits found its caches cold."""
     cluster = problem.cluster_of(plan)
     known = durations(program, problem.graph, problem.costs, cluster)
-    warm = Durations(known.busy_s + overheads(program, problem.graph, problem.costs, cluster), known.lag_s)
-    return Durations(warm.busy_s + chilled(program, warm, cluster), warm.lag_s)
+    return Durations(known.busy_s + overheads(program, problem.graph, problem.costs, cluster), known.lag_s)
+
+
+def colds(problem: PipelineProblem, plan: PipelinePlan, program: Program) -> FloatArray:
+    """[devices of the program] seconds that what each does behind a long wait takes longer."""
+    cluster = problem.cluster_of(plan)
+    return np.array([cold_s(cluster.by_name[n]) for n in program.queues[: program.devices]])
 
 
 def computing_s(problem: PipelineProblem, plan: PipelinePlan) -> dict[str, float]:

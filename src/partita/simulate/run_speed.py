@@ -17,8 +17,9 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
 from partita.simulate.lower import program_of
-from partita.simulate.predicted import durations_of
-from partita.simulate.simulator import Simulator
+from partita.simulate.overheads import chilled
+from partita.simulate.predicted import colds, warm_durations_of
+from partita.simulate.simulator import Durations, Simulator
 
 _STEPS = 200  #: simulated at most; of a longer run so many, evenly spread
 CHANGED = 0.1  #: a device's speed changed by less than this share is not worth a word
@@ -106,15 +107,18 @@ def steps_at_run_speed(
     """[steps] seconds of each step that was run, as the simulator predicts them at the speeds [devices, steps] that the devices
     had in it; nan where that is not known: then as it was planned. Of many steps _STEPS, evenly spread.
 
-    Computing and handling messages go as fast as the device; links are taken to be as they were measured. O(steps x instructions).
+    Computing and handling messages go as fast as the device; links are taken to be as they were measured, and waits to be those of
+    a step at the median speeds. O(steps x instructions).
     """
     program = program_of(problem, plan)
-    given, cluster = durations_of(problem, plan, program), problem.cluster_of(plan)
+    warm, cluster = warm_durations_of(problem, plan, program), problem.cluster_of(plan)
     ran = speeds[:, np.unique(np.linspace(0, speeds.shape[1] - 1, _STEPS).astype(int))]
     slower = np.ones((ran.shape[1], len(program.queues)))
     for device, row in zip(devices, ran, strict=True):
         slower[:, program.queues.index(device)] = cluster.by_name[device].speed / row
-    return Simulator(program).evaluate_many(given.busy_s * slower[:, program.queue], given.lag_s)
+    typical = Durations(warm.busy_s * np.median(slower, axis=0)[program.queue], warm.lag_s)
+    busy_s = warm.busy_s + chilled(program, typical, colds(problem, plan, program))
+    return Simulator(program).evaluate_many(busy_s * slower[:, program.queue], warm.lag_s)
 
 
 def as_they_ran(problem: PipelineProblem, devices: tuple[DeviceSpeed, ...]) -> Cluster:

@@ -173,7 +173,7 @@ def times(program: Program, durations: Durations) -> tuple[FloatArray, FloatArra
     instructions that wait for each other in a circle.
     """
     refuse(ProgramError, durations.check(program), "the durations do not fit the program")
-    start, end, _ = _finished(program, durations)
+    start, end, _ = finished(program, durations)
     return start, end
 
 
@@ -196,8 +196,8 @@ class Simulator:
     def __init__(self, program: Program) -> None:
         """Raises ProgramError where the program cannot progress. O(instructions + needs)."""
         n = len(program)
-        _, _, order = _finished(program, Durations(np.ones(n), np.zeros(n)))
-        line, lines, medium = _lines(program)
+        _, _, order = finished(program, Durations(np.ones(n), np.zeros(n)))
+        line, lines, medium = lines_of(program)
         self.instructions = n
         self._walk = (line, lines, medium, program.needs.start, program.needs.items)
         self._fair = bool((medium >= 0).any())
@@ -221,9 +221,9 @@ class Simulator:
         return makespans(*self._nodes, busy_s, lag_s)
 
 
-def _finished(program: Program, durations: Durations) -> tuple[FloatArray, FloatArray, Int32Array]:
+def finished(program: Program, durations: Durations) -> tuple[FloatArray, FloatArray, Int32Array]:
     """Start, end and the order in which instructions were found to end. Raises ProgramError where some never do."""
-    line, lines, medium = _lines(program)
+    line, lines, medium = lines_of(program)
     needs = program.needs
     start, end, order, done = walk(line, lines, medium, needs.start, needs.items, durations.busy_s, durations.lag_s)
     if done < len(program):
@@ -231,7 +231,7 @@ def _finished(program: Program, durations: Durations) -> tuple[FloatArray, Float
     return start, end, order
 
 
-def _lines(program: Program) -> tuple[Int32Array, int, Int32Array]:
+def lines_of(program: Program) -> tuple[Int32Array, int, Int32Array]:
     """([n] the line each instruction stands in, number of lines, [lines] the fair queue behind a line or -1).
 
     A queue is a line, but on a fair queue nobody stands behind another: there every instruction is a line of its own.
@@ -249,7 +249,7 @@ def _lines(program: Program) -> tuple[Int32Array, int, Int32Array]:
 
 def _stuck(program: Program, waiting: npt.NDArray[np.bool_]) -> ProgramError:
     """The error for a program some of whose instructions wait for ever: it names a circle of them."""
-    line = _lines(program)[0]
+    line = lines_of(program)[0]
     before: dict[int, int] = {}
     last: dict[int, int] = {}
     for i in np.flatnonzero(waiting).tolist():

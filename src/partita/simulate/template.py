@@ -13,14 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.nouns.cluster import Cluster
+from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Op, Piece, Program
 from partita.simulate.exchange import ring_share
-from partita.simulate.overheads import Ends, beginnings
+from partita.simulate.overheads import Ends, beginnings, chilled
 from partita.simulate.simulator import Durations, Simulator
 
 #: What an amount is of: (kind of piece, stage, number of the device among the plan's) of what a device computes, update:
-#: of stage -1, as begin, which comes before its first computation; ("send", from stage, to stage) of a message; (name, -1, -1) of a
+#: of stage -1, as begin, which comes before its first computation, and cold, behind a long wait; ("send", from stage, to stage) of a message; (name, -1, -1) of a
 #: sum of gradients.
 Key = tuple[str, int, int]
 
@@ -29,12 +30,14 @@ Key = tuple[str, int, int]
 class Template:
     """Instruction i takes fixed_s[i], of its amount the seconds and per_byte_s[i] for each byte, and its part in messages."""
 
+    program: Program
     simulator: Simulator
     at: IntArray  #: [instructions] which of the amounts it takes its duration from
     per_byte_s: FloatArray  #: [instructions]
     fixed_s: FloatArray  #: [instructions] what does not depend on the amounts
     first: IntArray  #: [devices that receive nothing before it] their first computations,
     begins: IntArray  #: and which of the amounts comes before each
+    colds: IntArray  #: [devices] which of the amounts comes behind a long wait
     ends: Ends
     lag_s: FloatArray  #: [instructions]
 
@@ -54,13 +57,18 @@ class Template:
         fixed = np.where(at == len(keys), known.busy_s, 0.0)
         first = beginnings(program)
         begins = np.array([place["begin", -1, q] for q in program.queue[first].tolist()], np.int64)
-        return Template(Simulator(program), at, per_byte, fixed, first, begins, Ends.of(program, cluster), known.lag_s)
+        colds = np.array([place["cold", -1, q] for q in range(program.devices)], np.int64)
+        ends = Ends.of(program, cluster)
+        return Template(program, Simulator(program), at, per_byte, fixed, first, begins, colds, ends, known.lag_s)
 
     def makespan_s(self, amounts: FloatArray) -> float:
         """The program's seconds with other amounts: [keys + 1, (seconds, bytes)], the last one nothing."""
         seconds, size = amounts[self.at].T
         busy_s = seconds + size * self.per_byte_s + self.fixed_s + self.ends.seconds(size)
         busy_s[self.first] += amounts[self.begins, 0]
+        cold = amounts[self.colds, 0]
+        if cold.any() and busy_s.max() <= MOST_SECONDS:
+            busy_s += chilled(self.program, Durations(busy_s, self.lag_s), cold)
         return self.simulator.evaluate(busy_s, self.lag_s)
 
 

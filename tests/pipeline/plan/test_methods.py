@@ -39,6 +39,9 @@ def planned(profile: Profile, **wish) -> PlanFile | None:
 def test_contract(method, data):
     """Feasible, as fast as it says, bound <= value, the same again, and what is fast in a bench is fast in the simulator."""
     profile = data.draw(profiles(tight=data.draw(st.booleans())))
+    if data.draw(st.booleans()):
+        devices = tuple(replace(d, cold_s=0.1 + 0.1 * k) for k, d in enumerate(profile.cluster.devices))
+        profile = replace(profile, cluster=replace(profile.cluster, devices=devices))
     file = planned(profile, method=method)
     if file is None:
         return
@@ -61,7 +64,9 @@ def test_contract(method, data):
                 micro_batch_size=bench.sample.micro_batch_size,
             )
             exact = predicted(problem, bench.plan(candidate)).duration_s
-            assert bench.step_s(candidate) == pytest.approx(exact, rel=1e-12)
+            assert bench.step_s(candidate) == pytest.approx(
+                exact, rel=1e-10
+            )  # what a wait costs grows 500 times as fast
 
 
 @given(profiles(), st.booleans())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partita.errors import CaptureError, JobError
 from partita.memory import objects_aside
 from partita.nouns.cluster import Device
+from partita.simulate.overheads import chill
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.measure import tasks
@@ -162,11 +164,12 @@ def test_the_model_stays_as_it_was(name: str) -> None:
     assert model.training
 
 
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
 def test_before_each_other_pass_what_counts_is_between_two_readings(
-    monkeypatch: pytest.MonkeyPatch, count: int
+    monkeypatch: pytest.MonkeyPatch, count: int, halves: bool
 ) -> None:
-    """A step of two micro-batches; where there is but one, one of those that add to gradients."""
+    """A step of two micro-batches; where there is but one, one of those that add to gradients. Halves come next, ranks first of all."""
     order: list[str] = []
 
     def noted(name: str) -> Callable[..., Any]:
@@ -181,7 +184,8 @@ def test_before_each_other_pass_what_counts_is_between_two_readings(
     monkeypatch.setattr(_Runner, "_settled", settled)
     for name in ("weight_pass", "one_pass"):
         monkeypatch.setattr(_Runner, name, noted(name))
-    monkeypatch.setattr(_Runner, "_halves", None)
+    if not halves:
+        monkeypatch.setattr(_Runner, "_halves", None)
     job, model, captured = taken("two_inputs")
     part = next(micro_batches(job.example(), 2 * count))
     time_tasks(
@@ -189,9 +193,42 @@ def test_before_each_other_pass_what_counts_is_between_two_readings(
         between=lambda: order.append("read"),
     )  # fmt: skip
     what, other = ("steps", "lone") if count > 1 else ("lone", "steps")
-    counted = ["read", what, "read"]
-    assert order[-13:] == [*counted, "weight_pass", *counted, other, "lone", *counted, "one_pass"]
+    counted, ranks = ["read", what, "read", *["halves"] * halves], ["halves"] * 4 * halves
+    expected = [*ranks, *counted, "weight_pass", *counted, other, "lone", *counted, "one_pass"]
+    assert order[-len(expected) :] == expected
     assert order.count("read") == 2 * BETWEEN
+
+
+@pytest.mark.parametrize(("frozen", "longer_s"), [(False, 3.0), (True, 2.0)])
+def test_what_waits_cost_is_told_by_the_ranks_that_wait(
+    monkeypatch: pytest.MonkeyPatch, frozen: bool, longer_s: float
+) -> None:
+    """The first half takes 4 s longer behind its wait, the second 2; where the first trains nothing, nothing comes back to it."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+    model[0].requires_grad_(not frozen)
+    batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    captured = capture(model, torch.nn.functional.cross_entropy, batch)
+    monkeypatch.setattr(tasks, "in_two", lambda captured, s: [(t := [*captured.task_nodes])[:2], t[2:]])
+    sgd = functools.partial(torch.optim.SGD, lr=0.1)
+    runner = _Runner(captured, model, lambda ps: sgd([p for _, p in ps]), batch, CPU, contextlib.nullcontext)
+    runner.warm_up()
+    halves = runner._halves
+    assert halves
+    assert len(halves.ranks) == 2 - frozen
+
+    def settled(_: _Runner, steps: Steps, wait_s: float = 0.0, **how: bool) -> StepTimes:
+        took_s = 2.0 if steps is halves.ranks[-1] else 4.0
+        return StepTimes([1.0], [1.0], took_s * (wait_s == halves.wait_s), wait_s)
+
+    monkeypatch.setattr(_Runner, "_settled", settled)
+    assert runner._cold_s() == pytest.approx(longer_s / chill(halves.wait_s))
+
+
+def test_a_job_with_a_module_used_twice_is_cut_elsewhere(tmp_path: Path) -> None:
+    """Both uses of a BatchNorm share their statistics, and a device."""
+    job = tmp_path / "twice.py"
+    job.write_text(TWICE)
+    assert measure_job(f"{job}:job", devices=2, budget_s=0.1).cluster.devices[0].instruction_s >= 0
 
 
 def test_a_budget_ends_the_passes() -> None:
@@ -227,7 +264,6 @@ def test_a_job_measured_whole(tmp_path: Path) -> None:
     assert [s.micro_batch_size for s in profile.samples] == [4, 2]
     assert profile.batch_size == 8
     assert all(d.update_s > 0 and d.step_s > 0 and d.instruction_s > 0 for d in profile.cluster.devices)
-    assert all(d.cold_s >= 0 for d in profile.cluster.devices)
     for sample in profile.samples:
         assert (sample.costs.seconds >= 0).all()
         assert np.isfinite(sample.costs.seconds).all()
@@ -270,6 +306,26 @@ def test_objects_are_aside_for_a_while_and_stay_so_where_others_were() -> None:
             pass
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+TWICE = """
+import torch
+from torch import nn
+import partita
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(torch.relu(self.norm(self.first(x)))))
+
+def job():
+    def batches(epoch):
+        yield torch.randn(16, 6), torch.randint(0, 3, (16,))
+    return partita.TrainingJob(Twice, nn.functional.cross_entropy, batches, lambda ps: torch.optim.SGD([p for _, p in ps], lr=0.1))
+"""
 
 
 NORMED = """

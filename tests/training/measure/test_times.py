@@ -161,5 +161,6 @@ def test_what_a_wait_costs_is_what_a_long_one_would(waited_s: float, seconds: fl
         np.ones((3, 1)), np.array([cold_of(longer_s, waited_s) for longer_s in ([1, 3], [2, 2], [9, 9])]), np.ones(1)
     )
     assert cold_s(times) == pytest.approx(seconds)
+    assert cold_of([], waited_s) == 0.0  # nobody waits
     assert cold_s(replace(times, cold=np.array([-2.0, -2.0, 9.0]))) == 0.0
     assert math.isnan(cold_s(replace(times, cold=np.full(3, math.nan))))

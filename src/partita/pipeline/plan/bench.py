@@ -23,7 +23,7 @@ from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.stage_costs import Bools, StageCosts
 from partita.simulate.evaluator import Evaluator
 from partita.simulate.lower import lower
-from partita.simulate.overheads import begin_s, call_s, update_s
+from partita.simulate.overheads import begin_s, call_s, cold_s, update_s
 from partita.simulate.readings import Crossings, crossings, forward_readings, messages
 from partita.simulate.schedules import in_flight_of, needed_bytes
 from partita.simulate.simulator import durations
@@ -33,6 +33,7 @@ LOWERING = 10.0  #: effort that lowering an instruction costs
 EVALUATION = 100.0  #: that an evaluation costs, besides
 INSTRUCTION = 0.02  #: for every instruction
 AMOUNT = 1.0  #: and for every amount
+WAITS = 90.0  #: and that what waits cost costs where they do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +127,7 @@ class Bench:
             template = self.templates[shape] = self._template(candidate, moves)
             self.effort.left -= LOWERING * len(template.at)
         self.effort.left -= EVALUATION + INSTRUCTION * len(template.at) + AMOUNT * len(amounts)
+        self.effort.left -= WAITS * any(d.cold_s for d in self.cluster.devices)
         amounts[: 2 * sum(len(s.devices) for s in candidate.chain), 0] += self._beside(candidate.chain)
         return template.makespan_s(amounts)
 
@@ -158,7 +160,7 @@ class Bench:
         program = lower(graph, self.cluster, self.plan(candidate), clips=self.clips)
         runs = [k for k, s in enumerate(candidate.chain) for _ in s.devices]
         keys: list[Key] = [(kind, k, r) for kind in ("forward", "backward") for r, k in enumerate(runs)]
-        keys += [(kind, -1, r) for kind in ("update", "begin") for r in range(len(runs))]
+        keys += [(kind, -1, r) for kind in ("update", "begin", "cold") for r in range(len(runs))]
         return Template.of(program, durations(program, graph, costs, self.cluster), self.cluster, [*keys, *moves])
 
     @cached_property
@@ -172,7 +174,7 @@ class Bench:
         return any(math.isfinite(d.memory_bytes) for d in self.cluster.devices)
 
     def _amounts(self, candidate: Candidate) -> tuple[tuple[Key, ...], FloatArray]:
-        """(its messages and sums, [4 devices + moves + 1, (seconds, bytes)] amounts of forwards, backwards, updates, beginnings, moves)."""
+        """(its messages and sums, [5 devices + moves + 1, (seconds, bytes)] amounts of forwards, backwards, updates, beginnings, waits, moves)."""
         costs, chain = self.costs, candidate.chain
         at = [(s.start, s.end, s.recompute, self.class_of[d]) for s in chain for d in s.devices]
         start, end, redo, c = np.array(at, np.int64).T
@@ -186,14 +188,14 @@ class Bench:
             ("send", *way): amount for way, amount in messages(self.crossings(chain), transfer_s, size_bytes).items()
         }
         moves |= {(name, -1, -1): (0.0, size) for name, size in self._sums(chain).items()}
-        values = np.zeros((4 * len(at) + len(moves) + 1, 2))
+        values = np.zeros((5 * len(at) + len(moves) + 1, 2))
         faster = alone_in(self.cluster, self.sample.probe) if len(at) == 1 else 1.0
         devices = [self.cluster.devices[d] for s in chain for d in s.devices]
-        begin, beside = np.array([begin_s(d) for d in devices]), np.array([update_s(d) for d in devices])
-        values[: 4 * len(at), 0] = (
-            np.concatenate([forward, backward + forward * again, update + beside, begin]) / faster
+        begin, beside, cold = (np.array([of(d) for d in devices]) for of in (begin_s, update_s, cold_s))
+        values[: 5 * len(at), 0] = (
+            np.concatenate([forward, backward + forward * again, update + beside, begin, cold]) / faster
         )
-        values[4 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
+        values[5 * len(at) : -1] = np.array([*moves.values()]).reshape(-1, 2)
         return tuple(moves), values
 
     def crossings(self, chain: Chain) -> Crossings:

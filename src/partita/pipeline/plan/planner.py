@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from typing import Any
 
 from partita.errors import BadInput, ClusterError, CostError, Infeasible, refuse
-from partita.nouns.cluster import Cluster
+from partita.nouns.cluster import SECONDS_OF_A_DEVICE, Cluster
 from partita.nouns.pipeline_plan import Asked, PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem, Wish
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
@@ -76,7 +77,7 @@ def plan_pipeline(
         winner = by
     one_s, one = found.get("single", (math.inf, None))
     may_fall_back = one is not None and len(plan.devices) > 1 and _may_fall_back(task)
-    doubt_s = DOUBT * _beside_tasks_s(problem, plan, value) if may_fall_back and pays else 0.0
+    doubt_s = DOUBT * _beside_tasks_s(problem, plan) if may_fall_back and pays else 0.0
     if one and may_fall_back and one_s * (1 - pays) <= value + doubt_s:
         winner, written, by = "single", False, ""
         plan, problem, value = _as_it_is(task, one)
@@ -120,13 +121,17 @@ def _scheduled(task: PipelineTask, best: Candidate) -> tuple[Answer, str, dict[s
     return answer, by, compared
 
 
-def _beside_tasks_s(problem: PipelineProblem, plan: PipelinePlan, value_s: float) -> float:
-    """What of a step calls, messages, its beginning and its end take of the devices, whatever they carry: it would be so much shorter without."""
+def _beside_tasks_s(problem: PipelineProblem, plan: PipelinePlan) -> float:
+    """What of a step calls, messages, its beginning and its end take of the devices, whatever they carry: it would be so much shorter
+    without. What waits cost is no part of that."""
     cluster = problem.cluster
-    devices = tuple(replace(d, instruction_s=0.0, step_s=0.0, update_s=0.0) for d in cluster.devices)
+    warm = replace(cluster, devices=tuple(replace(d, cold_s=0.0) for d in cluster.devices))
+    nothing: dict[str, Any] = dict.fromkeys(SECONDS_OF_A_DEVICE, 0.0)
+    devices = tuple(replace(d, **nothing) for d in cluster.devices)
     default, *links = (replace(k, message_s=0.0, send_s=0.0, sum_s=0.0) for k in (cluster.default_link, *cluster.links))
-    bare = problem.on(replace(cluster, devices=devices, links=tuple(links), default_link=default))
-    return max(0.0, value_s - predicted(bare, plan).duration_s)
+    bare = replace(cluster, devices=devices, links=tuple(links), default_link=default)
+    whole_s, tasks_s = (predicted(problem.on(c), plan).duration_s for c in (warm, bare))
+    return max(0.0, whole_s - tasks_s)
 
 
 def pays_beside(running: PipelinePlan) -> float:

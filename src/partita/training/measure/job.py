@@ -353,8 +353,8 @@ def _sizes(total: int, asked: Sequence[int]) -> list[int]:
 
 
 def _cost_of(last: Sample, size: int, total: int) -> float:
-    """Seconds that measuring a size will take at least, as the last sample suggests: two rounds of 12 passes of the whole job, or 8 with a
-    single micro-batch, 7 or 9 to warm up, and readings that take as long as one or two a round."""
+    """Seconds that measuring a size will take at least, as the last sample suggests: two rounds of 12 passes of the whole job and 10 to warm up, or of
+    8 and 7 with a single micro-batch, and readings that take as long as one or two a round."""
     one = float(last.costs.seconds.sum())
     return (36 if 2 * size <= total else 27) * one * size / last.micro_batch_size
 

@@ -22,7 +22,7 @@ from partita.nouns.cluster import Cluster, Device
 from partita.nouns.graph import FloatArray, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.program import Op
-from partita.simulate.readings import forward_readings
+from partita.simulate.readings import Bools, forward_readings
 from partita.training.capture.model import Captured, TensorMeta
 from partita.training.job import Batch, Precision, batch_size
 from partita.training.runtime.deployment import Deployment, Groups
@@ -50,8 +50,8 @@ def mean_step(steps: Sequence[StepTimes]) -> StepTimes:
     return StepTimes(forward, backward, update, rest)
 
 
-def computed_s(step: StepTimes) -> float:
-    """All but the rest."""
+def without_rest_s(step: StepTimes) -> float:
+    """Of forwards, backwards and update."""
     return math.fsum([*step.forward, *step.backward, step.update])
 
 
@@ -127,11 +127,10 @@ class Steps:
         schedule: Literal["1f1b", "gpipe"] = "1f1b",
         update: Callable[[], object] = lambda: None,
         precision: Precision = contextlib.nullcontext,
-        rank: int | None = None,
-        others: Kept | None = None,
+        rank: tuple[int, Kept] | None = None,
     ) -> None:
         """`parts`: forward tasks of each stage; without them all are in one. `tensors`: parameters and buffers by name, on the device.
-        `rank`: every part has a device of its own, and this is what that one does, beside `others`."""
+        `rank`: every part has a device of its own; which of them this is, and what carries messages between them."""
         count = batch_size(batch) // micro_batch_size
         named = parts or [[*captured.task_nodes]]
         world = ("it",) if rank is None else tuple(f"it{k}" for k in range(len(named)))
@@ -139,14 +138,15 @@ class Steps:
         in_flight = count if schedule == "gpipe" else len(stages)
         plan = PipelinePlan(captured.graph.fingerprint, stages, count, in_flight, schedule)
         cluster = Cluster(tuple(map(Device, world)))
-        there = Deployment(plan, cluster, world, rank or 0, captured, micro_batch_size, False, _ByItself())
+        number, self._others = rank or (0, Kept(device))
+        there = Deployment(plan, cluster, world, number, captured, micro_batch_size, False, _ByItself())
         self._batch, self._size, self._now = batch, micro_batch_size, work_clock(device)
         self._optimising, program = _Optimising(update, self._now), there.program(count)
-        self._others = others or Kept(device)
         self._interpreter = Interpreter(
             program, there.place(device), {micro_batch_size: there.bound(captured, tensors, device, precision)},
             self._others, self._optimising, np.zeros(1, np.int64),
         )  # fmt: skip
+        self.receives = any(program.op[i] == Op.RECV for i in self._interpreter.numbers)  #: messages of other ranks
         computes = [(k, program[i]) for k, i in enumerate(self._interpreter.numbers) if program.op[i] == Op.COMPUTE]
         self._forward, self._backward = (
             [k for k, i in computes if (i.piece.kind == "forward") == forward] for forward in (True, False)
@@ -170,15 +170,31 @@ class Steps:
 
 def in_two(captured: Captured, task_s: Sequence[float]) -> list[list[str]]:
     """The forward tasks [seconds of each] in two parts, with a third of the work at least in either where that can be had, at the cut
-    that the fewest bytes cross; empty where there is but one task. O(tasks + readers)."""
-    tasks, crossing = [*captured.task_nodes], crossing_bytes(captured.graph)
-    if len(tasks) < 2:
+    that the fewest bytes cross; empty where all are on one device anyway. O(tasks + readers)."""
+    tasks, torn = [*captured.task_nodes], tearing(captured.graph)
+    if torn.all():
         return []
     before = np.cumsum(task_s)[:-1] / max(sum(task_s), 1e-300)  # [cuts]
-    uneven = np.abs(before - 0.5)
+    uneven = np.where(torn, np.inf, np.abs(before - 0.5))
     fair = uneven <= max(1 / 6, uneven.min())
-    cut = 1 + int(np.argmin(np.where(fair, crossing, np.inf)))
+    cut = 1 + int(np.argmin(np.where(fair, crossing_bytes(captured.graph), np.inf)))
     return [tasks[:cut], tasks[cut:]]
+
+
+def tearing(graph: TaskGraph) -> Bools:
+    """[cuts between one forward task and the next, in the graph's order] whether it tears a colocation group apart.
+
+    >>> from partita.nouns.graph import Task
+    >>> tearing(TaskGraph.build("three", [Task("a", group="g"), Task("b"), Task("c", group="g"), Task("d")], [])).tolist()
+    [True, True, False]
+    """
+    groups = [t.group for t in graph.tasks if t.phase == "forward"]
+    first = {g: k for k, g in reversed([*enumerate(groups)]) if g is not None}
+    found = np.zeros(max(0, len(groups) - 1), np.bool_)
+    for k, g in enumerate(groups):
+        if g is not None:
+            found[first[g] : k] = True
+    return found
 
 
 def crossing_bytes(graph: TaskGraph) -> FloatArray:

@@ -32,7 +32,7 @@ from partita.training.capture.operators import for_device
 from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size, users_code
 from partita.training.job import micro_batches as cut_up
-from partita.training.measure.steps import Kept, Steps, StepTimes, computed_s, in_two, mean_step
+from partita.training.measure.steps import Kept, Steps, StepTimes, in_two, mean_step, without_rest_s
 from partita.training.measure.times import TaskTimes, call_in, cold_of, cutting_of, parts_of
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
@@ -48,7 +48,7 @@ _UPDATES, _UPDATES_S = 5, 0.5
 #: Of a row of steps: so many, or seconds, after which each takes as long as the one before. Behind other passes steps of 1.7 ms take 2.07,
 #: 1.90, 1.90, 1.79, 1.79, 1.74, 1.71 and, a tenth of a second later, 1.70 ms (an EPYC, 2026-11-28).
 SETTLES, SETTLES_S = 24, 30e-3
-_SHORT_S = 10e-3  #: steps that take no longer tell what cutting the model costs
+_SHORT_S = 10e-3  #: steps that take no longer tell what cutting the model costs, and what a wait
 PATIENCE = 2.0  #: of the budget, for passes that scatter
 #: Micro-batches of a step, where the batch has as many: an update behind more of them takes some per cent longer still.
 MICRO_BATCHES = 2
@@ -126,8 +126,22 @@ class _Halves(NamedTuple):
     """The model cut in two."""
 
     one: Steps  #: on one device
-    ranks: Sequence[Steps]  #: each on its own
+    ranks: Sequence[Steps]  #: each on its own, those that wait for another one
     wait_s: float  #: that either waits for the other, about, and long enough to tell what that costs
+
+
+class _PartialUpdate:
+    """An optimizer's step where only some parameters have gradients; nothing where it has failed, for it wants all of them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self.failed = optimizer, False
+
+    def __call__(self) -> None:
+        if not self.failed:
+            try:
+                self._optimizer.step()
+            except Exception:
+                self.failed = True
 
 
 class _Runner:
@@ -152,7 +166,7 @@ class _Runner:
         self._optimizer = make_optimizer(self._parameters)
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0  # the same arithmetic, and the weights stay
-        self._wants_all = False  # gradients of all parameters, or the optimizer fails
+        self._partial_update = _PartialUpdate(self._optimizer)
         part = next(cut_up(batch, batch_size(batch) // micro_batches))
         self._leaves = batch_leaves(part, device)
         self._bound = {n: _moved(v, device) for n, v in bound_values(captured.bindings, tensors, part).items()}
@@ -185,14 +199,24 @@ class _Runner:
     def _halves(self) -> _Halves | None:
         """None where the model has one task, or steps are long."""
         step = self._settled(self._steps)
-        step_s = computed_s(step)
+        step_s = without_rest_s(step)
         parts = in_two(self._captured, self.one_pass()["forward"].tolist()) if step_s < _SHORT_S else []
         if not parts:
             return None
         one = self._made(self._batch, parts, schedule="gpipe", update=self._optimizer.step)
-        others, update = Kept(self._device), self._partial_update
-        ranks = [self._made(self._part, parts, update=update, rank=k, others=others) for k in range(len(parts))]
+        ranks = self._ranks(parts) if self._device.type == "cpu" else []  # a GPU's work is queued: it waits by itself
         return _Halves(one, ranks, max(step_s / 2, COOLS_S))
+
+    def _ranks(self, parts: Sequence[Sequence[str]]) -> list[Steps]:
+        """Those of ranks with a part each that wait for others, once all have run."""
+        others, update = (
+            Kept(self._device),
+            _PartialUpdate(self._optimizer),
+        )  # which may accept no gradients, and not some
+        ranks = [self._made(self._part, parts, update=update, rank=(k, others)) for k in range(len(parts))]
+        for rank in ranks:
+            rank.times()
+        return [rank for rank in ranks if rank.receives]
 
     def _readers(self, captured: Captured) -> dict[int, int]:
         """Parameter (its id) -> a task that reads it, by itself or through calls that belong to no task."""
@@ -217,8 +241,8 @@ class _Runner:
         self.weight_pass()
 
     def round(self, between: Callable[[], None], asleep: Asleep) -> dict[str, Any]:
-        """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`. What is to be taken from
-        it, a step with the model in halves, comes next."""
+        """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`. Next comes what it is
+        taken from, a step with the model in halves."""
         found, counted, cut = dict[str, Any](cold=self._cold_s()), list[StepTimes](), list[StepTimes]()
         for other in (self.weight_pass, lambda: self._other_steps(counted[-1], asleep), self.one_pass):
             between()
@@ -231,12 +255,13 @@ class _Runner:
         return {**parts_of(step, lone), **found, "cutting": cutting}
 
     def _cold_s(self) -> float:
-        """What either half as a rank takes longer behind a long wait for the other; nan without halves."""
+        """What a half as a rank takes longer behind a long wait for the other; nan without halves."""
         if not self._halves:
             return math.nan
         wait_s = self._halves.wait_s
         longer = [
-            computed_s(self._settled(r, wait_s=wait_s)) - computed_s(self._settled(r)) for r in self._halves.ranks
+            without_rest_s(self._settled(r, wait_s=wait_s)) - without_rest_s(self._settled(r))
+            for r in self._halves.ranks
         ]
         return cold_of(longer, wait_s)
 
@@ -381,7 +406,7 @@ class _Runner:
         rows = [[self._beyond_s(of) for of in (gradients, *parts)] for _ in range(_UPDATES)]
         whole_s, *each_s = np.maximum(np.median(rows, axis=0), 0.0).tolist()
         call_s = call_in(whole_s, each_s)
-        if self._wants_all or max(each_s) <= call_s:
+        if self._partial_update.failed or max(each_s) <= call_s:
             return None
         return min(call_s / whole_s, 1.0) if whole_s else 0.0, [s - call_s for s in each_s]
 
@@ -393,14 +418,6 @@ class _Runner:
         """Seconds of the optimizer's step with these gradients only; next to none where it has failed, for it wants all of them."""
         self._keep_gradients(gradients)
         return self._timed(self._partial_update)[0]
-
-    def _partial_update(self) -> None:
-        """The optimizer's step where only some parameters have gradients; nothing where it has failed, for it wants all of them."""
-        if not self._wants_all:
-            try:
-                self._optimizer.step()
-            except Exception:
-                self._wants_all = True
 
     def _gradients(self) -> dict[str, Tensor]:
         """By the parameter's name."""

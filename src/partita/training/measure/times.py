@@ -125,8 +125,8 @@ def cutting_of(whole: StepTimes, halves: StepTimes) -> float:
 
 
 def cold_of(longer_s: Sequence[float], wait_s: float) -> float:
-    """What comes behind a long wait takes longer, where it took [ranks] so much longer behind one of `wait_s`."""
-    return float(np.mean(longer_s) / chill(wait_s))
+    """What comes behind a long wait takes longer, where it took [ranks that wait] so much longer behind one of `wait_s`."""
+    return float(np.mean(longer_s or [0.0]) / chill(wait_s))
 
 
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
