@@ -22,7 +22,7 @@ from typing import Any
 import side_by_side
 from crew import Crew
 from harness import Json, Machine, order
-from intervals import MOST_DRIFT_ALONE, Claim, Interval, over_median, ratio_within_rounds, sentences, within_rounds
+from intervals import MOST_DRIFT_ALONE, Claim, Interval, over_medians, ratio_within_rounds, sentences, within_rounds
 
 from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
@@ -111,12 +111,21 @@ class Compared:
         pairs = zip(self.blocks, self.ran, strict=True)
         return [r.low_s <= b.median_s("pipeline") <= r.high_s for b, r in pairs if r]
 
+    def over(self, predicted_s: float) -> Interval:
+        """A prediction of the pipeline's step over what was measured."""
+        return over_medians([predicted_s] * len(self.blocks), [b.step_s["pipeline"] for b in self.blocks])
+
+    @property
+    def at_run_speed(self) -> Interval | None:
+        """The prediction at the speed of each block over what was measured in it; None where that is not known."""
+        known = [(r.step_s, b.step_s["pipeline"]) for b, r in zip(self.blocks, self.ran, strict=True) if r]
+        return over_medians(*zip(*known, strict=True)) if known else None
+
     def foreseen(self, predicted_s: float) -> dict[str, tuple[Claim, Interval]]:
         """What is claimed of a prediction of the pipeline's step, and of the one at the speed of the run where it is known."""
-        steps, at_run_speed = self.steps("pipeline"), self.at_run_speed_s
-        claims = {"prediction": (FORESEEN, over_median(predicted_s, steps))}
-        if at_run_speed is not None:
-            claims["prediction_at_run_speed"] = (FORESEEN_AT_RUN_SPEED, over_median(at_run_speed, steps))
+        claims = {"prediction": (FORESEEN, self.over(predicted_s))}
+        if self.at_run_speed:
+            claims["prediction_at_run_speed"] = (FORESEEN_AT_RUN_SPEED, self.at_run_speed)
         return claims
 
     def raw(self) -> Json:
@@ -130,17 +139,17 @@ class Compared:
         }
 
 
-def figures(file: PlanFile, run: Compared) -> Json:
-    """What was predicted of a plan and what was measured, beside one process."""
-    predicted, measured, at_run_speed = file.verdict.value_s, run.median_s("pipeline"), run.at_run_speed_s
+def figures(file: PlanFile, run: Compared, single: Compared | None = None) -> Json:
+    """What was predicted of a plan and what was measured, beside one process, which may have run with another plan, `single`."""
+    predicted, measured, at_run_speed = file.verdict.value_s, run.median_s("pipeline"), run.at_run_speed
     return {
         "predicted_step_s": predicted,
-        "predicted_at_run_speed_s": at_run_speed,
+        "predicted_at_run_speed_s": run.at_run_speed_s,
         "interval_held": run.held,
         "measured_step_s": measured,
         "error": predicted / measured - 1,
-        "error_at_run_speed": at_run_speed / measured - 1 if at_run_speed else None,
-        "single_step_s": run.median_s("single"),
+        "error_at_run_speed": at_run_speed.value - 1 if at_run_speed else None,
+        "single_step_s": (single or run).median_s("single"),
         "samples": run.raw(),
     }
 

@@ -19,7 +19,7 @@ Said = Literal["met", "missed", "the machine was too restless to tell"]
 
 LEVEL = 0.95
 RESAMPLES = 4000
-FEWEST = 6  #: rounds: the range of fewer holds a median less often than LEVEL (1 - 2 / 2^n)
+FEWEST = 6  #: rounds: of 6 to 24 normal ones the interval of a median holds in 91 to 94 % (simulated, 2026-11-30), of fewer less often
 MOST_DRIFT = 0.25  #: a claim about a ratio of times taken in turn is not judged where the machine drifted by more
 WITHIN_ROUNDS = math.inf  #: likewise of figures that `within_rounds` makes
 MOST_DRIFT_ALONE = 0.15  #: likewise of a time against one from before the run: nothing cancels out
@@ -97,9 +97,28 @@ def ratio_within_rounds(above: Sequence[float], below: Sequence[float], **how: A
     return within_rounds(lambda a, b: a / b, above, below, **how)
 
 
-def over_median(value: float, below: Sequence[float], **how: Any) -> Interval:
-    """A fixed value, e.g. a prediction, over the median of `below` [rounds]; see `bootstrap`."""
-    return bootstrap(lambda b: value / b, below, **how)
+def over_medians(
+    values: Sequence[float],
+    blocks: Sequence[Sequence[float]],
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Fixed values, e.g. predictions, each over the median of its block [blocks][rounds]; the median of these. Blocks are drawn, and
+    rounds in each: processes begun anew, on a machine that is another by then, differ by more than their rounds do.
+
+    >>> over_medians([2.0, 3.0], [[1.0] * 6, [2.0] * 6])
+    Interval(value=1.75, low=1.5, high=2.0)
+    """
+    value = float(np.median([v / np.median(b) for v, b in zip(values, blocks, strict=True)]))
+    if sum(map(len, blocks)) < FEWEST:
+        return Interval(value, math.nan, math.nan)
+    random, count = np.random.default_rng(seed), len(blocks)
+    drawn = [np.asarray(b)[random.integers(0, len(b), (resamples, len(b)))] for b in blocks]
+    each = np.array([v / np.median(d, axis=1) for v, d in zip(values, drawn, strict=True)])  # [blocks, resamples]
+    found = np.median(np.take_along_axis(each, random.integers(0, count, each.shape), axis=0), axis=0)
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)

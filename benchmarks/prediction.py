@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import statistics
 import sys
@@ -21,7 +20,6 @@ from pathlib import Path
 
 from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, verdict_lines, with_models
 from harness import Json, Machine, machine_line, parser, run_script
-from intervals import over_median
 from slowed import competitor, part_of_core
 
 from partita.cli.talk import Talk
@@ -57,6 +55,7 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
         }
         for beside, context in competitions(options.competitor):
             with context:
+                machine.look("between")
                 compared = plans_in_turn(
                     machine,
                     files,
@@ -66,14 +65,18 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
                     blocks=options.blocks,
                     talk=talk,
                 )
-            machine.look("after")
+                machine.look("between")
             for name, file in files.items():
                 found.append(r := row(machine, since, model, name + beside, file, compared[name]))
                 talk.say(
                     f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
-                    f"{100 * r['error']:+.1f} %, {100 * (r['error_at_run_speed'] or math.nan):+.1f} % at the run's speed"
+                    f"{100 * r['error']:+.1f} %, {_percent(r['error_at_run_speed'])} at the run's speed"
                 )
     return found
+
+
+def _percent(error: float | None) -> str:
+    return "-" if error is None else f"{100 * error:+.1f} %"
 
 
 def competitions(share: float) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
@@ -86,17 +89,17 @@ def competitions(share: float) -> Iterator[tuple[str, contextlib.AbstractContext
 def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run: Compared) -> Json:
     """All about one plan; its verdicts go by the probes of its model."""
     assert isinstance(file.plan, PipelinePlan)
-    predicted, steps = file.verdict.value_s, run.steps("pipeline")
+    predicted = file.verdict.value_s
     return {
         "model": model,
         "plan": name,
         **figures(file, run),
         "ratio_interval": {
-            "predicted/pipeline": over_median(predicted, steps).ends,
+            "predicted/pipeline": run.over(predicted).ends,
             "single/pipeline": run.ratio("single", "pipeline").ends,
         },
         "verdicts": machine.verdicts(run.foreseen(predicted), since),
-        "range_s": [min(steps), max(steps)],
+        "range_s": [min(run.steps("pipeline")), max(run.steps("pipeline"))],
         "cpu_s": statistics.median(run.cpu_s("pipeline")),
         "gradient_error": run.gradient_errors["pipeline"],
         "stages": [len(s.tasks) for s in file.plan.stages],
@@ -106,7 +109,7 @@ def row(machine: Machine, since: int, model: str, name: str, file: PlanFile, run
 
 
 def text(found: list[Json]) -> str:
-    return "\n".join([figures_table(found), *verdict_lines(found), machine_line(found[0]["machine_record"])])
+    return "\n".join([figures_table(found), *verdict_lines(found), machine_line(found[-1]["machine_record"])])
 
 
 def main() -> int:

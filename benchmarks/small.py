@@ -1,9 +1,9 @@
 """Small steps: predicted against measured where a step takes milliseconds; ten models, one worker and two.
 
-    python benchmarks/small.py [--rounds 130] [--blocks 2] [--only MODEL,MODEL] [--json]
+    python benchmarks/small.py [--rounds 130] [--blocks 5] [--only MODEL,MODEL] [--json]
 
-Each model is measured once. Three plans are made of it: for one device, for two in a row, and the planner's own choice. They are
-run in turn with one process (the user's model called eagerly, with as many micro-batches as the plan for one device has), and the
+Each model is measured once. Plans are made of it for one device and for two in a row, and the planner's own choice where it is another.
+They are run in turn with one process (the user's model called eagerly, with as many micro-batches as the plan for one device has), and the
 prediction at the speed of the run stands beside. A turn takes a tenth of a second.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, verdict_lines, with_models
 from harness import Json, Machine, machine_line, parser, run_script
-from intervals import WITHIN_ROUNDS, Claim, over_median, ratio_within_rounds
+from intervals import WITHIN_ROUNDS, Claim, ratio_within_rounds
 from small_jobs import MODELS
 
 from partita.cli.talk import Talk
@@ -32,7 +32,6 @@ from partita.pipeline.run.loop import check_rounds
 from partita.training.measure.job import measure_job
 
 JOBS = Path(__file__).parent / "small_jobs.py"
-ENGINES = ("single", "pipeline")
 PAYS = Claim("the chosen plan takes at most 1.03 of a step of one process", high=1.03, most_drift=WITHIN_ROUNDS)
 FORESEEN = Claim(
     "the prediction at the speed of the run is within 15 % of a step", low=0.85, high=1.15, most_drift=math.inf
@@ -50,54 +49,60 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
         since = len(machine.probed)
         machine.look_again()
         profile = measure_job(f"{JOBS}:{model}", devices=2, budget_s=options.budget_s)
-        files = plans(profile)
+        files, chosen = plans(profile)
+        engines = {n: ("pipeline",) if n != "one" else ("single", "pipeline") for n in files}
         runs = plans_in_turn(
-            machine, files, f"{JOBS}:{model}", dict.fromkeys(files, ENGINES),
+            machine, files, f"{JOBS}:{model}", engines,
             rounds=options.rounds, blocks=options.blocks, talk=talk,
             in_a_row=math.ceil(SHORT_TURN_S / files["one"].verdict.value_s),
         )  # fmt: skip
         for name, file in files.items():
-            found.append(row(machine, model, name, file, runs) | {"machine_record": machine.record(since)})
+            found.append(row(machine, since, model, name, name == chosen, file, runs))
             talk.say(sentence(found[-1]))
     return found
 
 
-def plans(profile: Profile) -> dict[str, PlanFile]:
-    """For one device, for two stages where the model can be cut, and what the planner chooses, where it is another."""
-    found = {"chosen": plan_pipeline(profile), "one": plan_pipeline(profile, stages=1, allow_replicas=False)}
+def plans(profile: Profile) -> tuple[dict[str, PlanFile], str]:
+    """(one for one device, one for two stages where the model can be cut, what the planner chooses, where it is another; which it chooses)."""
+    found = {"one": plan_pipeline(profile, stages=1, allow_replicas=False)}
     with contextlib.suppress(Infeasible):  # a model of one task
         found["two"] = plan_pipeline(profile, stages=2, allow_replicas=False)
-    return found
+    chosen = plan_pipeline(profile)
+    same = [name for name, file in found.items() if file.plan == chosen.plan]
+    return (found, same[0]) if same else ({**found, "chosen": chosen}, "chosen")
 
 
-def row(machine: Machine, model: str, name: str, file: PlanFile, runs: Mapping[str, Compared]) -> Json:
-    """All about one plan. One process is that of the row `one`: the plan's own number of micro-batches may not suit it."""
+def row(
+    machine: Machine, since: int, model: str, name: str, chosen: bool, file: PlanFile, runs: Mapping[str, Compared]
+) -> Json:
+    """All about one plan; its verdicts go by the probes of its model. One process is that of the row `one`: the plan's own number of micro-batches may not suit it."""
     assert isinstance(file.plan, PipelinePlan)
     run, one = runs[name], runs["one"]
     of_one = ratio_within_rounds(run.steps("pipeline"), one.steps("single"))
     claims = {}
-    if run.at_run_speed_s is not None:
-        claims["foreseen"] = (FORESEEN, over_median(run.at_run_speed_s, run.steps("pipeline")))
-    if name == "chosen":
+    if run.at_run_speed:
+        claims["foreseen"] = (FORESEEN, run.at_run_speed)
+    if chosen:
         claims["pays"] = (PAYS, of_one)
     return {
         "model": model,
         "plan": name,
+        "chosen": chosen,
         "devices": len(file.plan.devices),
         "stages": len(file.plan.stages),
         "micro_batches": file.plan.micro_batches,
-        **figures(file, run),
-        "single_step_s": one.median_s("single"),
+        **figures(file, run, one),
         "of_one_process": of_one.value,
         "ratio_interval": {"pipeline/single": of_one.ends},
-        "verdicts": machine.verdicts(claims),
+        "verdicts": machine.verdicts(claims, since),
+        "machine_record": machine.record(since),
     }
 
 
 def sentence(row: Json) -> str:
     at_run_speed = row["error_at_run_speed"]
     return (
-        f"   {row['model']}, {row['plan']} ({row['devices']} devices, {row['micro_batches']} micro-batches): predicted "
+        f"   {row['model']}, {row['plan']}{', chosen' * (row['chosen'] and row['plan'] != 'chosen')} ({row['devices']} devices, {row['micro_batches']} micro-batches): predicted "
         f"{row['predicted_step_s'] * 1e3:.2f} ms, measured {row['measured_step_s'] * 1e3:.2f} ms, {percent(row['error'], signed=True)}, "
         f"{percent(at_run_speed, signed=True) if at_run_speed is not None else '-'} at the run's speed; one process {row['single_step_s'] * 1e3:.2f} ms"
     )
@@ -109,7 +114,7 @@ def text(found: list[Json]) -> str:
 
 def main() -> int:
     options = parser(__doc__)
-    add_turns(options, 130, 2)
+    add_turns(options, 130, 5)
     options.add_argument(
         "--budget-s", type=float, default=15.0, help="for measuring a model; default: 15, as that of `partita measure`"
     )

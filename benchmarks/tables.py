@@ -76,13 +76,13 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def small(rows: Sequence[Mapping[str, Any]]) -> str:
-    """benchmarks/small.py: no table of 30 rows, but what they come to."""
+    """benchmarks/small.py: no table of so many rows, but what they come to."""
     known = [r for r in rows if r["error_at_run_speed"] is not None]
     ran, raw = [r["error_at_run_speed"] for r in known], [r["error"] for r in rows]
     low, high = (end(r["single_step_s"] for r in rows) for end in (min, max))
-    chosen = [r["of_one_process"] for r in rows if r["plan"] == "chosen"]
+    chosen = [r["of_one_process"] for r in rows if r["chosen"]]
     return (
-        f"{len(chosen)} small models, one process takes {seconds(low)} to {seconds(high)} a step; on one device, on two, and as planned: "
+        f"{len(chosen)} small models, one process takes {seconds(low)} to {seconds(high)} a step; on one device, on two, and as planned, where that is another plan: "
         f"{sum(abs(e) <= 0.15 for e in ran)} of {len(ran)} predictions are within 15 % at the run's speed (median {_middle_and_worst(ran)}; as predicted "
         f"{_middle_and_worst(raw)}). What `partita plan` chooses takes {min(chosen):.2f} to {max(chosen):.2f} of the step of one process."
         f"{_held(rows)} Claims: {_claims(_by_row(rows))}. {_recorded(rows[0])}"

@@ -38,8 +38,8 @@ def test_what_a_round_does_to_all_cancels_out() -> None:
 
 @given(times, st.floats(0.01, 100.0))
 def test_the_unit_does_not_matter(samples: list[float], unit: float) -> None:
-    seconds = intervals.over_median(1.0, samples, resamples=50)
-    scaled = intervals.over_median(unit, [unit * s for s in samples], resamples=50)
+    seconds = intervals.over_medians([1.0], [samples], resamples=50)
+    scaled = intervals.over_medians([unit], [[unit * s for s in samples]], resamples=50)
     assert scaled.low == pytest.approx(seconds.low)
     assert scaled.high == pytest.approx(seconds.high)
 

@@ -45,19 +45,21 @@ def test_devices_at_half_their_speed_take_twice_as_long() -> None:
     assert [d.change for d in found.changed] == pytest.approx([0.5, 0.5])
 
 
-@pytest.mark.parametrize("cold_s", [0.0, 0.4])
-def test_one_slow_device_is_simulated_as_what_it_is(cold_s: float) -> None:
-    """Waits, too: those at the speeds of the run."""
+@pytest.mark.parametrize(("scale", "cold_s"), [(1.0, 0.0), (1e-4, 1.2e-3)])
+def test_one_slow_device_is_simulated_as_what_it_is(scale: float, cold_s: float) -> None:
+    """Waits, too: those at the speeds of the run, which milliseconds of computing leave."""
     file = planned()
     costs = {"send_s": 0.02, "send_s_per_byte": 1e-6, "message_s": 0.03, "message_s_per_byte": 2e-6}
-    link = replace(file.problem.cluster.default_link, **costs)
+    link = replace(file.problem.cluster.default_link, **{name: scale * s for name, s in costs.items()})
     devices = tuple(replace(d, cold_s=cold_s) for d in file.cluster.devices)
     cluster = replace(file.problem.cluster, default_link=link, devices=devices)
-    file = replace(file, problem=file.problem.on(cluster))
+    told = file.problem.costs
+    table = replace(told, seconds=scale * told.seconds, low=scale * told.low, high=scale * told.high)
+    file = replace(file, problem=replace(file.problem, cluster=cluster, costs=table))
     found = run_speed(file, ran([1.0] * 3, [0.6] * 3))
     assert found is not None
-    cluster = as_they_ran(file.problem, found.devices)
-    assert found.step_s == pytest.approx(predicted(file.problem.on(cluster), file.plan).duration_s)
+    ran_on = as_they_ran(file.problem, found.devices)
+    assert found.step_s == pytest.approx(predicted(file.problem.on(ran_on), file.plan).duration_s)
 
 
 def test_the_median_is_over_the_steps() -> None:

@@ -7,6 +7,7 @@ on a fair queue, where nobody stands behind another, a single transfer.
 from __future__ import annotations
 
 import heapq
+import math
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,12 @@ def walk(
 
 
 @compiled
+def chill(wait: float, cools: float) -> float:
+    """The part of what a long wait costs that is due behind one of so long."""
+    return 1.0 - math.exp(-wait / cools)
+
+
+@compiled
 def behind_waits(
     line: Int32Array,
     first_need: IntArray,
@@ -165,8 +172,8 @@ def behind_waits(
     most: FloatArray,
     since: FloatArray,
     cools: float,
-) -> FloatArray:
-    """[n] what instructions that work take longer for what their line has waited since the last one that did: most (1 - exp(-wait / cools)).
+) -> tuple[FloatArray, FloatArray]:
+    """([n] what instructions that work take longer for what their line has waited since the last one that did, [n] ends).
 
     most: [lines] what a long wait costs. since: [lines] from when each has waited. order: [n] each after all it waits for.
     """
@@ -180,10 +187,10 @@ def behind_waits(
             at = max(at, end[needs[k]] + lag[needs[k]])
         waited[q] += at - idle[q]
         if works[i]:
-            longer[i] = most[q] * (1.0 - np.exp(-waited[q] / cools))
+            longer[i] = most[q] * chill(waited[q], cools)
             waited[q] = 0.0
         end[i] = free[q] = idle[q] = at + busy[i] + longer[i]
-    return longer
+    return longer, end
 
 
 @compiled

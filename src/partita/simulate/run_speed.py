@@ -105,7 +105,7 @@ def steps_at_run_speed(
     problem: PipelineProblem, plan: PipelinePlan, devices: tuple[str, ...], speeds: FloatArray
 ) -> FloatArray:
     """[steps] seconds of each step that was run, as the simulator predicts them at the speeds [devices, steps] that the devices
-    had in it; nan where that is not known: then as it was planned. Of many steps _STEPS, evenly spread.
+    had in it. Of many steps _STEPS, evenly spread.
 
     Computing and handling messages go as fast as the device; links are taken to be as they were measured, and waits to be those of
     a step at the median speeds. O(steps x instructions).
@@ -116,9 +116,11 @@ def steps_at_run_speed(
     slower = np.ones((ran.shape[1], len(program.queues)))
     for device, row in zip(devices, ran, strict=True):
         slower[:, program.queues.index(device)] = cluster.by_name[device].speed / row
-    typical = Durations(warm.busy_s * np.median(slower, axis=0)[program.queue], warm.lag_s)
-    busy_s = warm.busy_s + chilled(program, typical, colds(problem, plan, program))
-    return Simulator(program).evaluate_many(busy_s * slower[:, program.queue], warm.lag_s)
+    middle = np.median(slower, axis=0)
+    typical, cold = Durations(warm.busy_s * middle[program.queue], warm.lag_s), colds(problem, plan, program)
+    longer_s = chilled(program, typical, cold * middle[: len(cold)])
+    busy_s = warm.busy_s * slower[:, program.queue] + longer_s * (slower / middle)[:, program.queue]
+    return Simulator(program).evaluate_many(busy_s, warm.lag_s)
 
 
 def as_they_ran(problem: PipelineProblem, devices: tuple[DeviceSpeed, ...]) -> Cluster:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.nouns.cluster import Cluster
-from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Op, Piece, Program
 from partita.simulate.exchange import ring_share
@@ -66,9 +65,7 @@ class Template:
         seconds, size = amounts[self.at].T
         busy_s = seconds + size * self.per_byte_s + self.fixed_s + self.ends.seconds(size)
         busy_s[self.first] += amounts[self.begins, 0]
-        cold = amounts[self.colds, 0]
-        if cold.any() and busy_s.max() <= MOST_SECONDS:
-            busy_s += chilled(self.program, Durations(busy_s, self.lag_s), cold)
+        busy_s += chilled(self.program, Durations(busy_s, self.lag_s), amounts[self.colds, 0])
         return self.simulator.evaluate(busy_s, self.lag_s)
 
 

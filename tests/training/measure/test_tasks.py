@@ -18,12 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partita.errors import CaptureError, JobError
 from partita.memory import objects_aside
 from partita.nouns.cluster import Device
-from partita.simulate.overheads import chill
+from partita.simulate.kernel import chill
+from partita.simulate.overheads import COOLS_S
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.measure import tasks
 from partita.training.measure.job import Asked, Measuring, measure_job
-from partita.training.measure.steps import Steps, StepTimes
+from partita.training.measure.steps import Steps, StepTimes, in_two
 from partita.training.measure.tasks import _Runner, time_tasks
 from partita.training.measure.times import BETWEEN, TaskTimes, idle_update_s
 from partita.training.probing import drawn
@@ -221,13 +222,18 @@ def test_what_waits_cost_is_told_by_the_ranks_that_wait(
         return StepTimes([1.0], [1.0], took_s * (wait_s == halves.wait_s), wait_s)
 
     monkeypatch.setattr(_Runner, "_settled", settled)
-    assert runner._cold_s() == pytest.approx(longer_s / chill(halves.wait_s))
+    assert runner._cold_s() == pytest.approx(longer_s / chill(halves.wait_s, COOLS_S))
 
 
 def test_a_job_with_a_module_used_twice_is_cut_elsewhere(tmp_path: Path) -> None:
     """Both uses of a BatchNorm share their statistics, and a device."""
     job = tmp_path / "twice.py"
     job.write_text(TWICE)
+    loaded = load_job(f"{job}:job")
+    captured = capture(loaded.build(), loaded.loss, loaded.example())
+    first, second = in_two(captured, [1.0] * len(captured.task_nodes))
+    group = {t.id: t.group for t in captured.graph.tasks}
+    assert {group[t] for t in first} & {group[t] for t in second} <= {None}
     assert measure_job(f"{job}:job", devices=2, budget_s=0.1).cluster.devices[0].instruction_s >= 0
 
 

@@ -127,7 +127,7 @@ class Bench:
             template = self.templates[shape] = self._template(candidate, moves)
             self.effort.left -= LOWERING * len(template.at)
         self.effort.left -= EVALUATION + INSTRUCTION * len(template.at) + AMOUNT * len(amounts)
-        self.effort.left -= WAITS * any(d.cold_s for d in self.cluster.devices)
+        self.effort.left -= WAITS * bool(amounts[template.colds].any())
         amounts[: 2 * sum(len(s.devices) for s in candidate.chain), 0] += self._beside(candidate.chain)
         return template.makespan_s(amounts)
 

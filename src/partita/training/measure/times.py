@@ -11,7 +11,8 @@ import numpy as np
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import middle_mean, scatter
-from partita.simulate.overheads import chill
+from partita.simulate.kernel import chill
+from partita.simulate.overheads import COOLS_S
 from partita.training.measure.steps import StepTimes
 
 BETWEEN = 6  #: calls of `between` in a round
@@ -126,7 +127,7 @@ def cutting_of(whole: StepTimes, halves: StepTimes) -> float:
 
 def cold_of(longer_s: Sequence[float], wait_s: float) -> float:
     """What comes behind a long wait takes longer, where it took [ranks that wait] so much longer behind one of `wait_s`."""
-    return float(np.mean(longer_s or [0.0]) / chill(wait_s))
+    return float(np.mean(longer_s or [0.0]) / chill(wait_s, COOLS_S))
 
 
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
