@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice, pairwise
 
 import numpy as np
@@ -241,7 +242,10 @@ def test_a_run_that_asks_the_system_for_memory_does_not_count(monkeypatch: pytes
     monkeypatch.setattr(probing, "work_clock", lambda _: lambda: now[0])
     monkeypatch.setattr(probing, "_pages", lambda: 100 * sum(k <= ran[0] for k in asks[0]))
     part, each = part_of(4, 64), [ProbePiece((t,), 0.02) for t in found.task_nodes]
-    alone = ([ProbePiece(tuple(found.task_nodes), 0.02)], (({2}, 3, 0.02), ({2, 3, 4}, 4, 0.2), (set[int](), 2, 0.02)))
+    alone = (
+        [ProbePiece(tuple(found.task_nodes), 0.02, runs=2)],
+        (({2}, 3, 0.02), ({2, 3, 4}, 4, 0.2), (set[int](), 2, 0.02)),
+    )
     in_rows_of_3 = (each, (({2}, 6, 0.02), ({2, 5, 8}, 9, 0.2), (set[int](), 3, 0.02)))
     for pieces, cases in (alone, in_rows_of_3):
         prober = Prober(pieces, found, part, CPU)
@@ -319,20 +323,24 @@ def test_a_piece_may_follow_its_like(name: str) -> None:
 
 
 @pytest.mark.parametrize("first", [1.0, 40.0])
-@pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 30), (1.1e-3, 3), (1.2e-2, 2), (0.1, 2)])
+@pytest.mark.parametrize(("seconds", "runs"), [(1e-4, 30), (1.1e-3, 3), (1.2e-2, 2), (0.1, 2)])
 def test_a_piece_runs_until_it_is_warm_before_it_is_timed_however_long_its_first_run_takes(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int, first: float
+    monkeypatch: pytest.MonkeyPatch, seconds: float, runs: int, first: float
 ) -> None:
     part = part_of(4, 64)
     found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), loss, part)
     ran: list[int] = []
     monkeypatch.setattr(probing, "_Work", lambda *_: Fake(lambda: ran.append(0)))
     monkeypatch.setattr(probing, "work_clock", lambda _: lambda: (len(ran) + (first - 1 if ran else 0)) * seconds)
-    prober = Prober([ProbePiece(tuple(found.task_nodes), seconds)], found, part, CPU)
-    assert prober.takes_s(1) == pytest.approx(calls * seconds)
+    tasks = [*found.task_nodes]
+    [piece] = drawn(found, [seconds] + [0.0] * (len(tasks) - 1))
+    assert piece.runs == runs
+    # in a run the piece is known to take another time, and runs as often
+    prober = Prober([replace(piece, seconds=0.7 * seconds)], found, part, CPU)
+    assert prober.takes_s(1) == pytest.approx(0.7 * runs * seconds)
     ran.clear()
     assert prober.read().tolist() == [pytest.approx(seconds)]
-    assert len(ran) == calls
+    assert len(ran) == runs
 
 
 class Whitened(nn.Module):

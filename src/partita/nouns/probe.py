@@ -30,6 +30,7 @@ from partita.records import lean, record
 
 LEAST = 1e-12  #: of a reading, and of a share of a core
 MOST_TIMES = 1e3  #: that anything here is another
+MOST_RUNS = 30  #: of a piece for a reading
 KNOWN = 3  #: readings that what the measurement knows of their scatter is worth
 RESTLESS = 0.5  #: numbers from a device whose probe varies by more than this share are not to be trusted
 
@@ -40,6 +41,7 @@ class ProbePiece:
 
     tasks: tuple[str, ...]  #: ids of forward tasks
     seconds: float  #: CPU time they took on the device that was measured, while the job was measured
+    runs: int = 1  #: in a row, of which the last one is the reading
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Probe:
         for i, p in enumerate(self.pieces):
             faults += [] if p.tasks else [f"piece {i} has no tasks"]
             faults += [] if LEAST <= p.seconds <= MOST_SECONDS else [f"piece {i} takes {p.seconds} s"]
+            faults += [] if 1 <= p.runs <= MOST_RUNS else [f"piece {i} runs {p.runs} times"]
         faults += [] if self.micro_batch_size >= 1 else [f"micro_batch_size is {self.micro_batch_size}"]
         faults += [] if LEAST <= self.core_share <= 1 else [f"core_share is {self.core_share}"]
         faults += [] if 1 / MOST_TIMES <= self.alone <= MOST_TIMES else [f"alone is {self.alone}"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from partita.errors import JobError, sentence_of
 from partita.nouns.graph import FloatArray
-from partita.nouns.probe import ProbePiece
+from partita.nouns.probe import MOST_RUNS, ProbePiece
 from partita.training.capture.captured import Captured, TensorMeta
 from partita.training.job import Batch, Precision, drawing
 from partita.training.runtime.device import work_clock
@@ -35,7 +35,7 @@ _UNCOUNTED = 4 / 3  #: pieces that a row of readings takes beside those that cou
 #: A pass that is no longer is one piece, run in a row for so long, until it is warm as the job itself is: one of 0.1 ms is 3 to 20 % above
 #: its last time in its eighth run behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
 SHORT_PASS_S = 3e-3
-_FEWEST_CALLS, _MOST_CALLS = 2, 30
+_FEWEST_RUNS = 2
 _MOST_BYTES = 256e6  #: of parameters that the pieces hold; drawn without those that are too large
 
 
@@ -59,28 +59,28 @@ class Prober:
         }
         self._works = [known[p.tasks] for p in pieces]
         self._order, self._last = _rotation(len(pieces)), len(pieces) - 1
-        self._calls = _calls(pieces[0].seconds) if len(known) == 1 else 1
+        self._runs = max(p.runs for p in pieces)
         self._seconds = sum(p.seconds for p in pieces) / len(pieces)
         for _ in range(2):  # the first calls find their way and their memory
             for work, count in Counter(self._works).items():
                 for number in range(min(count, 2)):
                     work.forward(number)
                     work.backward(number)
-            if self._calls == 1:
+            if self._runs == 1:
                 self._in_a_row(self._last, [(self._last + k) % len(pieces) for k in range(len(pieces))])
 
     def takes_s(self, times: int) -> float:
         """What so many readings take, on average, that are asked for at once."""
         if not times:
             return 0.0
-        return self._seconds * (self._calls if self._calls > 1 else times + _UNCOUNTED)
+        return self._seconds * (self._runs if self._runs > 1 else times + _UNCOUNTED)
 
     def read(self, times: int = 1) -> FloatArray:
         """[pieces] seconds of the next pieces in turn, as many as asked for, which is one or more; nan for the others, by `work_clock`. What
         asks the system for memory runs again, twice at most: a page of 4 kB took 10 us of a virtual machine, so that a convolution of
         23 ms took 116, and a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
         found = np.full(len(self._works), np.nan)
-        if self._calls > 1:
+        if self._runs > 1:
             found[0] = self._alone()
             return found
         wanted, before = [next(self._order) for _ in range(min(times, len(self._works)))], self._last
@@ -95,9 +95,9 @@ class Prober:
     def _alone(self) -> float:
         """Of the only piece: of the last of so many runs as it takes until it is as warm as the job."""
         work = self._works[0]
-        for k in range(self._calls + _TRIES - 1):
+        for k in range(self._runs + _TRIES - 1):
             seconds, pages = self._timed(work.forward, 0) + self._timed(work.backward, 0)
-            if k >= self._calls - 1 and pages <= _FEW_PAGES:
+            if k >= self._runs - 1 and pages <= _FEW_PAGES:
                 break
         return float(seconds)
 
@@ -132,16 +132,16 @@ def _pages() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
-def _calls(piece_s: float) -> int:
-    """How often a piece that stands for all of a pass is run for a reading: by what is known of it, for the first run, which may take
-    long, is no reason to run it less often.
+def _runs(piece_s: float) -> int:
+    """How often a piece that stands for all of a pass is run for a reading, in measuring as in every run: its second run takes 5 % longer
+    than its third.
 
-    >>> [_calls(s) for s in (0.0, 1e-4, 7e-4, 2e-3, 1.2e-2)]
+    >>> [_runs(s) for s in (0.0, 1e-4, 7e-4, 2e-3, 1.2e-2)]
     [30, 30, 5, 2, 2]
     """
-    if piece_s * _MOST_CALLS <= SHORT_PASS_S:
-        return _MOST_CALLS
-    return max(_FEWEST_CALLS, math.ceil(SHORT_PASS_S / piece_s))
+    if piece_s * MOST_RUNS <= SHORT_PASS_S:
+        return MOST_RUNS
+    return max(_FEWEST_RUNS, math.ceil(SHORT_PASS_S / piece_s))
 
 
 def _rotation(pieces: int) -> Iterator[int]:
@@ -213,7 +213,7 @@ def drawn(
     light = runs & np.array([held[t] <= _MOST_BYTES / PARTS for t in tasks])
     light = light if light.any() else runs
     if light.all() and seconds.sum() <= short_pass_s:
-        return (ProbePiece(tuple(tasks), float(seconds.sum())),)
+        return (_only(tuple(tasks), float(seconds.sum())),)
     ends = np.cumsum(np.where(light, seconds, 0.0))
     moments = (np.arange(PARTS) + _WITHIN) / PARTS * ends[-1]
     found = [
@@ -223,7 +223,15 @@ def drawn(
     counts = Counter(found)
     common = math.gcd(*counts.values())
     once = {(a, b): ProbePiece(tuple(tasks[a:b]), float(sum(task_s[a:b]))) for a, b in counts}
+    if len(once) == 1:
+        (piece,) = once.values()
+        return (_only(piece.tasks, piece.seconds),)
     return tuple(once[where] for where, n in counts.items() for _ in range(n // common))
+
+
+def _only(tasks: Tasks, seconds: float) -> ProbePiece:
+    """The piece that stands for all of a pass."""
+    return ProbePiece(tasks, seconds, _runs(seconds))
 
 
 def _with_neighbours(at: int, seconds: FloatArray) -> tuple[int, int]:

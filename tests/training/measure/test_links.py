@@ -66,6 +66,15 @@ def test_ends_take_no_more_of_a_byte_than_its_way_through_memory() -> None:
     assert link.rate_bytes_per_s > 1e12
 
 
+def test_ends_take_no_more_of_a_message_than_its_way_through_memory() -> None:
+    """One takes it while the other is still posting it. On a wire they work before and behind what it takes."""
+    told = [{**r, "way_s": r["way_s"] - 3e-5} for r in rows(1e-5, 1e9)]
+    for wire, ends in ((False, (1.2e-5, 1.8e-5)), (True, (2e-5, 3e-5))):
+        link = link_from("a", "b", told, wire=wire)
+        assert (link.send_s, link.message_s) == pytest.approx(ends)
+        assert link.latency_s == 0
+
+
 @given(st.floats(1e6, 1e11), st.floats(0, 1e-2), st.floats(0, 1e-2), st.floats(0, 1e-6))
 def test_what_a_sum_takes_beyond_its_messages_is_copying_and_adding(
     rate: float, latency_s: float, each_s: float, per_byte: float

@@ -31,7 +31,7 @@ def job_probe(
     read, piece = np.nonzero(np.isfinite(beside))
     told = own[read, 1 + piece] / typical[piece]
     usual = per_work(told, work[read])
-    known = tuple(ProbePiece(p.tasks, float(s) * usual) for p, s in zip(pieces, typical, strict=True))
+    known = tuple(replace(p, seconds=float(s) * usual) for p, s in zip(pieces, typical, strict=True))
     return Probe(known, micro_batch_size, core_share, spread=scatter(told))
 
 
