@@ -170,7 +170,7 @@ def test_the_model_stays_as_it_was(name: str) -> None:
 def test_before_each_other_pass_what_counts_is_between_two_readings(
     monkeypatch: pytest.MonkeyPatch, count: int, halves: bool
 ) -> None:
-    """A step of two micro-batches; where there is but one, one of those that add to gradients. Halves come next, ranks first of all."""
+    """A step of two micro-batches; where there is but one, one of those that add to gradients. Next come halves, together and each as a rank."""
     order: list[str] = []
 
     def noted(name: str) -> Callable[..., Any]:
@@ -194,17 +194,17 @@ def test_before_each_other_pass_what_counts_is_between_two_readings(
         between=lambda: order.append("read"),
     )  # fmt: skip
     what, other = ("steps", "lone") if count > 1 else ("lone", "steps")
-    counted, ranks = ["read", what, "read", *["halves"] * halves], ["halves"] * 4 * halves
-    expected = [*ranks, *counted, "weight_pass", *counted, other, "lone", *counted, "one_pass"]
+    counted = ["read", what, "read", *["halves"] * 3 * halves]
+    expected = [*counted, "weight_pass", *counted, other, "lone", *counted, "one_pass"]
     assert order[-len(expected) :] == expected
     assert order.count("read") == 2 * BETWEEN
 
 
-@pytest.mark.parametrize(("frozen", "longer_s"), [(False, 3.0), (True, 2.0)])
-def test_what_waits_cost_is_told_by_the_ranks_that_wait(
-    monkeypatch: pytest.MonkeyPatch, frozen: bool, longer_s: float
+@pytest.mark.parametrize(("frozen", "waits"), [(False, 2), (True, 1)])
+def test_what_waits_cost_is_what_halves_behind_them_take_beyond_what_is_told(
+    monkeypatch: pytest.MonkeyPatch, frozen: bool, waits: int
 ) -> None:
-    """The first half takes 4 s longer behind its wait, the second 2; where the first trains nothing, nothing comes back to it."""
+    """Where the first half trains nothing, nothing comes back to it, and one wait made both take longer."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
     model[0].requires_grad_(not frozen)
     batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
@@ -213,16 +213,13 @@ def test_what_waits_cost_is_told_by_the_ranks_that_wait(
     sgd = functools.partial(torch.optim.SGD, lr=0.1)
     runner = _Runner(captured, model, lambda ps: sgd([p for _, p in ps]), batch, CPU, contextlib.nullcontext)
     runner.warm_up()
-    halves = runner._halves
-    assert halves
-    assert len(halves.ranks) == 2 - frozen
-
-    def settled(_: _Runner, steps: Steps, wait_s: float = 0.0, **how: bool) -> StepTimes:
-        took_s = 2.0 if steps is halves.ranks[-1] else 4.0
-        return StepTimes([1.0], [1.0], took_s * (wait_s == halves.wait_s), wait_s)
-
-    monkeypatch.setattr(_Runner, "_settled", settled)
-    assert runner._cold_s() == pytest.approx(longer_s / chill(halves.wait_s, COOLS_S))
+    assert runner._halves
+    assert [r.receives for r in runner._halves.ranks] == [not frozen, True]
+    assert 0 < runner._behind_waits_s() < 1
+    monkeypatch.setattr(_Runner, "_behind_waits_s", lambda _: 4.0)
+    monkeypatch.setattr(tasks, "told_of_halves_s", lambda *_: 1.0)
+    found = runner.round(lambda: None, contextlib.nullcontext)
+    assert found["cold"] == pytest.approx(3.0 / waits / chill(runner._halves.wait_s, COOLS_S))
 
 
 def test_a_job_with_a_module_used_twice_is_cut_elsewhere(tmp_path: Path) -> None:

@@ -158,9 +158,9 @@ def test_no_part_of_a_step_that_is_charged_alone_is_negative(s: list[float], cou
 @pytest.mark.parametrize(("waited_s", "seconds"), [(100 * COOLS_S, 2.0), (COOLS_S, 2.0 / (1 - math.exp(-1)))])
 def test_what_a_wait_costs_is_what_a_long_one_would(waited_s: float, seconds: float) -> None:
     times = made_up(
-        np.ones((3, 1)), np.array([cold_of(longer_s, waited_s) for longer_s in ([1, 3], [2, 2], [9, 9])]), np.ones(1)
+        np.ones((3, 1)), np.array([cold_of(longer_s, 2, waited_s) for longer_s in (4.0, 4.0, 18.0)]), np.ones(1)
     )
     assert cold_s(times) == pytest.approx(seconds)
-    assert cold_of([], waited_s) == 0.0  # nobody waits
+    assert cold_of(1.0, 0, waited_s) == 0.0  # nobody waits
     assert cold_s(replace(times, cold=np.array([-2.0, -2.0, 9.0]))) == 0.0
     assert math.isnan(cold_s(replace(times, cold=np.full(3, math.nan))))

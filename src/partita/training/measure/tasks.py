@@ -33,7 +33,7 @@ from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size, users_code
 from partita.training.job import micro_batches as cut_up
 from partita.training.measure.steps import Kept, Steps, StepTimes, in_two, mean_step, without_rest_s
-from partita.training.measure.times import TaskTimes, call_in, cold_of, cutting_of, parts_of
+from partita.training.measure.times import TaskTimes, call_in, cold_of, cutting_of, parts_of, told_of_halves_s
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
@@ -126,7 +126,7 @@ class _Halves(NamedTuple):
     """The model cut in two."""
 
     one: Steps  #: on one device
-    ranks: Sequence[Steps]  #: each on its own, those that wait for another one
+    ranks: Sequence[Steps]  #: each on its own
     wait_s: float  #: that either waits for the other, about, and long enough to tell what that costs
 
 
@@ -208,7 +208,7 @@ class _Runner:
         return _Halves(one, ranks, max(step_s / 2, COOLS_S))
 
     def _ranks(self, parts: Sequence[Sequence[str]]) -> list[Steps]:
-        """Those of ranks with a part each that wait for others, once all have run."""
+        """Ranks with a part each, of which all have run."""
         others, update = (
             Kept(self._device),
             _PartialUpdate(self._optimizer),
@@ -216,7 +216,7 @@ class _Runner:
         ranks = [self._made(self._part, parts, update=update, rank=(k, others)) for k in range(len(parts))]
         for rank in ranks:
             rank.times()
-        return [rank for rank in ranks if rank.receives]
+        return ranks
 
     def _readers(self, captured: Captured) -> dict[int, int]:
         """Parameter (its id) -> a task that reads it, by itself or through calls that belong to no task."""
@@ -237,33 +237,34 @@ class _Runner:
         self._other_steps(self._counted(), contextlib.nullcontext)
         if self._halves:
             self._settled(self._halves.one)
-            self._cold_s()
+            self._behind_waits_s()
         self.weight_pass()
 
     def round(self, between: Callable[[], None], asleep: Asleep) -> dict[str, Any]:
         """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`. Next comes what it is
-        taken from, a step with the model in halves."""
-        found, counted, cut = dict[str, Any](cold=self._cold_s()), list[StepTimes](), list[StepTimes]()
+        taken from: a step with the model in halves, and what the halves take behind waits."""
+        found, counted, cut, waited = dict[str, Any](), list[StepTimes](), list[StepTimes](), list[float]()
         for other in (self.weight_pass, lambda: self._other_steps(counted[-1], asleep), self.one_pass):
             between()
             counted.append(self._counted())
             between()
-            cut += [self._settled(self._halves.one)] if self._halves else []
+            if self._halves:
+                cut.append(self._settled(self._halves.one))
+                waited.append(self._behind_waits_s())
             found |= other()
         step, lone = self._step_and_lone(mean_step(counted), found.pop("other"))
-        cutting = cutting_of(step, mean_step(cut)) if cut else math.nan
-        return {**parts_of(step, lone), **found, "cutting": cutting}
-
-    def _cold_s(self) -> float:
-        """What a half as a rank takes longer behind a long wait for the other; nan without halves."""
+        found |= parts_of(step, lone)
         if not self._halves:
-            return math.nan
-        wait_s = self._halves.wait_s
-        longer = [
-            without_rest_s(self._settled(r, wait_s=wait_s)) - without_rest_s(self._settled(r))
-            for r in self._halves.ranks
-        ]
-        return cold_of(longer, wait_s)
+            return {**found, "cutting": math.nan, "cold": math.nan}
+        cutting = cutting_of(step, mean_step(cut))
+        waits = sum(r.receives for r in self._halves.ranks)
+        longer_s = float(np.mean(waited)) - told_of_halves_s(found, cutting)
+        return {**found, "cutting": cutting, "cold": cold_of(longer_s, waits, self._halves.wait_s)}
+
+    def _behind_waits_s(self) -> float:
+        """What the halves as ranks take together, forward, backward and update, where each waits for the other."""
+        assert self._halves
+        return sum(without_rest_s(self._settled(r, wait_s=self._halves.wait_s)) for r in self._halves.ranks)
 
     def _counted(self) -> StepTimes:
         """What the readings are compared with: a step, or one of a single micro-batch that adds to gradients, where there is no other."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -125,9 +125,20 @@ def cutting_of(whole: StepTimes, halves: StepTimes) -> float:
     return 2 * beyond / (len(halves.forward) + len(halves.backward))
 
 
-def cold_of(longer_s: Sequence[float], wait_s: float) -> float:
-    """What comes behind a long wait takes longer, where it took [ranks that wait] so much longer behind one of `wait_s`."""
-    return float(np.mean(longer_s or [0.0]) / chill(wait_s, COOLS_S))
+def told_of_halves_s(parts: Mapping[str, float], cutting_s: float) -> float:
+    """What two devices with half of the model each take for a micro-batch and an update, as a plan is told it: two forwards, two
+    backwards, and what an update takes whatever it updates twice.
+
+    >>> told_of_halves_s({"whole_forward": 3.0, "whole_backward": 6.0, "update": 2.0, "idle_update": 0.5}, 0.25)
+    12.0
+    """
+    fixed = ("whole_forward", "whole_backward", "update", "idle_update")
+    return sum(parts[name] for name in fixed) + 2 * cutting_s
+
+
+def cold_of(longer_s: float, waits: int, wait_s: float) -> float:
+    """What comes behind a long wait takes longer, where so many waits of `wait_s` made all together take so much longer."""
+    return longer_s / waits / chill(wait_s, COOLS_S) if waits else 0.0
 
 
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
