@@ -208,11 +208,8 @@ class _Runner:
         return _Halves(one, ranks, max(step_s / 2, COOLS_S))
 
     def _ranks(self, parts: Sequence[Sequence[str]]) -> list[Steps]:
-        """Ranks with a part each, of which all have run."""
-        others, update = (
-            Kept(self._device),
-            _PartialUpdate(self._optimizer),
-        )  # which may accept no gradients, and not some
+        """Ranks with a part each, of which all have run. Their optimizer's steps fail apart from that without gradients, which may work."""
+        others, update = Kept(self._device), _PartialUpdate(self._optimizer)
         ranks = [self._made(self._part, parts, update=update, rank=(k, others)) for k in range(len(parts))]
         for rank in ranks:
             rank.times()
