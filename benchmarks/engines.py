@@ -28,7 +28,7 @@ from partita.cli.talk import Talk
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
-from partita.page.text import percent, table
+from partita.page.text import NOTHING, percent, table
 from partita.pipeline.run.loop import Comparison, check_rounds, compare_engines
 from partita.simulate.run_speed import RunSpeed, run_speed
 from partita.training.runtime.baton import Baton, Ring
@@ -124,8 +124,8 @@ class Compared:
     def foreseen(self, predicted_s: float) -> dict[str, tuple[Claim, Interval]]:
         """What is claimed of a prediction of the pipeline's step, and of the one at the speed of the run where it is known."""
         claims = {"prediction": (FORESEEN, self.over(predicted_s))}
-        if self.at_run_speed:
-            claims["prediction_at_run_speed"] = (FORESEEN_AT_RUN_SPEED, self.at_run_speed)
+        if at_run_speed := self.at_run_speed:
+            claims["prediction_at_run_speed"] = (FORESEEN_AT_RUN_SPEED, at_run_speed)
         return claims
 
     def raw(self) -> Json:
@@ -152,6 +152,11 @@ def figures(file: PlanFile, run: Compared, single: Compared | None = None) -> Js
         "single_step_s": (single or run).median_s("single"),
         "samples": run.raw(),
     }
+
+
+def signed(error: float | None) -> str:
+    """For a sentence."""
+    return NOTHING if error is None else percent(error, signed=True)
 
 
 def figures_table(rows: Sequence[Json]) -> str:

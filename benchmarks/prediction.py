@@ -18,7 +18,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, verdict_lines, with_models
+from engines import (
+    WARMUP,
+    Compared,
+    add_turns,
+    figures,
+    figures_table,
+    plans_in_turn,
+    signed,
+    verdict_lines,
+    with_models,
+)
 from harness import Json, Machine, machine_line, parser, run_script
 from slowed import competitor, part_of_core
 
@@ -70,13 +80,9 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
                 found.append(r := row(machine, since, model, name + beside, file, compared[name]))
                 talk.say(
                     f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
-                    f"{100 * r['error']:+.1f} %, {_percent(r['error_at_run_speed'])} at the run's speed"
+                    f"{signed(r['error'])}, {signed(r['error_at_run_speed'])} at the run's speed"
                 )
     return found
-
-
-def _percent(error: float | None) -> str:
-    return "-" if error is None else f"{100 * error:+.1f} %"
 
 
 def competitions(share: float) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:

@@ -16,7 +16,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from engines import WARMUP, Compared, add_turns, figures, figures_table, plans_in_turn, verdict_lines, with_models
+from engines import (
+    WARMUP,
+    Compared,
+    add_turns,
+    figures,
+    figures_table,
+    plans_in_turn,
+    signed,
+    verdict_lines,
+    with_models,
+)
 from harness import Json, Machine, machine_line, parser, run_script
 from intervals import WITHIN_ROUNDS, Claim, ratio_within_rounds
 from small_jobs import MODELS
@@ -26,7 +36,6 @@ from partita.errors import Infeasible
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.plan import PlanFile
 from partita.nouns.profile import Profile
-from partita.page.text import percent
 from partita.pipeline.plan.planner import plan_pipeline
 from partita.pipeline.run.loop import check_rounds
 from partita.training.measure.job import measure_job
@@ -80,8 +89,8 @@ def row(
     run, one = runs[name], runs["one"]
     of_one = ratio_within_rounds(run.steps("pipeline"), one.steps("single"))
     claims = {}
-    if run.at_run_speed:
-        claims["foreseen"] = (FORESEEN, run.at_run_speed)
+    if at_run_speed := run.at_run_speed:
+        claims["foreseen"] = (FORESEEN, at_run_speed)
     if chosen:
         claims["pays"] = (PAYS, of_one)
     return {
@@ -100,11 +109,10 @@ def row(
 
 
 def sentence(row: Json) -> str:
-    at_run_speed = row["error_at_run_speed"]
     return (
         f"   {row['model']}, {row['plan']}{', chosen' * (row['chosen'] and row['plan'] != 'chosen')} ({row['devices']} devices, {row['micro_batches']} micro-batches): predicted "
-        f"{row['predicted_step_s'] * 1e3:.2f} ms, measured {row['measured_step_s'] * 1e3:.2f} ms, {percent(row['error'], signed=True)}, "
-        f"{percent(at_run_speed, signed=True) if at_run_speed is not None else '-'} at the run's speed; one process {row['single_step_s'] * 1e3:.2f} ms"
+        f"{row['predicted_step_s'] * 1e3:.2f} ms, measured {row['measured_step_s'] * 1e3:.2f} ms, {signed(row['error'])}, "
+        f"{signed(row['error_at_run_speed'])} at the run's speed; one process {row['single_step_s'] * 1e3:.2f} ms"
     )
 
 

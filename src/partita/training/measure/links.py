@@ -6,9 +6,9 @@ computation that fills the caches as the job's own do: half a megabyte takes 0.5
 nothing else was touched since the last message; posting a kilobyte takes 50 to 100 us behind other work, and 10 us in a row
 of them (AMD EPYC, 2026-11-23 and 28). A line through the times of one way gives latency and
 rate; the CPU time that a process spends on a message, and on a byte of it, is what posting or receiving it takes of its device, and
-is no part of the latency. Through memory one side takes a message while the other is still posting it: of 98 us that both spend on a short
-one 58 pass until it is there (and 54 in a run; EPYC, 2026-11-30), so both are charged that part of what they spend. Through memory it is no part of the rate either: nothing else carries the bytes. A wire carries them while the ends
-work at those before and behind.
+is no part of the latency. Through memory it is no part of the rate either: nothing else carries the bytes, and one side takes a message
+while the other is still posting it. Of 98 us that both spend on a short one 58 pass until it is there (54 in a run; EPYC, 2026-11-30),
+so both are charged that part of what they spend. A wire carries bytes while the ends work at those before and behind.
 What a sum of gradients takes longer than its messages should is copying and adding.
 
 Any two ranks of a process group may be measured (`exchange`), while others are. On one machine two processes are started for it:
@@ -163,19 +163,21 @@ def link_from(source: str, target: str, rows: list[dict[str, float]], *, wire: b
         _line(size, y, y) for y in (way, send, receive)
     )
     slope = slope if slope > 0 else float(way[-1] / size[-1])
-    if (
-        not wire and send_byte_s + message_byte_s > slope
-    ):  # what lay in caches there did not on the way, or the other way round
-        part = slope / (send_byte_s + message_byte_s)
-        send_byte_s, message_byte_s = part * send_byte_s, part * message_byte_s
-    if not wire and 0 < latency < send_s + message_s:  # the receiver takes it while the sender is still at it
-        part = latency / (send_s + message_s)
-        send_s, message_s = part * send_s, part * message_s
+    if not wire:
+        send_byte_s, message_byte_s = _no_more_than(slope, send_byte_s, message_byte_s)
+        send_s, message_s = _no_more_than(latency, send_s, message_s)
     carried = rows[-1]["stream_s"] / rows[-1]["bytes"] if wire else slope - send_byte_s - message_byte_s
     return Link(
         source, target, 1 / carried if carried > 0 else math.inf, max(latency - send_s - message_s, 0.0),
         message_s=message_s, message_s_per_byte=message_byte_s, send_s=send_s, send_s_per_byte=send_byte_s,
     )  # fmt: skip
+
+
+def _no_more_than(way_s: float, send_s: float, receive_s: float) -> tuple[float, float]:
+    """What both ends take in proportion, together no more than a way, where that is known: what lay in caches at the ends did not on the
+    way, or the other way round, and they are at it at once."""
+    part = way_s / (send_s + receive_s) if 0 < way_s < send_s + receive_s else 1.0
+    return part * send_s, part * receive_s
 
 
 def _line(x: FloatArray, y: FloatArray, scale: FloatArray) -> tuple[float, float]:
