@@ -24,6 +24,7 @@ from partita.records import lean, record
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 Phase = Literal["forward", "backward", "update", "transfer", "stage"]
 
 
@@ -183,7 +184,7 @@ class TaskGraph:
             raise GraphError(f"graph {self.name!r} has a circle: {circle}", hint="remove one of these edges")
         return np.array(order, np.int64)
 
-    def _circle(self, stuck: npt.NDArray[np.bool_]) -> list[int]:
+    def _circle(self, stuck: BoolArray) -> list[int]:
         """A circle among the stuck tasks: walk back along predecessors until a task comes again."""
         at = int(np.flatnonzero(stuck)[0])
         seen: dict[int, int] = {}

@@ -20,7 +20,7 @@ import numpy as np
 from partita.errors import PlanError
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable, Estimate
-from partita.nouns.graph import FloatArray, IntArray, TaskGraph
+from partita.nouns.graph import BoolArray, FloatArray, IntArray, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.placement_plan import PlacementPlan
@@ -33,7 +33,6 @@ from partita.simulate.makespan import Facts, Scratch, facts_of, makespan, scratc
 from partita.simulate.overheads import begin_s, call_s, cold_s, update_s
 from partita.simulate.predicted import predicted
 from partita.simulate.readings import (
-    Bools,
     Crossings,
     Readings,
     brought,
@@ -204,7 +203,7 @@ class _Pipelines:
             template = self.templates[shape] = self._template(plan, [*computes, *moves])
         return template.makespan_s(np.array([*computes.values(), *moves.values(), (0.0, 0.0)]))
 
-    def _shape(self, plan: PipelinePlan, moves: tuple[Key, ...], trains: Bools, rides: Hashable) -> Hashable:
+    def _shape(self, plan: PipelinePlan, moves: tuple[Key, ...], trains: BoolArray, rides: Hashable) -> Hashable:
         """All that the order of a plan's instructions depends on. Where all links are alike, names of devices do not matter."""
         rank: dict[str, object] = {d: (r, d) if self.cluster.links else r for r, d in enumerate(plan.devices)}
         stages = tuple((tuple(rank[d] for d in s.devices), s.shares, s.recompute) for s in plan.stages)
@@ -217,7 +216,9 @@ class _Pipelines:
         known = durations(program, self.graph, replace(self.costs, seconds=able, low=able, high=able), self.cluster)
         return Template.of(program, known, self.cluster, keys)
 
-    def _computes(self, plan: PipelinePlan, at: IntArray, trains: Bools) -> Iterator[tuple[Key, tuple[float, float]]]:
+    def _computes(
+        self, plan: PipelinePlan, at: IntArray, trains: BoolArray
+    ) -> Iterator[tuple[Key, tuple[float, float]]]:
         """What every device computes of its stages, by part; updates of all its stages together, and what begins a step."""
         stages = len(plan.stages)
         total = np.array([[np.bincount(at + 1, row, stages + 1)[1:] for row in part] for part in self._parts_s])

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.solve.compiled import compiled
 
 Int32Array = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.uint32]
 Nodes = tuple[Places, Places, Places, Places, Places]
 
@@ -168,7 +167,7 @@ def behind_waits(
     order: Int32Array,
     busy: FloatArray,
     lag: FloatArray,
-    works: Bools,
+    works: BoolArray,
     most: FloatArray,
     since: FloatArray,
     cools: float,

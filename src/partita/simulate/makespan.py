@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.nouns.placement_problem import PlacementProblem
 from partita.solve.compiled import compiled
 from partita.solve.device_types import device_types
@@ -35,7 +34,7 @@ class Facts(NamedTuple):
     producer: IntArray  #: [tensors]
     seconds: FloatArray  #: [tasks, classes]
     class_of: IntArray  #: [devices] alike in kind, speed and memory
-    pays: npt.NDArray[np.bool_]  #: [devices]
+    pays: BoolArray  #: [devices]
     given: FloatArray  #: [tensors] seconds a transfer takes, nan where the link decides
     size: FloatArray  #: [tensors] bytes
     rate: FloatArray  #: [devices, devices]

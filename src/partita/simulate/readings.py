@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import FloatArray, IntArray, TaskGraph
-
-Bools = npt.NDArray[np.bool_]
+from partita.nouns.graph import BoolArray, FloatArray, IntArray, TaskGraph
 
 
 class Readings(NamedTuple):
@@ -18,7 +15,7 @@ class Readings(NamedTuple):
     tensor: IntArray  #: [readings]
     producer: IntArray  #: [readings] the task that makes it
     reader: IntArray  #: [readings] the task that reads it
-    back: Bools  #: [readings] whether the reader's backward feeds the producer's backward
+    back: BoolArray  #: [readings] whether the reader's backward feeds the producer's backward
 
 
 class Crossings(NamedTuple):
@@ -27,7 +24,7 @@ class Crossings(NamedTuple):
     source: IntArray  #: stage
     target: IntArray  #: stage
     tensor: IntArray
-    back: Bools  #: whether a gradient comes back
+    back: BoolArray  #: whether a gradient comes back
 
 
 def forward_readings(graph: TaskGraph) -> Readings:
@@ -46,7 +43,7 @@ def forward_readings(graph: TaskGraph) -> Readings:
     return Readings(tensor[at], producer, reader, (source >= 0) & (target >= 0) & np.isin(source * n + target, keys))
 
 
-def crossings(tensor: IntArray, source: IntArray, target: IntArray, back: Bools) -> Crossings:
+def crossings(tensor: IntArray, source: IntArray, target: IntArray, back: BoolArray) -> Crossings:
     """What crosses where reading i is of tensor[i], made in stage source[i] and read in target[i]; -1: in no stage.
 
     O(readings log readings).

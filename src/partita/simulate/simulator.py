@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from partita.errors import CostError, PlanError, ProgramError, refuse
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import MOST_SECONDS, CostTable
-from partita.nouns.graph import FloatArray, IntArray, TaskGraph
+from partita.nouns.graph import BoolArray, FloatArray, IntArray, TaskGraph
 from partita.nouns.program import Op, Piece, Program
 from partita.nouns.timeline import Timeline
 from partita.simulate.exchange import ring_steps
@@ -247,7 +246,7 @@ def lines_of(program: Program) -> tuple[Int32Array, int, Int32Array]:
     return line, queues + len(alone), medium
 
 
-def _stuck(program: Program, waiting: npt.NDArray[np.bool_]) -> ProgramError:
+def _stuck(program: Program, waiting: BoolArray) -> ProgramError:
     """The error for a program some of whose instructions wait for ever: it names a circle of them."""
     line = lines_of(program)[0]
     before: dict[int, int] = {}

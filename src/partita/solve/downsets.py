@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import Csr, FloatArray, IntArray, TaskGraph, csr
+from partita.nouns.graph import BoolArray, Csr, FloatArray, IntArray, TaskGraph, csr
 from partita.solve.compiled import compiled
 from partita.solve.units import Units, Words, bitset
 
@@ -57,7 +56,7 @@ class StateSequence:
         )  # fmt: skip
 
     @cached_property
-    def contains(self) -> npt.NDArray[np.bool_]:
+    def contains(self) -> BoolArray:
         """[states, states] whether a state (row) is contained in a later one (column), and is not it."""
         n = len(self)
         inside = np.triu(np.ones((n, n), np.bool_), 1)
@@ -109,7 +108,7 @@ class Spans:
         return Csr(start, owner[order])
 
 
-def spans(graph: TaskGraph, units: Units, weight: FloatArray, tensors: npt.NDArray[np.bool_] | None = None) -> Spans:
+def spans(graph: TaskGraph, units: Units, weight: FloatArray, tensors: BoolArray | None = None) -> Spans:
     """The spans of a graph's tensors (of those chosen) with their weights; equal sets become one. O(readers)."""
     chosen = np.arange(len(graph.producer)) if tensors is None else np.flatnonzero(tensors)
     found: dict[tuple[int, ...], float] = {}

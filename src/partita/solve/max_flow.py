@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import IntArray
+from partita.nouns.graph import BoolArray, IntArray
 from partita.solve.compiled import compiled
-
-Bools = npt.NDArray[np.bool_]
 
 GRAIN = 1e12  # capacities are whole numbers, this many to the total: rounded down, so that bounds stay bounds
 
@@ -19,7 +16,7 @@ ENDLESS = 1 << 60
 @compiled
 def max_flow(
     start: IntArray, arcs: IntArray, head: IntArray, capacity: IntArray, s: int, t: int, limit: int, spent: IntArray
-) -> tuple[int, Bools]:
+) -> tuple[int, BoolArray]:
     """Dinic's algorithm; returns the flow (stopped once it reaches the limit) and the source side of the cut."""
     n = len(start) - 1
     level = np.full(n, -1, np.int64)

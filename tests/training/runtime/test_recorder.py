@@ -63,13 +63,14 @@ def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float, wait
     noted = Recorder(PROBE, cast(Prober, prober), 1000)
     for _ in range(1000):
         step(noted, step_s, 0.9, 0.7, waits=waits)
-    assert prober.spent_s <= 0.01 * 1000 * step_s + 6 * prober.takes_s(1) + 1e-9  # six are lent
-    assert len(prober.taken) >= min(1000, 0.9 * 0.01 * 1000 * step_s / prober.takes_s(1))
+    saved_s, lent_s = 0.01 * 1000 * step_s, 6 * prober.takes_s(1)
+    most_s = saved_s + lent_s if waits else max(saved_s, lent_s)  # who waits anyway pays nothing back
+    assert prober.spent_s <= most_s + 1e-9
+    assert len(prober.taken) >= min(1000, 0.9 * saved_s / prober.takes_s(1))
     rows = noted.rows()
     assert rows.shape == (1000, 4)
     assert bool(rows[0, 2:].isnan().all())
     assert float(rows[1, 2]) == pytest.approx(1e-3)
-    assert bool(rows[2, 2:].isnan().all()) == (step_s < 0.1)
 
 
 def test_a_short_run_reads_every_piece_over_all_of_it() -> None:

@@ -32,7 +32,7 @@ from partita.mapping.plan.question import Finding, Mapped, Question, Search, bes
 from partita.mapping.plan.waists import Piece, pieces, whole
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
-from partita.nouns.graph import Task, TaskGraph
+from partita.nouns.graph import BoolArray, Task, TaskGraph
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import PlanFile, Verdict, checked_bound
 from partita.page.text import size
@@ -41,7 +41,6 @@ from partita.placement.plan.candidates import candidates, nothing_fits, plan_fil
 from partita.placement.plan.device_limit import useful
 from partita.placement.plan.from_arrays import placement_plan, simulated_s
 from partita.placement.plan.latency import latency_bound
-from partita.placement.plan.load import Bools
 from partita.solve import constraint_solver
 
 CLOSED = 1e-9  #: a gap, as a share, at which there is nothing left to find
@@ -180,7 +179,7 @@ def no_room(question: Question, method: str) -> Infeasible:
     if method not in SEEDS:
         return nothing_fits(model)
     several = "a method that looks for what fits, e.g. --method hybrid"
-    able: Bools = np.asarray(np.isfinite(model.work_s).all(axis=0))
+    able: BoolArray = np.asarray(np.isfinite(model.work_s).all(axis=0))
     if method == "single" and not able.any():
         return Infeasible("no device runs all tasks", constraint="supported devices", relaxation=several)
     need, room = float(model.memory_bytes.sum()), model.room_bytes

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from partita.errors import BadInput, MissingDependency, refuse
 from partita.files import read_bytes, read_text
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 
 TextArray = npt.NDArray[np.str_]
 THOUSAND = 1000.0
@@ -70,7 +70,7 @@ class Table:
                 f"no column named {', '.join(map(repr, unknown))}", hint=f"the columns are {', '.join(self.names)}"
             )
 
-    def take(self, rows: IntArray | npt.NDArray[np.bool_]) -> Table:
+    def take(self, rows: IntArray | BoolArray) -> Table:
         return replace(self, columns={n: c[rows] for n, c in self.columns.items()})
 
     def without(self, names: Sequence[str]) -> Table:

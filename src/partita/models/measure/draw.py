@@ -8,11 +8,11 @@ from itertools import product
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from partita.errors import BadInput
 from partita.models.measure.file import Campaign, Level
 from partita.models.measure.networks import FACTORS, Configuration, size_of
+from partita.nouns.graph import BoolArray
 
 MOST_CANDIDATES = 20_000  #: of one cell; larger products are thinned out at random first
 
@@ -96,7 +96,7 @@ def balanced(
     """
     columns = [np.unique([getattr(c, f) for c in candidates], return_inverse=True)[1] for f in factors]
     taken = [np.zeros(int(column.max()) + 1) for column in columns]
-    free: npt.NDArray[np.bool_] = np.ones(len(candidates), dtype=bool)
+    free: BoolArray = np.ones(len(candidates), dtype=bool)
     chosen = []
     for _ in range(min(rows, len(candidates))):
         cost = sum((counts * len(counts))[column] ** 2 for counts, column in zip(taken, columns, strict=True))

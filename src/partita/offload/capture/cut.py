@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import CaptureError
-from partita.nouns.graph import TaskGraph
+from partita.nouns.graph import BoolArray, TaskGraph
 from partita.nouns.offload import OffloadJob, OffloadTask
 
 Shape = Literal["chain", "tree", "dag"]
@@ -39,7 +39,7 @@ def crossing(graph: TaskGraph, device: Set[str]) -> npt.NDArray[np.int64]:
     return np.unique(tensor[away & on_device[graph.producer[tensor]]]).astype(np.int64)
 
 
-def _on_device(graph: TaskGraph, device: Set[str]) -> npt.NDArray[np.bool_]:
+def _on_device(graph: TaskGraph, device: Set[str]) -> BoolArray:
     unknown = sorted(set(device) - set(graph.index))
     if unknown:
         raise CaptureError(

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray
+from partita.nouns.graph import BoolArray, FloatArray
 from partita.offload.plan.downsets import front
 from partita.offload.plan.min_cut import CutNetwork
-from partita.offload.plan.network import Bools, Network
+from partita.offload.plan.network import Network
 
 MOST_STEPS = 20_000_000  #: tasks looked at while enumerating downsets: about 0.1 s
 MOST_DOWNSETS = 10_000
@@ -27,7 +27,7 @@ class Cuts:
     """Candidate cuts of a network; the first one keeps everything on the device."""
 
     network: Network
-    cuts: Bools  #: [cuts, tasks]
+    cuts: BoolArray  #: [cuts, tasks]
     times: FloatArray  #: [cuts, 4] seconds on device, uplink, server, downlink
     complete: bool  #: no other cut is needed in any plan
     _flow: CutNetwork | None = field(default=None, repr=False)
@@ -51,7 +51,7 @@ class Cuts:
             at = 1 + int((self.times[1:] @ weights).argmin())
         return value, at
 
-    def _at(self, cut: Bools) -> int:
+    def _at(self, cut: BoolArray) -> int:
         """The number of a cut, which joins the others where it is new and no old one beats it."""
         times = self.network.times(cut)
         beaten = np.flatnonzero((self.times <= times).all(axis=1))
@@ -88,7 +88,7 @@ def sweep() -> list[FloatArray]:
     return pairs + grid
 
 
-def _local_first(cuts: Bools, times: FloatArray, network: Network) -> tuple[Bools, FloatArray]:
+def _local_first(cuts: BoolArray, times: FloatArray, network: Network) -> tuple[BoolArray, FloatArray]:
     """The whole network in front; then the others that it does not beat."""
     whole = np.ones((1, len(network)), np.bool_)
     device = float(network.device_s.sum())
@@ -96,7 +96,7 @@ def _local_first(cuts: Bools, times: FloatArray, network: Network) -> tuple[Bool
     return np.concatenate([whole, cuts[kept]]), np.concatenate([[[device, 0.0, 0.0, 0.0]], times[kept]])
 
 
-def _single_tensor_cuts(network: Network) -> Bools:
+def _single_tensor_cuts(network: Network) -> BoolArray:
     """[cuts, tasks] every prefix of the topological order whose boundary is one tensor, and the empty cut. O(tasks + edges)."""
     n = len(network)
     last = np.arange(n)  # the last reader of each task's output

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
-from partita.offload.plan.network import Bools, Network
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
+from partita.offload.plan.network import Network
 from partita.solve.compiled import compiled
 
 
-def front(network: Network, most: int) -> tuple[Bools, FloatArray, bool]:
+def front(network: Network, most: int) -> tuple[BoolArray, FloatArray, bool]:
     """([cuts, tasks] the cuts that no other beats, [cuts, 4] their times, whether all downsets were looked at).
 
     Where there are more than `most` downsets, no cut at all. O(downsets x (tasks + edges + cuts)).
@@ -64,7 +64,7 @@ def _front(times: FloatArray) -> IntArray:
 
 
 @compiled
-def _next(cut: Bools, start: IntArray, reads: IntArray) -> bool:
+def _next(cut: BoolArray, start: IntArray, reads: IntArray) -> bool:
     """The next downset in descending lexicographic order, in place; False after the empty one."""
     n = len(cut)
     last = n - 1
@@ -128,7 +128,7 @@ def _enumerate(
 
 
 @compiled
-def _recover(start: IntArray, reads: IntArray, ranks: IntArray, n: int) -> Bools:
+def _recover(start: IntArray, reads: IntArray, ranks: IntArray, n: int) -> BoolArray:
     """[ranks, n] the downsets of the given ascending ranks in the enumeration."""
     cuts = np.zeros((len(ranks), n), np.bool_)
     cut = np.ones(n, np.bool_)

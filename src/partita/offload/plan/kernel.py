@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
-from partita.offload.plan.network import Bools
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.solve.compiled import compiled
 
 
@@ -31,7 +30,7 @@ class Shop(NamedTuple):
     u: FloatArray  #: [options] ... the uplink
     s: FloatArray  #: [options] ... a thread of the server
     w: FloatArray  #: [options] ... the downlink
-    local: Bools  #: [options] the whole job stays on the device
+    local: BoolArray  #: [options] the whole job stays on the device
     first: IntArray  #: [kinds + 1] options of each kind; its first one is local
     kind: IntArray  #: [jobs]
     release: FloatArray  #: [kinds]

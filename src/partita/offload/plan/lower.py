@@ -21,12 +21,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from partita.errors import PlanError, refuse
-from partita.nouns.graph import FloatArray
+from partita.nouns.graph import BoolArray, FloatArray
 from partita.nouns.offload import OffloadPlan, OffloadProblem
 from partita.nouns.program import Builder, Op, Piece, Program
 from partita.nouns.timeline import Timeline
 from partita.offload.plan.kernel import Shop, schedule
-from partita.offload.plan.network import Bools, network_of
+from partita.offload.plan.network import network_of
 from partita.simulate.simulator import Durations, simulate
 
 DEVICE, UPLINK, DOWNLINK, ANSWERS, ARRIVALS = "device", "uplink", "downlink", "answers", "arrivals"
@@ -74,7 +74,7 @@ def lower_offload(problem: OffloadProblem, plan: OffloadPlan) -> tuple[Program, 
     return build.program(), Durations(np.array(busy), np.array(lag))
 
 
-def part_times(problem: OffloadProblem, plan: OffloadPlan) -> tuple[FloatArray, Bools]:
+def part_times(problem: OffloadProblem, plan: OffloadPlan) -> tuple[FloatArray, BoolArray]:
     """([jobs, 4] seconds on device, uplink, server and downlink; [jobs] whether all of it is on the device)."""
     times, local = np.zeros((len(problem.jobs), 4)), np.zeros(len(problem.jobs), np.bool_)
     known: dict[object, FloatArray] = {}
@@ -86,7 +86,7 @@ def part_times(problem: OffloadProblem, plan: OffloadPlan) -> tuple[FloatArray, 
     return times, local
 
 
-def _threads(problem: OffloadProblem, plan: OffloadPlan, times: FloatArray, local: Bools) -> list[int]:
+def _threads(problem: OffloadProblem, plan: OffloadPlan, times: FloatArray, local: BoolArray) -> list[int]:
     """[jobs] the thread that serves each, -1 where none does."""
     n = len(problem.jobs)
     d, u, s, w = np.ascontiguousarray(times.T)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
-from partita.offload.plan.network import Bools, Network
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
+from partita.offload.plan.network import Network
 from partita.solve.max_flow import ENDLESS, GRAIN, max_flow
 
 
@@ -48,7 +48,7 @@ class CutNetwork:
         start[1:] = np.cumsum(np.bincount(both, minlength=2 * n + 3))
         return CutNetwork(network, start, np.argsort(both, kind="stable").astype(np.int64), ends.astype(np.int64))
 
-    def least(self, weights: FloatArray) -> tuple[float, Bools]:
+    def least(self, weights: FloatArray) -> tuple[float, BoolArray]:
         """(a lower bound on the least weighted seconds of a cut, the cut that attains it) for [4] weights >= 0."""
         net = self.network
         a, b, c, e = weights

@@ -9,12 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import Csr, FloatArray, IntArray, csr
+from partita.nouns.graph import BoolArray, Csr, FloatArray, IntArray, csr
 from partita.nouns.offload import OffloadJob, OffloadProblem
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,7 @@ class Network:
     def __len__(self) -> int:
         return len(self.device_s)
 
-    def times(self, cut: Bools) -> FloatArray:
+    def times(self, cut: BoolArray) -> FloatArray:
         """[4] seconds on device, uplink, server and downlink when the tasks of `cut` stay on the device. O(tasks + edges)."""
         crosses = np.zeros(len(self), np.bool_)
         reader = np.repeat(np.arange(len(self)), np.diff(self.reads.start))

@@ -14,13 +14,13 @@ from functools import cached_property
 import numpy as np
 
 from partita.nouns.cluster import Cluster
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.nouns.pipeline_plan import PipelinePlan, Schedule, Stage
 from partita.nouns.pipeline_problem import PipelineProblem, alone_in
 from partita.nouns.profile import Sample
 from partita.nouns.stage_memory import stage_bytes
 from partita.pipeline.plan.chain_dp import Chain
-from partita.pipeline.plan.stage_costs import Bools, StageCosts
+from partita.pipeline.plan.stage_costs import StageCosts
 from partita.simulate.evaluator import Evaluator
 from partita.simulate.lower import lower
 from partita.simulate.overheads import begin_s, call_s, cold_s, update_s
@@ -204,7 +204,7 @@ class Bench:
         return crossings(tensor, stage[source], stage[target], back)
 
     @cached_property
-    def _readings(self) -> tuple[IntArray, IntArray, IntArray, Bools]:
+    def _readings(self) -> tuple[IntArray, IntArray, IntArray, BoolArray]:
         """Forward readings between units: (tensor, producing unit, reading unit, whether a gradient comes back)."""
         read, unit_of = forward_readings(self.sample.graph), self.costs.units.unit_of
         source, target = unit_of[read.producer], unit_of[read.reader]

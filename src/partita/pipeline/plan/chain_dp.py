@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.nouns.stage_memory import stage_bytes
-from partita.pipeline.plan.stage_costs import Bools
 from partita.solve.compiled import compiled
 
 LOOK = 0.016  #: effort (see `bench.Effort`) that looking at one segment on one class of a team's devices costs
@@ -50,7 +49,7 @@ class StageTables(NamedTuple):
     """What the cost of a stage is made of; S states, C classes of device."""
 
     micro_batches: int
-    contains: Bools  #: [S, S] whether it is a segment
+    contains: BoolArray  #: [S, S] whether it is a segment
     work_s: FloatArray  #: [S, C] forward and backward of one micro-batch before a state
     again_s: FloatArray  #: [S, C] what a stage that recomputes adds
     update_s: FloatArray  #: [S, C]
@@ -228,7 +227,7 @@ def _row(t: StageTables, teams: Teams, k: int, i: int, again: bool) -> FloatArra
 
 
 @compiled
-def _minimax(t: StageTables, teams: Teams, modes: Bools, devices: int, stages: int) -> FloatArray:
+def _minimax(t: StageTables, teams: Teams, modes: BoolArray, devices: int, stages: int) -> FloatArray:
     states = len(t.head_s)
     layers = stages + 1 if stages > 0 else 1
     value = np.full((layers, devices + 1, states), np.inf)

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.nouns.profile import Sample
-from partita.pipeline.plan.stage_costs import Bools, StageCosts, Wire, tensor_s
+from partita.pipeline.plan.stage_costs import StageCosts, Wire, tensor_s
 from partita.simulate.readings import forward_readings
 from partita.solve.compiled import compiled
 from partita.solve.units import Words
@@ -170,14 +170,14 @@ def least_step(p: BoundProblem, enough: float = math.inf) -> float:
     return low
 
 
-def _segments(p: BoundProblem) -> Bools:
+def _segments(p: BoundProblem) -> BoolArray:
     """[states, ends, 1] which are segments."""
     if len(p.ends) == len(p.costs.states):
         return p.costs.states.contains[:, :, None]
     return (np.arange(len(p.costs.states)) < len(p.costs.states) - 1)[:, None, None]
 
 
-def _fits(p: BoundProblem) -> tuple[Bools, Bools]:
+def _fits(p: BoundProblem) -> tuple[BoolArray, BoolArray]:
     """[states, ends, classes] segments that run on a class and fit: alone on a device, and on several."""
     costs, room = p.costs, p.market.memory_bytes
     cannot = costs.cannot[p.ends][None, :, :] - costs.cannot[:, None, :]
@@ -195,7 +195,7 @@ def _fits(p: BoundProblem) -> tuple[Bools, Bools]:
 
 @compiled
 def _cheapest_chain(
-    step_s: float, micro_batches: int, lone: Bools, team: Bools, ends: IntArray, work: FloatArray, update: FloatArray,
+    step_s: float, micro_batches: int, lone: BoolArray, team: BoolArray, ends: IntArray, work: FloatArray, update: FloatArray,
     own: FloatArray, head: FloatArray, tail: FloatArray, fed: FloatArray, before: FloatArray, prices: FloatArray,
     cheapest: FloatArray, most: int, stages: int, last: int, rate: float, latency: float, tiny: float,
 ) -> float:  # fmt: skip

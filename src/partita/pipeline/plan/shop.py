@@ -9,11 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from partita.nouns.cluster import Cluster
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.pipeline.plan.bench import Bench
 from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.pipeline_task import PipelineTask
-from partita.pipeline.plan.stage_costs import Bools
 from partita.simulate.boundaries import device_numbers
 from partita.simulate.overheads import begin_s, call_s, update_s
 from partita.simulate.readings import brought, carried, messages
@@ -111,7 +110,7 @@ def _seconds(
     parted: Parted,
     chain: Chain,
     each: Callable[[FloatArray], FloatArray],
-    trains: Bools,
+    trains: BoolArray,
     returning: Collection[int],
 ) -> FloatArray:
     """[4, stages, devices] of a forward, a backward in one, and its parts; `returning`: stages that send gradients back.

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from partita.errors import CostError
 from partita.nouns.cluster import Cluster
 from partita.nouns.costs import CostTable
-from partita.nouns.graph import FloatArray, TaskGraph
+from partita.nouns.graph import BoolArray, FloatArray, TaskGraph
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.stage_memory import bytes_per_parameter_byte
 from partita.simulate.readings import forward_readings
@@ -25,8 +24,6 @@ from partita.solve.compiled import compiled
 from partita.solve.device_types import DeviceType
 from partita.solve.downsets import StateSequence, spans
 from partita.solve.units import Units
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class StageCosts:
     per_parameter_byte: float  #: bytes held per byte of parameters: themselves, gradients, the optimizer's state
 
     @cached_property
-    def inside(self) -> Bools:
+    def inside(self) -> BoolArray:
         """[states, units] whether a state has a unit."""
         bits = np.unpackbits(self.states.members.view(np.uint8), axis=1, bitorder="little")
         return bits[:, : len(self.units)].astype(np.bool_)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.placement.plan.alarm import FlagArray
-from partita.placement.plan.load import Bools, LoadModel
+from partita.placement.plan.load import LoadModel
 from partita.solve.compiled import compiled
 from partita.solve.random import Words, between, seeded, uniform
 
@@ -39,7 +39,7 @@ class Net(NamedTuple):
     atom_start: IntArray  #: [atoms + 1]
     atom_nets: IntArray
     class_of: IntArray  #: [devices]
-    pays: Bools  #: [devices]
+    pays: BoolArray  #: [devices]
     room: FloatArray  #: [devices]
     overlap: bool
     penalty: float  #: seconds a device that is full twice over counts as more

@@ -24,10 +24,10 @@ from functools import cache
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.placement.plan.cut_pool import CutPool
 from partita.placement.plan.replicated import ReplicatedStage, Replication
-from partita.placement.plan.throughput import Bools, Work
+from partita.placement.plan.throughput import Work
 from partita.solve.compiled import compiled
 from partita.solve.max_flow import ENDLESS, GRAIN, max_flow
 
@@ -47,18 +47,18 @@ MOST_UNITS = 4_000  #: a larger graph's boxes are too dear
 class Box:
     """All downsets that hold `inside` and lack `outside`."""
 
-    inside: Bools  #: [units]
-    outside: Bools  #: [units]
+    inside: BoolArray  #: [units]
+    outside: BoolArray  #: [units]
     low: FloatArray  #: [levels + 1] work at least, of those that send at most level x value; level 0: of all
     high: FloatArray  #: [levels + 1]
     sync: tuple[float, float]  #: gradient exchange at least and at most
     sent_s: float  #: at least
-    cheapest: Bools  #: [units] the downset that sends least
-    apart: Bools  #: [units] by which to split it
+    cheapest: BoolArray  #: [units] the downset that sends least
+    apart: BoolArray  #: [units] by which to split it
     tight: frozenset[int] = frozenset()  #: levels looked at
 
     @property
-    def free(self) -> Bools:
+    def free(self) -> BoolArray:
         return ~(self.inside | self.outside)
 
 
@@ -121,8 +121,8 @@ class Cover:
     value_s: float
     devices: int
     most: int  #: replicas
-    down: Bools  #: [units, units] row u: u and what is before it
-    up: Bools
+    down: BoolArray  #: [units, units] row u: u and what is before it
+    up: BoolArray
     boxes: list[Box]
     pool: CutPool
     spent: float = 0.0  #: cells and arcs
@@ -142,7 +142,7 @@ class Cover:
         cover.boxes = [cover.box(i, o) for i, o in ((nothing, everything), (everything, nothing), (nothing, nothing))]
         return cover
 
-    def box(self, inside: Bools, outside: Bools, within: Box | None = None) -> Box:
+    def box(self, inside: BoolArray, outside: BoolArray, within: Box | None = None) -> Box:
         """The box, its numbers at least as narrow as those of a box that holds it."""
         low, high = float(self.compute[inside].sum()), float(self.compute[~outside].sum())
         sent, cheapest = self.least_sent(inside, outside)
@@ -153,8 +153,12 @@ class Cover:
         return Box(inside, outside, np.maximum(least, low), np.minimum(most, high), sync, sent, cheapest, free)
 
     def least_sent(
-        self, inside: Bools, outside: Bools, of_inside: FloatArray | None = None, of_outside: FloatArray | None = None
-    ) -> tuple[float, Bools]:
+        self,
+        inside: BoolArray,
+        outside: BoolArray,
+        of_inside: FloatArray | None = None,
+        of_outside: FloatArray | None = None,
+    ) -> tuple[float, BoolArray]:
         """(value, downset): the least of what a downset of the box sends, and of the seconds given for the units it has
         and for those it has not. Rounded down."""
         spans, before, none = self.work.spans, self.work.units.before, np.zeros(len(self.compute))
@@ -218,7 +222,7 @@ class Cover:
         self.boxes[b] = replace(box, low=low, high=high, tight=box.tight | {level}, apart=apart)
         return bool(total > 0 and (most < total * (1 - 1e-6) or least > total * 1e-6))
 
-    def _most_work(self, box: Box, theta: float, taken: bool) -> tuple[float, Bools]:
+    def _most_work(self, box: Box, theta: float, taken: bool) -> tuple[float, BoolArray]:
         """(at least the most free work that a downset of the box that sends at most theta has (`taken`) or lacks, units).
 
         The bound mixes two downsets, one that sends more than theta and one that sends less; these units tell them apart.
@@ -314,9 +318,9 @@ def reachable(
 
 @compiled
 def _least_cut(
-    inside: Bools, outside: Bools, span: IntArray, items: IntArray, weight: FloatArray, before: IntArray,
+    inside: BoolArray, outside: BoolArray, span: IntArray, items: IntArray, weight: FloatArray, before: IntArray,
     before_items: IntArray, of_inside: FloatArray, of_outside: FloatArray, grain: float,
-) -> tuple[int, Bools, float, int]:  # fmt: skip
+) -> tuple[int, BoolArray, float, int]:  # fmt: skip
     """(least cut in grains, the downset, what all of the box send, arcs looked at), by a network of the free units alone.
 
     source -> x  of_outside    x -> sink  of_inside    x -> y  endless where y is before x

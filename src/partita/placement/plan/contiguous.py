@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
-from partita.placement.plan.throughput import Bools, Int8Array, Int32Array, Part, Work, vectors
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
+from partita.placement.plan.throughput import Int8Array, Int32Array, Part, Work, vectors
 from partita.solve.compiled import compiled
 from partita.solve.downsets import StateSequence, contains
 from partita.solve.units import Words
@@ -62,7 +62,7 @@ def exact_chain(work: Work, states: StateSequence, upper_s: float) -> tuple[floa
 @compiled
 def _least_worst(
     members: Words, least: FloatArray, memory: FloatArray, seconds: FloatArray, cannot: FloatArray, cut: FloatArray,
-    masks: Words, weight: FloatArray, pays: Bools, room: FloatArray, after: IntArray, low: IntArray, high: IntArray,
+    masks: Words, weight: FloatArray, pays: BoolArray, room: FloatArray, after: IntArray, low: IntArray, high: IntArray,
     absorbs: FloatArray, upper: float, overlap: bool,
 ) -> tuple[FloatArray, Int32Array, Int8Array]:  # fmt: skip
     """(value, state before, device type), [vectors, states] each; states ascend in `least` work done."""

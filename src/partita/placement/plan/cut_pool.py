@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from partita.nouns.graph import BoolArray
 from partita.placement.plan.replicated import ReplicatedStage, Replication
-from partita.placement.plan.throughput import Bools, Work
+from partita.placement.plan.throughput import Work
 
 MOST_CUTS = 20_000  #: kept; later ones are dropped
 BETWEEN = 8  #: downsets between two, with these
@@ -20,7 +21,7 @@ class CutPool:
 
     work: Work
     replication: Replication
-    cuts: dict[bytes, tuple[Bools, float]] = field(default_factory=dict)  #: [units], and what it sends
+    cuts: dict[bytes, tuple[BoolArray, float]] = field(default_factory=dict)  #: [units], and what it sends
     seen: int = 0  #: how many there were when chains through them were last looked for
 
     @staticmethod
@@ -37,19 +38,19 @@ class CutPool:
     def __len__(self) -> int:
         return len(self.cuts)
 
-    def sent_s(self, cut: Bools) -> float:
+    def sent_s(self, cut: BoolArray) -> float:
         """What a downset sends."""
         spans = self.work.spans
         held = np.add.reduceat(cut[spans.units.items].astype(np.int64), spans.units.start[:-1])
         return float(spans.weight[(held > 0) & (held < np.diff(spans.units.start))].sum())
 
-    def add(self, cut: Bools) -> None:
+    def add(self, cut: BoolArray) -> None:
         """Keep a downset, [units]."""
         key = np.packbits(cut).tobytes()
         if key not in self.cuts and len(self.cuts) < MOST_CUTS:
             self.cuts[key] = cut, self.sent_s(cut)
 
-    def add_between(self, one: Bools, other: Bools) -> None:
+    def add_between(self, one: BoolArray, other: BoolArray) -> None:
         """Keep some downsets between two, if one is inside the other: units are added as they are numbered."""
         if not (one <= other).all():
             return

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from partita.nouns.graph import Csr, IntArray
-from partita.placement.plan.throughput import Bools, Work
+from partita.nouns.graph import BoolArray, Csr, IntArray
+from partita.placement.plan.throughput import Work
 from partita.solve.units import regrouped
 
 MOST_UNITS = 10_000  #: in larger graphs nothing is joined
@@ -41,7 +41,7 @@ def without_idle(work: Work) -> Work:
     return Work.of(work.problem, regrouped(work.units, group))
 
 
-def _homes(work: Work, idle: Bools) -> IntArray:
+def _homes(work: Work, idle: BoolArray) -> IntArray:
     """[units] the unit that each is joined to; its own number where it stays."""
     n = len(work.units)
     before, after = work.units.before, work.units.after

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from partita.nouns.graph import Csr, FloatArray, IntArray, TaskGraph
-from partita.placement.plan.load import Bools, LoadModel, summed
+from partita.nouns.graph import BoolArray, Csr, FloatArray, IntArray, TaskGraph
+from partita.placement.plan.load import LoadModel, summed
 from partita.solve.compiled import compiled
 
 MOST_CUTS = 600
@@ -140,7 +140,7 @@ def _least_largest(
     held: FloatArray,
     passing: FloatArray,
     class_of: IntArray,
-    pays: Bools,
+    pays: BoolArray,
     room: FloatArray,
     base: FloatArray,
     overlap: bool,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.placement.plan.replicated import ReplicatedStage, Replication
-from partita.placement.plan.throughput import Bools, Int8Array, Int32Array, Part, Vectors, Work, vectors
+from partita.placement.plan.throughput import Int8Array, Int32Array, Part, Vectors, Work, vectors
 from partita.solve.compiled import compiled
 from partita.solve.units import Units
 
@@ -161,7 +161,7 @@ def _pass(work: Work, line: Line, positions: IntArray, upper_s: float, vs: Vecto
 @compiled
 def _least_worst(
     positions: IntArray, least: FloatArray, memory: FloatArray, seconds: FloatArray, cannot: FloatArray, start: IntArray,
-    places: IntArray, weight: FloatArray, pays: Bools, room: FloatArray, after: IntArray, low: IntArray, high: IntArray,
+    places: IntArray, weight: FloatArray, pays: BoolArray, room: FloatArray, after: IntArray, low: IntArray, high: IntArray,
     absorbs: FloatArray, upper: float, overlap: bool,
 ) -> tuple[FloatArray, Int32Array, Int8Array]:  # fmt: skip
     """(value, position before, device type), [vectors, positions] each."""

@@ -16,13 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import Csr, FloatArray, IntArray
+from partita.nouns.graph import BoolArray, Csr, FloatArray, IntArray
 from partita.nouns.placement_problem import PlacementProblem, Rule
 from partita.solve.device_types import device_types
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,7 @@ class LoadModel:
     nets: Csr  #: [nets] atoms, at least two, the maker first
     cost_s: FloatArray  #: [nets] above zero
     class_of: IntArray  #: [devices]
-    pays: Bools  #: [devices] whether its load includes its cut nets
+    pays: BoolArray  #: [devices] whether its load includes its cut nets
     room_bytes: FloatArray  #: [devices]
 
     @property
@@ -62,7 +59,7 @@ class LoadModel:
         return np.bincount(self.class_of, minlength=self.work_s.shape[1]).astype(np.int64)
 
     @cached_property
-    def class_pays(self) -> Bools:
+    def class_pays(self) -> BoolArray:
         """[classes]"""
         return np.array([bool(self.pays[self.class_of == c].any()) for c in range(self.work_s.shape[1])], np.bool_)
 
@@ -100,7 +97,7 @@ class LoadModel:
         """The largest load; inf where the placement is not feasible."""
         return float(self.loads(where).max()) if self.fits(where) else float("inf")
 
-    def only(self, atoms: Bools, nets: Bools) -> LoadModel:
+    def only(self, atoms: BoolArray, nets: BoolArray) -> LoadModel:
         """The model with the work of some atoms and the cost of some nets only; the rest weighs nothing."""
         work = np.where(atoms[:, None], self.work_s, 0.0)
         return replace(self, work_s=work, cost_s=np.where(nets, self.cost_s, 0.0))

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
-from partita.placement.plan.load import Bools, LoadModel
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
+from partita.placement.plan.load import LoadModel
 from partita.solve.max_flow import ENDLESS, GRAIN, max_flow
 
 MOST_NEIGHBOURS = 8  # looked at, of one atom
@@ -39,7 +39,9 @@ class Network:
     grain: float  #: capacity of a second
     spent: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))  #: [1] arcs looked at so far
 
-    def least(self, inside: Iterable[int], outside: Iterable[int] = (), limit_s: float = np.inf) -> tuple[float, Bools]:
+    def least(
+        self, inside: Iterable[int], outside: Iterable[int] = (), limit_s: float = np.inf
+    ) -> tuple[float, BoolArray]:
         """The least load of a set that holds `inside` and lacks `outside`, in seconds, and that set as [atoms].
 
         Where the load reaches `limit_s` the search stops there: the load returned is then only a lower bound, and the
@@ -91,7 +93,7 @@ class Anchors:
 
     bound_s: float  #: no placement has a smaller largest load
     atom: int  #: the atom that shows it, -1 where none was looked at
-    seed: Bools  #: [atoms] the set around it that attains its least load on a device that pays
+    seed: BoolArray  #: [atoms] the set around it that attains its least load on a device that pays
 
 
 def anchors(model: LoadModel, networks: dict[int, Network], *, most_arcs: float = 2e8) -> Anchors:

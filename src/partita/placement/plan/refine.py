@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
-from partita.placement.plan.throughput import Bools, Part, Work, load_of
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
+from partita.placement.plan.throughput import Part, Work, load_of
 from partita.solve.compiled import compiled
 from partita.solve.random import between, seeded, uniform
 
@@ -52,7 +52,7 @@ def moves(work: Work) -> int:
 
 @compiled
 def _annealed(
-    stage: IntArray, seconds: FloatArray, cannot: Bools, pays: Bools, memory: FloatArray, room: FloatArray,
+    stage: IntArray, seconds: FloatArray, cannot: BoolArray, pays: BoolArray, memory: FloatArray, room: FloatArray,
     before: IntArray, before_items: IntArray, after: IntArray, after_items: IntArray,
     of_unit: IntArray, of_items: IntArray, span: IntArray, span_items: IntArray, weight: FloatArray, moves: int, seed: int,
 ) -> IntArray:  # fmt: skip

@@ -23,11 +23,11 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, hstack
 
-from partita.nouns.graph import Csr, FloatArray, IntArray
+from partita.nouns.graph import BoolArray, Csr, FloatArray, IntArray
 from partita.placement.plan.absorbed import absorbed
 from partita.placement.plan.alarm import FlagArray
 from partita.placement.plan.atom_kinds import atom_kinds
-from partita.placement.plan.load import Bools, LoadModel, summed
+from partita.placement.plan.load import LoadModel, summed
 from partita.placement.plan.sweep import Sweep
 
 MOST_STATES = 100_000
@@ -66,7 +66,9 @@ class SetPrices:
     kind: IntArray  #: [atoms] those of a kind have one price
     price: FloatArray  #: [atoms] the best known, worth 1 in total
     reach: FloatArray  #: [atoms] how far a price may move in a box of 1
-    sets: list[tuple[int, Bools, float]] = field(default_factory=list)  #: (class, [atoms], the limit it was met under)
+    sets: list[tuple[int, BoolArray, float]] = field(
+        default_factory=list
+    )  #: (class, [atoms], the limit it was met under)
     box: float = KINDS_BOX
     spent: float = 0.0  #: cells of the sweep, and the linear programs in the same unit
 
@@ -173,7 +175,7 @@ class SetPrices:
             z[c] = max(z[c], float(self.price[inside].sum()) if load <= limit_s else 0.0)
         return z
 
-    def _load_s(self, inside: Bools, c: int) -> float:
+    def _load_s(self, inside: BoolArray, c: int) -> float:
         """The load of a device of class c that holds these atoms."""
         nets = self.model.nets
         held = (

@@ -21,8 +21,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
-from partita.placement.plan.load import Bools, LoadModel
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
+from partita.placement.plan.load import LoadModel
 from partita.solve.compiled import compiled
 
 MOST_OPEN = 30  #: nets at a time, two bits of a word each
@@ -83,7 +83,7 @@ class Sweep:
 
     def best(
         self, work_s: FloatArray, value: FloatArray, limit_s: float, asked: float, buckets: int, relaxed: bool = False
-    ) -> tuple[float, Bools, float]:
+    ) -> tuple[float, BoolArray, float]:
         """(the most value of a set of load up to limit_s, [sets, atoms] sets, work done); `asked` where none has more.
 
         `relaxed`: nothing has more than this value, and the sets may be too much for the limit. Else they are not, the best
@@ -198,7 +198,7 @@ def _dual(
 def _labels(
     start: IntArray, inside: IntArray, outside: IntArray, inside_s: FloatArray, outside_s: FloatArray, work: FloatArray,
     worth: FloatArray, limit: float, asked: float, buckets: int, mu: FloatArray, rest: FloatArray, relaxed: bool,
-) -> tuple[float, Bools, int]:  # fmt: skip
+) -> tuple[float, BoolArray, int]:  # fmt: skip
     """(most value, sets in the sweep's order, how many labels there were)."""
     n, widest = len(work), 1
     for k in range(n):

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import Infeasible
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.nouns.placement_problem import PlacementProblem
 from partita.solve.device_types import DeviceType, device_types
 from partita.solve.downsets import Spans, spans
 from partita.solve.units import Units, contract
 
-Bools = npt.NDArray[np.bool_]
 Int8Array = npt.NDArray[np.int8]
 Int32Array = npt.NDArray[np.int32]
 
@@ -64,7 +63,7 @@ class Work:
         return tuple(len(t.names) for t in self.types)
 
     @property
-    def pays(self) -> Bools:
+    def pays(self) -> BoolArray:
         """[types] whether what crosses its boundary is part of its load."""
         return np.array([t.kind in self.problem.pays for t in self.types], np.bool_)
 

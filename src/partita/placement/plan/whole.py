@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.placement.plan.alarm import FlagArray
-from partita.placement.plan.load import Bools
 from partita.placement.plan.upward_rank import by_rank, ready_freely, upward_ranks
 from partita.simulate.makespan import MAKESPAN, SUM, Facts, Scratch, makespan, scratch, send, transfer_s
 from partita.solve.compiled import compiled
@@ -237,7 +236,7 @@ def _reordered(f: Facts, where: IntArray, order: IntArray, place: IntArray, rand
 
 @compiled
 def _chosen(
-    f: Facts, where: IntArray, runs: Bools, left: FloatArray, by_place: IntArray, moved: IntArray, random: Words
+    f: Facts, where: IntArray, runs: BoolArray, left: FloatArray, by_place: IntArray, moved: IntArray, random: Words
 ) -> tuple[int, int, float]:
     """(how many atoms of `moved` go, to which device, their bytes); 0 atoms where the device does not take them."""
     n, devices = len(where), len(f.class_of)
@@ -260,7 +259,7 @@ def _chosen(
 
 @compiled
 def _swapped(
-    f: Facts, where: IntArray, runs: Bools, left: FloatArray, moved: IntArray, random: Words
+    f: Facts, where: IntArray, runs: BoolArray, left: FloatArray, moved: IntArray, random: Words
 ) -> tuple[int, int, float]:
     """(how many atoms change places, the device of the second, bytes that it gets more); `moved` holds the two; 0 where
     they may not."""

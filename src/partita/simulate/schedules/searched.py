@@ -29,13 +29,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.nouns.pipeline_plan import Part, Slot
 from partita.solve.compiled import compiled
 
-Bools = npt.NDArray[np.bool_]
 PARTS: tuple[Part, ...] = ("F", "B", "W")
 FORWARD, JOINED, INPUT, WEIGHT = range(4)  #: rows of `Shop.seconds`
 PATIENCE = (0.6, 1.1)  #: of a weights' part, how long a wait must be for it
@@ -49,10 +47,10 @@ class Shop(NamedTuple):
     seconds: (
         FloatArray  #: [4, K, D] of a forward, a backward in one, its inputs' and its weights' part, calls among them
     )
-    trains: Bools  #: [K] it has a backward
+    trains: BoolArray  #: [K] it has a backward
     source: IntArray  #: [E] stage
     target: IntArray  #: [E] stage
-    back: Bools  #: [E] a gradient comes back
+    back: BoolArray  #: [E] a gradient comes back
     carry_s: FloatArray  #: [2, E, D, D] of the link from device to device, there and back
     queue: IntArray  #: [D, D] the link from device to device
     lag_s: FloatArray  #: [D, D]
@@ -69,7 +67,7 @@ class Found(NamedTuple):
 
     order: IntArray  #: [D, slots] numbers of slots, (part x K + stage) x M + micro-batch
     lengths: IntArray  #: [D]
-    joined: Bools  #: [K, M] the backward runs in one, its W counts for nothing
+    joined: BoolArray  #: [K, M] the backward runs in one, its W counts for nothing
     seconds: float
 
 
@@ -170,7 +168,7 @@ def _named(shop: Shop, names: Sequence[str], found: Found) -> dict[str, tuple[Sl
 
 
 @compiled
-def walk(shop: Shop, order: IntArray, count: IntArray, joined: Bools) -> float:
+def walk(shop: Shop, order: IntArray, count: IntArray, joined: BoolArray) -> float:
     """Seconds of the step; inf where the orders wait for each other, or a device keeps more than it has room for.
 
     O(slots x messages of a stage)."""
@@ -373,7 +371,7 @@ def _listed(shop: Shop, admit: IntArray, patience: float) -> tuple[IntArray, Int
 
 
 @compiled
-def _join(shop: Shop, order: IntArray, count: IntArray, joined: Bools) -> float:
+def _join(shop: Shop, order: IntArray, count: IntArray, joined: BoolArray) -> float:
     """Every backward in one again that is parted for nothing; the seconds then. Changes `joined`. O(stages micro-batches slots)."""
     stages, batches = joined.shape
     best = walk(shop, order, count, joined)
@@ -391,8 +389,8 @@ def _join(shop: Shop, order: IntArray, count: IntArray, joined: Bools) -> float:
 
 @compiled
 def _annealed(
-    shop: Shop, order: IntArray, count: IntArray, joined: Bools, seconds: float, walks: int, seed: int
-) -> tuple[IntArray, IntArray, Bools, float]:
+    shop: Shop, order: IntArray, count: IntArray, joined: BoolArray, seconds: float, walks: int, seed: int
+) -> tuple[IntArray, IntArray, BoolArray, float]:
     """The best of `walks` moves from an order. O(walks x slots)."""
     stages, batches = joined.shape
     devices = len(count)

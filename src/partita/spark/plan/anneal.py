@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.solve.compiled import compiled
 from partita.solve.random import Words, between, uniform
 from partita.spark.plan.shop import Shop
@@ -254,7 +253,7 @@ def _move(
     at: int,
     step: int,
     far: int,
-    marked: npt.NDArray[np.bool_],
+    marked: BoolArray,
     saved: IntArray,
     kept: IntArray,
     moved: IntArray,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from partita.nouns.graph import FloatArray, IntArray
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
 from partita.solve.compiled import compiled
 from partita.spark.plan.shop import Shop
 
-Bools = npt.NDArray[np.bool_]
 
-
-def ranks(*keys: FloatArray | IntArray | Bools) -> IntArray:
+def ranks(*keys: FloatArray | IntArray | BoolArray) -> IntArray:
     """[n] the place of each stage, by the first key, then the second ..; equal ones by number.
 
     >>> ranks(np.array([2.0, 1.0, 2.0]), np.array([1, 1, 0])).tolist()

@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from partita.nouns.graph import FloatArray, IntArray
-from partita.spark.plan.dispatch import Bools, dispatched, ranks
+from partita.nouns.graph import BoolArray, FloatArray, IntArray
+from partita.spark.plan.dispatch import dispatched, ranks
 from partita.spark.plan.shop import Numbered, Shop, backwards, tails, timed
 
 
@@ -60,7 +60,7 @@ def more_orders(shop: Shop) -> list[IntArray]:
     tail, rule = tails(shop), np.where(shop.net < shop.cpu, shop.net, -shop.cpu)
     late = shop.net >= shop.cpu  # Johnson's second class
     after = tail - shop.net  # from the end of the fetch
-    rows: list[tuple[FloatArray | IntArray | Bools, ...]] = [
+    rows: list[tuple[FloatArray | IntArray | BoolArray, ...]] = [
         (late, rule),
         (-tail, late),
         (-after,),

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from partita.nouns.cluster import Cluster, Device
-from partita.nouns.graph import FloatArray, TaskGraph
+from partita.nouns.graph import BoolArray, FloatArray, TaskGraph
 from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.program import Op
-from partita.simulate.readings import Bools, forward_readings
+from partita.simulate.readings import forward_readings
 from partita.training.capture.model import Captured, TensorMeta
 from partita.training.job import Batch, Precision, batch_size
 from partita.training.runtime.deployment import Deployment, Groups
@@ -181,7 +181,7 @@ def in_two(captured: Captured, task_s: Sequence[float]) -> list[list[str]]:
     return [tasks[:cut], tasks[cut:]]
 
 
-def tearing(graph: TaskGraph) -> Bools:
+def tearing(graph: TaskGraph) -> BoolArray:
     """[cuts between one forward task and the next, in the graph's order] whether it tears a colocation group apart.
 
     >>> from partita.nouns.graph import Task

@@ -13,7 +13,7 @@ from partita.training.probing import AT_ONCE, Prober
 from partita.training.runtime.checkpoint import gather_tensors
 from partita.training.runtime.interpreter import Meanwhile
 
-_LENT = 6  #: readings that a run need not have earned, or one of each piece: of a short job there is one piece, and one reading tells little
+_LENT = 6  #: readings that a run need not have saved up for, or one of each piece: of a short job there is one piece, and one tells little
 _SPREAD_S = 20.0  #: over which they are spread, or over the run if that is shorter
 _MOST_ROWS = 1 << 14  #: of a longer run a row is two steps, or four: a file of 600,000 would be too long to be read
 _PART = 0.01  #: of a step's time that may be spent on reading the probe
@@ -76,17 +76,19 @@ class Recorder:
             self._rows, self.each = _means(self._rows, 2), 2 * self.each
 
     def _meanwhile(self, wait_s: float) -> None:
-        self._read(max((n for n in range(1, self._due + 1) if self._prober.takes_s(n) <= wait_s), default=0))
+        fit = max((n for n in range(1, self._due + 1) if self._prober.takes_s(n) <= wait_s), default=0)
+        self._read(fit, waits=True)
 
-    def _read(self, times: int) -> None:
-        """So many of those that are due; those that are lent come first, the rest of the others another time."""
+    def _read(self, times: int, *, waits: bool = False) -> None:
+        """So many of those that are due; those that are lent come first, the rest of the others another time. What is lent is paid back
+        from what later steps save, but where this rank waits anyway: that costs nobody anything."""
         if not times:
             return
         found, takes_s = self._prober.read(times), self._prober.takes_s
         self._seconds = tuple(b if math.isnan(a) else a for a, b in zip(found.tolist(), self._seconds, strict=True))
         lent = min(times, self._lent)
         self._given += lent
-        self._saved_s -= takes_s(times) - takes_s(lent)
+        self._saved_s -= takes_s(times) - takes_s(lent if waits else 0)
         self._lent -= lent
         self._due = self._lent
 
