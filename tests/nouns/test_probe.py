@@ -192,7 +192,7 @@ def test_a_device_s_readings_stand_once() -> None:
         ({"pieces": [{"tasks": [], "seconds": 1e-3}]}, "no tasks"),
         ({"pieces": [{"tasks": ["a"], "seconds": 0.0}]}, "takes 0"),
         ({"pieces": [{"tasks": ["a"], "seconds": 1e-3, "runs": 31}]}, "runs 31 times"),
-        ({"pieces": [{"tasks": ["a"], "seconds": 1e-3, "runs": 2}] * 2}, "only a piece that stands for all"),
+        ({"pieces": [{"tasks": ["a"], "seconds": 1e-3, "runs": 2}] * 2}, "that has no other runs more than once"),
         ({"pieces": [{"kind": "calls", "sizes": [1], "share": 1.0, "seconds": 1e-3}]}, "tasks"),
     ],
 )

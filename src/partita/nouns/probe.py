@@ -76,7 +76,7 @@ class Probe:
             faults += [] if LEAST <= p.seconds <= MOST_SECONDS else [f"piece {i} takes {p.seconds} s"]
             faults += [] if 1 <= p.runs <= MOST_RUNS else [f"piece {i} runs {p.runs} times"]
         if len(self.pieces) > 1 and any(p.runs > 1 for p in self.pieces):
-            faults.append("only a piece that stands for all of a pass runs more than once")
+            faults.append("only the one piece of a probe that has no other runs more than once")
         faults += [] if self.micro_batch_size >= 1 else [f"micro_batch_size is {self.micro_batch_size}"]
         faults += [] if LEAST <= self.core_share <= 1 else [f"core_share is {self.core_share}"]
         faults += [] if 1 / MOST_TIMES <= self.alone <= MOST_TIMES else [f"alone is {self.alone}"]

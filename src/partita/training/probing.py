@@ -32,8 +32,8 @@ AT_ONCE = 2  #: readings, in measuring as in a run: four say 3 % less each (ViT,
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
 _FEW_PAGES, _TRIES = 8, 3
 _UNCOUNTED = 4 / 3  #: pieces that a row of readings takes beside those that count: one, and a forward
-#: A pass that is no longer is one piece, run in a row for so long, until it is warm as the job itself is: one of 0.1 ms is 3 to 20 % above
-#: its last time in its eighth run behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
+#: A pass that is no longer is one piece, run in a row as often as a first look says that this holds it, so that it is as warm as the job
+#: itself: one of 0.1 ms is 3 to 20 % above its last time in its eighth run behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
 SHORT_PASS_S = 3e-3
 _FEWEST_RUNS = 2
 _MOST_BYTES = 256e6  #: of parameters that the pieces hold; drawn without those that are too large
@@ -59,7 +59,7 @@ class Prober:
         }
         self._works = [known[p.tasks] for p in pieces]
         self._order, self._last = _rotation(len(pieces)), len(pieces) - 1
-        self._runs = max(p.runs for p in pieces)
+        self._runs = pieces[0].runs if len(pieces) == 1 else 1
         self._seconds = sum(p.seconds for p in pieces) / len(pieces)
         for _ in range(2):  # the first calls find their way and their memory
             for work, count in Counter(self._works).items():
@@ -230,7 +230,7 @@ def drawn(
 
 
 def _only(tasks: Tasks, seconds: float) -> ProbePiece:
-    """The piece that stands for all of a pass."""
+    """The only piece of a probe."""
     return ProbePiece(tasks, seconds, _runs(seconds))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from partita.nouns.probe import ProbePiece
 from partita.page.machine import machine_facts
 from partita.training.capture.model import capture
 from partita.training.job import load_job, micro_batches
-from partita.training.measure.company import company, pinned
+from partita.training.measure.company import _pieces, company, pinned
 from partita.training.measure.machine import local_devices
 
 MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
@@ -117,6 +118,11 @@ def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
         longest = others.steps("cpu1", began)[:, 2].max()
         assert longest < 0.6, "a step in which it slept counts"
     assert children() == before
+
+
+def test_a_companion_reads_a_piece_as_often_as_the_measured_core_does() -> None:
+    pieces = [ProbePiece(("a", "b"), 1e-3, runs=5)]
+    assert _pieces(json.loads(json.dumps({"pieces": [asdict(p) for p in pieces]}))) == pieces
 
 
 def test_one_device_has_no_company() -> None:

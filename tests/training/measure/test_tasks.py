@@ -18,15 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partita.errors import CaptureError, JobError
 from partita.memory import objects_aside
 from partita.nouns.cluster import Device
-from partita.simulate.kernel import chill
-from partita.simulate.overheads import COOLS_S
 from partita.training.capture.model import Captured, capture
 from partita.training.job import TrainingJob, load_job, micro_batches
 from partita.training.measure import tasks
 from partita.training.measure.job import Asked, Measuring, measure_job
 from partita.training.measure.steps import Steps, StepTimes, in_two
 from partita.training.measure.tasks import _Runner, time_tasks
-from partita.training.measure.times import BETWEEN, TaskTimes, idle_update_s
+from partita.training.measure.times import BETWEEN, TaskTimes, cold_s, idle_update_s
 from partita.training.probing import drawn
 from partita.training.runtime.stopwatch import Stopwatch
 
@@ -216,10 +214,24 @@ def test_what_waits_cost_is_what_halves_behind_them_take_beyond_what_is_told(
     assert runner._halves
     assert [r.receives for r in runner._halves.ranks] == [not frozen, True]
     assert 0 < runner._behind_waits_s() < 1
+    assert runner.waits == waits
     monkeypatch.setattr(_Runner, "_behind_waits_s", lambda _: 4.0)
-    monkeypatch.setattr(tasks, "told_of_halves_s", lambda *_: 1.0)
-    found = runner.round(lambda: None, contextlib.nullcontext)
-    assert found["cold"] == pytest.approx(3.0 / waits / chill(runner._halves.wait_s, COOLS_S))
+    assert runner.round(lambda: None, contextlib.nullcontext)["behind_waits"] == 4.0
+
+
+class AllOfThem(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert all(p.grad is not None for g in self.param_groups for p in g["params"])
+        super().step(closure)
+
+
+def test_what_waits_cost_is_not_told_of_an_optimizer_that_wants_all_gradients() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+    batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    captured = capture(model, torch.nn.functional.cross_entropy, batch)
+    times = time_tasks(captured, model, lambda ps: AllOfThem([p for _, p in ps], lr=0.1), batch, CPU, budget_s=0.0)
+    assert np.isfinite(times.cutting).all()
+    assert (times.waits, cold_s(times)) == (0, 0.0)
 
 
 def test_a_job_with_a_module_used_twice_is_cut_elsewhere(tmp_path: Path) -> None:

@@ -7,12 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.nouns.cluster import Cluster, Device
 from partita.nouns.graph import FloatArray
+from partita.nouns.pipeline_plan import PipelinePlan, Stage
+from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.probe import middle_mean
+from partita.nouns.program import Op
+from partita.simulate.lower import program_of
 from partita.simulate.overheads import COOLS_S
+from partita.simulate.predicted import warm_durations_of
+from partita.training.capture.model import capture
+from partita.training.measure.job import _sample
 from partita.training.measure.steps import StepTimes
 from partita.training.measure.times import (
     BETWEEN,
@@ -20,10 +29,11 @@ from partita.training.measure.times import (
     TaskTimes,
     at_one_speed,
     beginning_s,
-    cold_of,
     cold_s,
     cutting_of,
+    cutting_s,
     estimates,
+    idle_update_s,
     mean_error,
     parts_of,
     work_around,
@@ -40,6 +50,8 @@ def made_up(tasks: FloatArray, whole: FloatArray, marks: FloatArray) -> TaskTime
         company=whole,
         update_call=0.0,
         updates=np.ones(tasks.shape[1]) / tasks.shape[1],
+        waits=2,
+        wait_s=math.inf,
         optimizer_bytes_per_parameter_byte=0.0,
         core_share=1.0,
     )
@@ -155,12 +167,36 @@ def test_no_part_of_a_step_that_is_charged_alone_is_negative(s: list[float], cou
     assert min(v for name, v in found.items() if name != "adding") >= -1e-18
 
 
-@pytest.mark.parametrize(("waited_s", "seconds"), [(100 * COOLS_S, 2.0), (COOLS_S, 2.0 / (1 - math.exp(-1)))])
-def test_what_a_wait_costs_is_what_a_long_one_would(waited_s: float, seconds: float) -> None:
-    times = made_up(
-        np.ones((3, 1)), np.array([cold_of(longer_s, 2, waited_s) for longer_s in (4.0, 4.0, 18.0)]), np.ones(1)
+@pytest.mark.parametrize("part", [0.0, 0.5])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("wait_s", "due"), [(100 * COOLS_S, 1.0), (COOLS_S, 1 - math.exp(-1))])
+def test_what_a_wait_costs_is_what_halves_behind_waits_take_beyond_what_a_plan_is_told(
+    wait_s: float, due: float, frozen: bool, part: float
+) -> None:
+    """Of both halves: where the first trains nothing, nothing comes back to it, and there is but one wait."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    model[0].requires_grad_(not frozen)
+    captured = capture(model, torch.nn.functional.cross_entropy, (torch.randn(4, 6), torch.randint(0, 3, (4,))))
+    names = [*captured.task_nodes]
+    waits, few = 1 if frozen else 2, np.linspace(1.0, 1.2, 5)
+    times = replace(
+        made_up(np.ones((5, len(names))), few, np.ones(len(names))), update_call=part, waits=waits, wait_s=wait_s,
+        update=3 * few, idle_update=0.5 * few, adding=0.25 * few, first=1.5 * few, rest=0.0 * few, cutting=0.125 * few,
+        backward=np.ones((5, 4)) * ([0, 0, 1, 1] if frozen else 1),
+        updates=np.array([0, 0, 1, 0] if frozen else [0.5, 0, 0.5, 0]),
+    )  # fmt: skip
+    device = Device("a", instruction_s=cutting_s(times), step_s=beginning_s(times), update_s=idle_update_s(times))
+    cluster = Cluster((device, replace(device, name="b")))
+    sample = _sample(captured.graph, times, 4, 4, "cpu")
+    plan = PipelinePlan(
+        sample.graph.fingerprint, (Stage(tuple(names[:2]), ("a",)), Stage(tuple(names[2:]), ("b",))), 1, 1, "1f1b"
     )
-    assert cold_s(times) == pytest.approx(seconds)
-    assert cold_of(1.0, 0, waited_s) == 0.0  # nobody waits
-    assert cold_s(replace(times, cold=np.array([-2.0, -2.0, 9.0]))) == 0.0
-    assert math.isnan(cold_s(replace(times, cold=np.full(3, math.nan))))
+    problem = PipelineProblem(sample.graph, cluster, sample.costs, "job", 4, 4)
+    program = program_of(problem, plan)
+    works = (program.op == Op.COMPUTE) | (program.op == Op.UPDATE)
+    told_s = float(warm_durations_of(problem, plan, program).busy_s[works].sum())
+    drift, cold = 4.75 * (few - np.median(few)), np.array([2.0, 2.0, 2.0, -7.0, 9.0]) * waits * due
+    assert cold_s(replace(times, behind_waits=told_s + drift + cold)) == pytest.approx(2.0)
+    assert cold_s(replace(times, behind_waits=np.full(5, 0.9 * told_s))) == 0.0
+    assert cold_s(replace(times, behind_waits=0.0 * few, waits=0)) == 0.0
+    assert math.isnan(cold_s(replace(times, behind_waits=np.full(5, math.nan), waits=0)))

@@ -151,6 +151,26 @@ def test_what_another_plan_computed_is_not_compared_with_what_this_one_does() ->
     assert np.isfinite(rows[:, 2:]).any(axis=1).tolist() == [False, False, True]
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_is_lent_is_paid_back_but_by_a_rank_that_waits_anyway(waits: bool) -> None:
+    prober = Counting()
+    noted = Recorder(PROBE, cast(Prober, prober), 1000)
+    for _ in range(2):
+        step(noted, 0.0, 1.0, 0.7, waits=waits)
+    assert len(prober.taken) == 1
+    assert noted._saved_s == pytest.approx(0.0 if waits else -prober.takes_s(1))
+
+
+def test_what_is_owed_is_owed_by_the_next_plan() -> None:
+    prober = Counting()
+    noted = Recorder(PROBE, cast(Prober, prober), None)
+    for _ in range(50):
+        noted.forget()
+        for _ in range(8):
+            step(noted, 0.01 * prober.takes_s(1), 1.0, 0.7)
+    assert noted._saved_s < -100 * prober.takes_s(1)
+
+
 def test_without_steps_there_are_no_rows() -> None:
     assert Recorder(PROBE, cast(Prober, Counting()), None).rows().shape == (0, 4)
 

@@ -23,6 +23,7 @@ from partita.nouns.cluster import Device
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import ProbePiece
 from partita.nouns.splits import Split, read_splits, splits_json
+from partita.records import record
 from partita.spawn import Process, end, parent_is_gone, spawn, threads_env
 from partita.temporary import temporary_folder
 
@@ -66,15 +67,13 @@ class Company:
 
     def steps(self, device: str, since: float) -> FloatArray:
         """[steps, 3 + pieces] of a device since a moment of the monotonic clock, without those during which it slept: when the
-        step ended, its CPU seconds, its seconds, and CPU seconds of each piece of the probe, nan where it was not read."""
+        step ended, its CPU seconds, its seconds, and CPU seconds of each piece of the probe, nan where it was not read behind it."""
         lines = self.logs[device].read_text().splitlines() if self.logs[device].exists() else []
         rows = [[float(x) for x in line.split()] for line in lines[:-1]]  # the last one may be half a line
-        found = np.array([r for r in rows if r[0] >= since]).reshape(-1, len(rows[0]) if rows else 3)
+        found = np.array([r for r in rows if r[0] >= since]).reshape(-1, len(rows[0]) if rows else 4)
         begin, end = np.array(self.sleeps).reshape(-1, 2).T
-        # the probe is read after the step, behind what does not count
-        ended, read_s = found[:, 0], 3 * np.nansum(found[:, 3:], axis=1)
-        slept = np.searchsorted(begin, ended + read_s) > np.searchsorted(end, ended - found[:, 2])
-        return np.asarray(found[~slept])
+        slept = np.searchsorted(begin, found[:, 1]) > np.searchsorted(end, found[:, 0] - found[:, 3])
+        return np.delete(found[~slept], 1, axis=1)
 
 
 @contextlib.contextmanager
@@ -147,14 +146,18 @@ def _keep_busy(spec: Mapping[str, Any]) -> None:
     part = inputs, target = next(micro_batches(job.example(), int(spec["size"])))
     splits = read_splits(spec["splits"], BadInput, "what a companion is told")
     captured = capture(model, job.loss, part, precision=job.precision(device), splits=splits)
-    pieces = [ProbePiece(tuple(p["tasks"]), p["seconds"]) for p in spec["pieces"]]
-    prober = Prober(pieces, captured, part, device, job.precision(device))
+    prober = Prober(_pieces(spec), captured, part, device, job.precision(device))
     with open(spec["log"], "w", buffering=1) as log:
         while not parent_is_gone():
             began, worked = time.monotonic(), time.thread_time()
             job.loss(call(model, inputs), target).backward()  # type: ignore[no-untyped-call]
             ended, work = time.monotonic(), time.thread_time() - worked
-            print(ended, work, ended - began, *prober.read(), file=log)
+            readings = prober.read()
+            print(ended, time.monotonic(), work, ended - began, *readings, file=log)
+
+
+def _pieces(spec: Mapping[str, Any]) -> list[ProbePiece]:
+    return [record(ProbePiece, p, BadInput, "what a companion is told") for p in spec["pieces"]]
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from partita.training.capture.tasks import parameters_of
 from partita.training.job import Batch, Precision, batch_size, users_code
 from partita.training.job import micro_batches as cut_up
 from partita.training.measure.steps import Kept, Steps, StepTimes, in_two, mean_step, without_rest_s
-from partita.training.measure.times import TaskTimes, call_in, cold_of, cutting_of, parts_of, told_of_halves_s
+from partita.training.measure.times import TaskTimes, call_in, cutting_of, parts_of
 from partita.training.runtime.device import work_clock
 from partita.training.runtime.split_backward import WeightPart, input_part
 from partita.training.runtime.stage import Stage, batch_leaves, stage_code
@@ -95,6 +95,8 @@ def time_tasks(
         **{name: np.array([row[name] for row in rows]) for name in rows[0]},
         update_call=update_call,
         updates=updates,
+        waits=runner.waits,
+        wait_s=runner.wait_s,
         calls=runner.calls,
         marks=runner.marks,
         optimizer_bytes_per_parameter_byte=runner.optimizer_bytes_per_parameter_byte,
@@ -208,12 +210,14 @@ class _Runner:
         return _Halves(one, ranks, max(step_s / 2, COOLS_S))
 
     def _ranks(self, parts: Sequence[Sequence[str]]) -> list[Steps]:
-        """Ranks with a part each, of which all have run. Their optimizer's steps fail apart from that without gradients, which may work."""
+        """Ranks with a part each, of which all have run; none where the optimizer wants gradients of all parameters. Their optimizer's steps
+        fail apart from that without gradients, which may work."""
         others, update = Kept(self._device), _PartialUpdate(self._optimizer)
         ranks = [self._made(self._part, parts, update=update, rank=(k, others)) for k in range(len(parts))]
         for rank in ranks:
+            self._keep_gradients({})
             rank.times()
-        return ranks
+        return [] if update.failed else ranks
 
     def _readers(self, captured: Captured) -> dict[int, int]:
         """Parameter (its id) -> a task that reads it, by itself or through calls that belong to no task."""
@@ -238,8 +242,8 @@ class _Runner:
         self.weight_pass()
 
     def round(self, between: Callable[[], None], asleep: Asleep) -> dict[str, Any]:
-        """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`. Next comes what it is
-        taken from: a step with the model in halves, and what the halves take behind waits."""
+        """A row of TaskTimes: before each of the other passes, what counts; before and behind that, `between`. Next comes what is compared
+        with it: a step with the model in halves, and the halves behind waits."""
         found, counted, cut, waited = dict[str, Any](), list[StepTimes](), list[StepTimes](), list[float]()
         for other in (self.weight_pass, lambda: self._other_steps(counted[-1], asleep), self.one_pass):
             between()
@@ -252,11 +256,18 @@ class _Runner:
         step, lone = self._step_and_lone(mean_step(counted), found.pop("other"))
         found |= parts_of(step, lone)
         if not self._halves:
-            return {**found, "cutting": math.nan, "cold": math.nan}
-        cutting = cutting_of(step, mean_step(cut))
-        waits = sum(r.receives for r in self._halves.ranks)
-        longer_s = float(np.mean(waited)) - told_of_halves_s(found, cutting)
-        return {**found, "cutting": cutting, "cold": cold_of(longer_s, waits, self._halves.wait_s)}
+            return {**found, "cutting": math.nan, "behind_waits": math.nan}
+        return {**found, "cutting": cutting_of(step, mean_step(cut)), "behind_waits": float(np.mean(waited))}
+
+    @property
+    def waits(self) -> int:
+        """Of both halves together in `behind_waits`."""
+        return sum(r.receives for r in self._halves.ranks) if self._halves else 0
+
+    @property
+    def wait_s(self) -> float:
+        """That each of them lasts."""
+        return self._halves.wait_s if self._halves else math.inf
 
     def _behind_waits_s(self) -> float:
         """What the halves as ranks take together, forward, backward and update, where each waits for the other."""

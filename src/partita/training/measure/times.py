@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +31,7 @@ SECONDS = (
     "first",
     "rest",
     "cutting",
-    "cold",
+    "behind_waits",
 )
 
 
@@ -59,7 +59,9 @@ class TaskTimes:
     first: FloatArray  #: [rounds] the forward right behind it, in that row, as the first one of a step is
     rest: FloatArray  #: [rounds] of a step, what is no forward, backward or update
     cutting: FloatArray  #: [rounds] that each forward or backward of either half takes beyond those of the whole; nan where steps are long
-    cold: FloatArray  #: [rounds] that what comes behind a long wait takes longer; nan where steps are long
+    behind_waits: FloatArray  #: [rounds] both halves on devices of their own, a micro-batch and an update; nan where steps are long
+    waits: int  #: of both of them together in that
+    wait_s: float  #: that each of these lasts
     optimizer_bytes_per_parameter_byte: float  #: of the optimizer's state
     core_share: float  #: of the core that this process got; all seconds above are CPU seconds where there is one thread
 
@@ -125,22 +127,6 @@ def cutting_of(whole: StepTimes, halves: StepTimes) -> float:
     return 2 * beyond / (len(halves.forward) + len(halves.backward))
 
 
-def told_of_halves_s(parts: Mapping[str, float], cutting_s: float) -> float:
-    """What two devices with half of the model each take for a micro-batch and an update, as a plan is told it: two forwards, two
-    backwards, and what an update takes whatever it updates twice.
-
-    >>> told_of_halves_s({"whole_forward": 3.0, "whole_backward": 6.0, "update": 2.0, "idle_update": 0.5}, 0.25)
-    12.0
-    """
-    fixed = ("whole_forward", "whole_backward", "update", "idle_update")
-    return sum(parts[name] for name in fixed) + 2 * cutting_s
-
-
-def cold_of(longer_s: float, waits: int, wait_s: float) -> float:
-    """What comes behind a long wait takes longer, where so many waits of `wait_s` made all together take so much longer."""
-    return longer_s / waits / chill(wait_s, COOLS_S) if waits else 0.0
-
-
 def estimates(times: TaskTimes) -> tuple[list[Estimate], list[Estimate]]:
     """(forward, backward) estimate of every task: the median over rounds, its quartiles as the interval, set right by the whole."""
     return _set_right(times.forward, times.whole_forward, times.calls), _set_right(
@@ -154,8 +140,18 @@ def cutting_s(times: TaskTimes) -> float:
 
 
 def cold_s(times: TaskTimes) -> float:
-    """What comes behind a long wait takes longer; nan where steps are too long to tell."""
-    return float(np.maximum(np.median(times.cold), 0.0))
+    """What comes behind a long wait takes longer: what halves behind waits take beyond what a plan is told of them. 0 where nobody waits,
+    nan where steps are too long to tell."""
+    longer_s = np.maximum(np.median(times.behind_waits - _told_of_halves(times)), 0.0)
+    return float(longer_s / max(times.waits, 1) / chill(times.wait_s, COOLS_S))
+
+
+def _told_of_halves(times: TaskTimes) -> FloatArray:
+    """[rounds] what two devices with half of the model each take for a micro-batch and an update, as a plan is told it: a wait comes before
+    the second forward, and before the first half's backward, if it has one; the first forward begins a step."""
+    calls = 2 + times.waits
+    at_once = times.whole_forward + times.whole_backward + times.update - times.adding
+    return at_once + idle_update_s(times) + _first_s(times) + calls * cutting_s(times) / 2
 
 
 def weight_shares(times: TaskTimes) -> FloatArray:
@@ -175,7 +171,12 @@ def parting_s(times: TaskTimes) -> FloatArray:
 def beginning_s(times: TaskTimes) -> float:
     """What comes once a step, and what its first forward takes longer than a later one, for the update before it has filled the caches;
     less what the later one takes longer because another micro-batch is in flight."""
-    return float(np.median(times.rest)) + max(0.0, float(np.median(times.first - times.whole_forward)))
+    return float(np.median(times.rest)) + _first_s(times)
+
+
+def _first_s(times: TaskTimes) -> float:
+    """What a step's first forward takes longer."""
+    return max(0.0, float(np.median(times.first - times.whole_forward)))
 
 
 def idle_update_s(times: TaskTimes) -> float:

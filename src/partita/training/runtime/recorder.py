@@ -1,5 +1,5 @@
 """What the probe says while a job runs: every rank reads it, while it waits for others where that is long enough, for a hundredth of the
-time."""
+time; a few readings are lent before that."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Recorder:
         where there are none. Those for which it does not wait long enough are taken `after` the step.
 
         While it waits the others compute, as they did in measuring, and nobody waits for a reading that takes no longer than it did
-        there. The ranks' steps are equally long, so they read in the same ones, if not always as much.
+        there. The ranks' steps are equally long, so most readings are in the same ones, if not always as many.
         """
         if (self._cold or not self._steps) and self._left != 1:
             return None  # what is read in a plan's first step, which is slow, says 6 % less than what is read in the others
@@ -80,8 +80,8 @@ class Recorder:
         self._read(fit, waits=True)
 
     def _read(self, times: int, *, waits: bool = False) -> None:
-        """So many of those that are due; those that are lent come first, the rest of the others another time. What is lent is paid back
-        from what later steps save, but where this rank waits anyway: that costs nobody anything."""
+        """So many of those that are due; those that are lent come first, the rest of the others another time. What is lent to a rank that
+        waits anyway is a present; behind a step it is paid back from what later ones save."""
         if not times:
             return
         found, takes_s = self._prober.read(times), self._prober.takes_s
@@ -101,9 +101,11 @@ class Recorder:
         return min(AT_ONCE, self._pieces, due - self._given)
 
     def forget(self) -> None:
-        """What was noted so far belongs to another plan; it begins again, with the same pieces."""
+        """What was noted so far belongs to another plan; it begins again, with the same pieces, and what is not paid back yet."""
         self._left = None if self._left is None else self._left - self._steps
+        owed_s = min(self._saved_s, 0.0)
         self._begin()
+        self._saved_s = owed_s
 
     def compute_otherwise(self) -> None:
         """Another plan begins: what steps took until now is not compared with what they will take, and its first one is slow; the
