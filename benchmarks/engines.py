@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import side_by_side
 from crew import Crew
 from harness import Json, Machine, order
@@ -85,14 +86,20 @@ class Compared:
             lambda one, *many: len(many) * one / side_by_side.step_s(many), self.steps("single"), *self.copies
         )
 
-    def share_of_limit(self, filled: float = 1.0) -> Interval:
+    def share_of_limit(self, filled: float = 1.0, *, even: bool = False) -> Interval:
         """How much of what w copies side by side do in a second the pipeline does, where it can be at work for a share `filled`
-        of its step; one process cancels out."""
+        of its step; one process cancels out. `even`: without what it waited because one core took longer than the others."""
+        steps = self.steps("pipeline")
+        ours = [s - lost_s for s, lost_s in zip(steps, self.uneven_s, strict=True)] if even else steps
         return within_rounds(
-            lambda ours, *many: side_by_side.step_s(many) / len(many) / filled / ours,
-            self.steps("pipeline"),
-            *self.copies,
+            lambda step_s, *many: side_by_side.step_s(many) / len(many) / filled / step_s, ours, *self.copies
         )
+
+    @property
+    def uneven_s(self) -> list[float]:
+        """What the core that computed longest in a step of the pipeline computed beyond the mean of all. [rounds]"""
+        worked = np.concatenate([b.readings["pipeline"].worked_s for b in self.blocks], axis=1)
+        return [float(s) for s in np.nan_to_num(worked.max(axis=0) - worked.mean(axis=0))]
 
     @property
     def gradient_errors(self) -> dict[str, float]:

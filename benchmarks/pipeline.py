@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,9 @@ def _limits(found: Compared, slots: float) -> Json:
         "side_by_side_each_s": medians,
         "limit": found.limit.value,
         "limit_interval": found.limit.ends,
+        "of_side_by_side": asdict(found.share_of_limit()),
+        "of_side_by_side_evenly": asdict(found.share_of_limit(even=True)),
+        "uneven_s": statistics.median(found.uneven_s),
     }
 
 

@@ -158,10 +158,17 @@ def pipeline(found: Mapping[str, Any]) -> str:
         copies = f"the limit: {len(found['side_by_side_each_s'])} copies of the job side by side"
         body.append([copies, seconds(found["side_by_side_step_s"]), times(found["limit"]), *limit, NOTHING])
     error = found["predicted_step_s"] / found["pipeline_step_s"] - 1
+    share, even = found.get("of_side_by_side"), found.get("of_side_by_side_evenly")
+    of_copies = (
+        f"The pipeline does {share['value']:.3f} of what the copies do side by side, and {even['value']:.3f} of it without what it waits "
+        f"because one core takes longer than the other. "
+        if share and even
+        else ""
+    )
     end = (
         f"CIFAR-10 ResNet, batch 64, {found['plan']['micro_batches']} micro-batches, medians of one interleaved run; the limit is "
         f"{times(found.get('fill_limit', found['limit']))}{' on cores that do not slow each other' if 'fill_limit' in found else ''}. "
-        f"Predicted {seconds(found['predicted_step_s'])} ({percent(error, signed=True)}).{_verdicts(found)} "
+        f"{of_copies}Predicted {seconds(found['predicted_step_s'])} ({percent(error, signed=True)}).{_verdicts(found)} "
         f"{_machine(found['facts'], found['load'])}"
     )
     return f"{markdown(heads, body)}\n\n{end}"
