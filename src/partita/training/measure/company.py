@@ -150,7 +150,9 @@ def _keep_busy(spec: Mapping[str, Any]) -> None:
     with open(spec["log"], "w", buffering=1) as log:
         while not parent_is_gone():
             began, worked = time.monotonic(), time.thread_time()
-            job.loss(call(model, inputs), target).backward()  # type: ignore[no-untyped-call]
+            with job.precision(device)():
+                loss = job.loss(call(model, inputs), target)
+            loss.backward()  # type: ignore[no-untyped-call]
             ended, work = time.monotonic(), time.thread_time() - worked
             readings = prober.read()
             print(ended, time.monotonic(), work, ended - began, *readings, file=log)
