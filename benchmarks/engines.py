@@ -97,7 +97,9 @@ class Compared:
 
     @property
     def uneven_s(self) -> list[float]:
-        """What the core that computed longest in a step of the pipeline computed beyond the mean of all. [rounds]"""
+        """What the core that computed longest in a step of the pipeline computed beyond the mean of all; 0 where nothing was read. [rounds]"""
+        if not all("pipeline" in b.readings for b in self.blocks):
+            return [0.0] * len(self.steps("pipeline"))
         worked = np.concatenate([b.readings["pipeline"].worked_s for b in self.blocks], axis=1)
         return [float(s) for s in np.nan_to_num(worked.max(axis=0) - worked.mean(axis=0))]
 
@@ -161,8 +163,13 @@ def figures(file: PlanFile, run: Compared, single: Compared | None = None) -> Js
     }
 
 
-def signed(error: float | None) -> str:
-    """For a sentence."""
+def foretold(row: Json, digits: int) -> str:
+    """What was predicted and what was measured, so many decimals of a millisecond, for a sentence."""
+    told, took = (f"{row[key] * 1e3:.{digits}f} ms" for key in ("predicted_step_s", "measured_step_s"))
+    return f"predicted {told}, measured {took}, {_signed(row['error'])}, {_signed(row['error_at_run_speed'])} at the run's speed"
+
+
+def _signed(error: float | None) -> str:
     return NOTHING if error is None else percent(error, signed=True)
 
 

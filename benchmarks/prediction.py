@@ -24,8 +24,8 @@ from engines import (
     add_turns,
     figures,
     figures_table,
+    foretold,
     plans_in_turn,
-    signed,
     verdict_lines,
     with_models,
 )
@@ -78,10 +78,7 @@ def rows(options: argparse.Namespace, machine: Machine, talk: Talk) -> list[Json
                 machine.look("between")
             for name, file in files.items():
                 found.append(r := row(machine, since, model, name + beside, file, compared[name]))
-                talk.say(
-                    f"   {model}, {r['plan']}: predicted {r['predicted_step_s'] * 1e3:.1f} ms, measured {r['measured_step_s'] * 1e3:.1f} ms, "
-                    f"{signed(r['error'])}, {signed(r['error_at_run_speed'])} at the run's speed"
-                )
+                talk.say(f"   {model}, {r['plan']}: {foretold(r, 1)}")
     return found
 
 

@@ -22,8 +22,8 @@ from engines import (
     add_turns,
     figures,
     figures_table,
+    foretold,
     plans_in_turn,
-    signed,
     verdict_lines,
     with_models,
 )
@@ -109,10 +109,10 @@ def row(
 
 
 def sentence(row: Json) -> str:
+    chosen = ", chosen" * (row["chosen"] and row["plan"] != "chosen")
     return (
-        f"   {row['model']}, {row['plan']}{', chosen' * (row['chosen'] and row['plan'] != 'chosen')} ({row['devices']} devices, {row['micro_batches']} micro-batches): predicted "
-        f"{row['predicted_step_s'] * 1e3:.2f} ms, measured {row['measured_step_s'] * 1e3:.2f} ms, {signed(row['error'])}, "
-        f"{signed(row['error_at_run_speed'])} at the run's speed; one process {row['single_step_s'] * 1e3:.2f} ms"
+        f"   {row['model']}, {row['plan']}{chosen} ({row['devices']} devices, {row['micro_batches']} micro-batches): "
+        f"{foretold(row, 2)}; one process {row['single_step_s'] * 1e3:.2f} ms"
     )
 
 

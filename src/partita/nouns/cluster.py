@@ -78,9 +78,7 @@ class Link:
     fair: bool = False  #: transfers on the medium share its rate; otherwise they are served in order
     message_s: float = 0.0  #: time that receiving a message takes of the receiving *device*,
     message_s_per_byte: float = 0.0  #: and every byte of it
-    send_s: float = (
-        0.0  #: that posting it takes of the sending one (through memory both together no more than the message's way),
-    )
+    send_s: float = 0.0  #: that posting it takes of the sending one; through memory both together no more than its way,
     send_s_per_byte: float = 0.0  #: and every byte of it
     sum_s: float = 0.0  #: that a sum of gradients over devices takes beyond its messages,
     sum_s_per_byte: float = 0.0  #: and every byte that it sends: copying and adding

@@ -133,7 +133,7 @@ def _pages() -> int:
 
 
 def _runs(piece_s: float) -> int:
-    """How often a piece that stands for all of a pass is run for a reading, in measuring as in every run: its second run takes 5 % longer
+    """How often the only piece of a probe is run for a reading, in measuring as in every run: its second run takes 5 % longer
     than its third.
 
     >>> [_runs(s) for s in (0.0, 1e-4, 7e-4, 2e-3, 1.2e-2)]

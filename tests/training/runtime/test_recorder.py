@@ -71,6 +71,8 @@ def test_readings_take_a_hundredth_of_the_time(step_s: float, calls: float, wait
     assert rows.shape == (1000, 4)
     assert bool(rows[0, 2:].isnan().all())
     assert float(rows[1, 2]) == pytest.approx(1e-3)
+    owes = (step_s, calls, waits) == (0.7, 2.0, False)  # what was lent in the second step is not paid back in the third
+    assert bool(rows[2, 2:].isnan().all()) == (step_s < 0.1 or owes)
 
 
 def test_a_short_run_reads_every_piece_over_all_of_it() -> None:
