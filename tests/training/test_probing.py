@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -341,6 +342,28 @@ def test_a_piece_runs_until_it_is_warm_before_it_is_timed_however_long_its_first
     ran.clear()
     assert prober.read().tolist() == [pytest.approx(seconds)]
     assert len(ran) == runs
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_what_readings_take_is_learnt_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """With what others take of the core, which is no work; of one that was kept waiting once little is left after a few."""
+    part = part_of(4, 64)
+    found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)), loss, part)
+    clock, each_s = [0.0], [4e-3]
+
+    def run() -> None:
+        clock[0] += each_s[0]
+
+    monkeypatch.setattr(probing, "_Work", lambda *_: Fake(run))
+    monkeypatch.setattr(probing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    prober = Prober([ProbePiece((t,), 1e-3) for t in [*found.task_nodes][:pieces]], found, part, CPU)
+    planned_s = prober.takes_s(1)
+    for seconds in [4e-3] * 20 + [4e-2] + [4e-3] * 20:
+        each_s[0], before = seconds, clock[0]
+        prober.read()
+        assert prober.took_s == pytest.approx(clock[0] - before)
+    assert prober.takes_s(1) == pytest.approx(prober.took_s, rel=0.05)
+    assert prober.takes_s(1) > 3 * planned_s
 
 
 class Whitened(nn.Module):

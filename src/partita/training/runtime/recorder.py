@@ -84,11 +84,12 @@ class Recorder:
         waits anyway is a present; behind a step it is paid back from what later ones save."""
         if not times:
             return
-        found, takes_s = self._prober.read(times), self._prober.takes_s
+        found = self._prober.read(times)
+        took_s, takes_s = self._prober.took_s, self._prober.takes_s
         self._seconds = tuple(b if math.isnan(a) else a for a, b in zip(found.tolist(), self._seconds, strict=True))
         lent = min(times, self._lent)
         self._given += lent
-        self._saved_s -= takes_s(times) - takes_s(lent if waits else 0)
+        self._saved_s -= took_s * (1 - takes_s(lent if waits else 0) / takes_s(times))
         self._lent -= lent
         self._due = self._lent
 
