@@ -45,6 +45,7 @@ from partita.nouns.graph import TaskGraph
 from partita.nouns.offload import OffloadProblem
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import OffloadFile, PlanFile
+from partita.nouns.probe import Probe, ProbePiece, Readings
 from partita.nouns.profile import Profile, Sample
 from partita.nouns.program import Program
 from partita.nouns.splits import Split
@@ -287,6 +288,21 @@ def _read_costs(path: Path) -> object:
     return CostTable.from_json(read_json(path, BadInput), graph).to_json()
 
 
+def _readings(_: Path) -> bytes:
+    piece_s = np.full((2, 6, 3), 1e-3)
+    piece_s[0, ::2, 1:] = np.nan
+    return _json(Readings(("cpu0", "cpu1"), piece_s, np.full((2, 6), 0.9), np.full((2, 6), 0.1), 2).to_json())
+
+
+def _read_readings(path: Path) -> object:
+    readings = Readings.read(path)
+    probe = Probe((ProbePiece(("a",), 1e-3),) * readings.piece_s.shape[2], 1)
+    if probe.check():
+        return None
+    own = readings.only(readings.devices[:1])
+    return readings.speeds(probe), readings.spread(probe), own.since(3).error(probe), readings.to_json()
+
+
 def _in_run(name: str) -> Reader:
     """A file of a run's folder, read with the others beside it, and made into a page."""
 
@@ -338,6 +354,7 @@ GROUND = {
     "plan of a placement": Reader(".json", _placement_plan, _read_plan),
     "timeline": Reader(".json", _timeline, _read_timeline),
     "test bed": Reader(".json", _bed, _read_bed),
+    "readings": Reader(".json", _readings, _read_readings),
     **{f"run: {name}": _in_run(name) for name in ("plan.json", "predicted.json", "measured.json", "summary.json", "metrics.jsonl")},
 }  # fmt: skip
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,11 @@ import pytest
 from training.runtime.helpers import plan_file
 
 from partita.cli import main
+from partita.cli import run as cli_run
+from partita.cli.talk import Talk
+from partita.nouns.probe import Probe, ProbePiece
+from partita.simulate.run_speed import DeviceSpeed
+from partita.training.measure import again
 
 FAILING = Path(__file__).parents[1] / "jobs" / "failing.py"
 GOOD = f"{FAILING}:good"
@@ -138,6 +146,18 @@ def test_a_plan_for_devices_that_are_gone(
     words = ["run", GOOD, "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run"), *options]
     error = refused(words, capsys)
     assert "the plan is for devices that are gone: cpu1 is core 4000, and this machine lets a run use core" in error
+
+
+def test_a_plan_is_not_made_again_for_half_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that could not be probed would stand with its speed of another day beside the others' of today."""
+    file = plan_file("failing:good", stages=2)
+    probe = Probe((ProbePiece((file.graph.tasks[0].id,), 1e-3),), file.problem.micro_batch_size)
+    file = replace(file, problem=replace(file.problem, probe=probe))
+    monkeypatch.setattr(again, "speeds_now", lambda *_: (DeviceSpeed("cpu0", 1.0, 0.5),))
+    said = io.StringIO()
+    options = argparse.Namespace(job=GOOD)
+    assert cli_run._replanned(file, options, {}, Talk(said, False, False)) is file
+    assert "cpu1 could not be probed" in said.getvalue()
 
 
 def test_cut_off_and_garbled_plans(

@@ -188,3 +188,19 @@ def two_inputs(batch: str = "8") -> TrainingJob:
         _adam,
         scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=3, gamma=0.5),
     )
+
+
+def noting_autocast(note: str = "") -> TrainingJob:
+    """Its loss adds a line to the file `note`: the type of what it is given."""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        with open(note, "a") as file:
+            print(output.dtype, file=file)
+        return F.cross_entropy(output, target)
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        g = torch.Generator().manual_seed(4000 + epoch)
+        for _ in range(SAMPLES // 8):
+            yield torch.randn(8, 16, generator=g), torch.randint(0, 4, (8,), generator=g)
+
+    return TrainingJob(lambda: nn.Linear(16, 4), loss, batches, _adam, autocast=torch.bfloat16)

@@ -326,8 +326,9 @@ def _replanned(file: PlanFile, options: argparse.Namespace, settings: dict[str, 
         raise BadInput("--replan: the plan does not say how fast the devices were", hint="measure and plan again")
     talk.step("probing the devices")
     speeds = speeds_now(problem, options.job, settings)
-    if not speeds:
-        talk.say("   no device of the plan could be probed on this machine: the plan is taken as it is")
+    unread = {d.name for d in problem.cluster.devices} - {s.device for s in speeds}
+    if unread:  # the speeds of today beside one of another day would make an unequal plan of nothing
+        talk.say(f"   {', '.join(sorted(unread))} could not be probed on this machine: the plan is taken as it is")
         return file
     found = replanned(file, speeds)
     for line in [*device_changes(speeds), gain(found.old_s, found.new_s, found.worth_it)]:

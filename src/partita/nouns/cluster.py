@@ -31,6 +31,7 @@ from typing import Any
 
 from partita.errors import ClusterError, refuse
 from partita.files import read_toml
+from partita.nouns.costs import MOST_SECONDS
 from partita.records import lean, record
 
 SECONDS_OF_A_DEVICE = ("instruction_s", "step_s", "update_s", "cold_s")
@@ -43,6 +44,9 @@ SECONDS_OF_A_LINK = (
     "sum_s",
     "sum_s_per_byte",
 )
+
+
+MOST_TIMES_AS_FAST = 1e18  #: or as slow, as a device of speed 1: beyond it is damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +219,12 @@ class Cluster:
         names = Counter(d.name for d in self.devices)
         faults += [f"device name {n!r} is used twice" for n in sorted(n for n, times in names.items() if times > 1)]
         for d in self.devices:
-            faults += [
-                f"device {d.name!r} has {w} = {v}"
-                for w, v in (("speed", d.speed), ("memory_bytes", d.memory_bytes))
-                if not v > 0 or (w == "speed" and math.isinf(v))
-            ]
-            faults += [
-                f"device {d.name!r} has {w} = {v}"
-                for w, v in d.beside_tasks_s.items()
-                if not (v >= 0 and math.isfinite(v))
-            ]
+            sound = {
+                "speed": 1 / MOST_TIMES_AS_FAST <= d.speed <= MOST_TIMES_AS_FAST,
+                "memory_bytes": d.memory_bytes > 0,
+                **{w: 0 <= v <= MOST_SECONDS for w, v in d.beside_tasks_s.items()},
+            }
+            faults += [f"device {d.name!r} has {w} = {getattr(d, w)}" for w, is_sound in sound.items() if not is_sound]
         for k in (*self.links, self.default_link):
             default = k is self.default_link
             where = "the default link" if default else f"link {k.source}->{k.target}"
@@ -236,7 +236,7 @@ class Cluster:
             if not k.rate_bytes_per_s > 0:
                 faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
             seconds = {w: getattr(k, w) for w in SECONDS_OF_A_LINK}
-            faults += [f"{where} has {w} = {v}" for w, v in seconds.items() if not (v >= 0 and math.isfinite(v))]
+            faults += [f"{where} has {w} = {v}" for w, v in seconds.items() if not 0 <= v <= MOST_SECONDS]
             if k.medium in names:
                 faults.append(f"{where} shares the medium {k.medium!r}, which is the name of a device")
         pairs = Counter((k.source, k.target) for k in self.links)

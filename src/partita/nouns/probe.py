@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import BadInput, refuse
-from partita.files import dump_json, read_json, write_whole
+from partita.files import damaged, dump_json, read_json, write_whole
 from partita.nouns.costs import MOST_SECONDS
 from partita.nouns.graph import FloatArray
 from partita.records import lean, record
@@ -31,6 +31,7 @@ from partita.records import lean, record
 LEAST = 1e-12  #: of a reading, and of a share of a core
 MOST_TIMES = 1e3  #: that anything here is another
 MOST_RUNS = 30  #: of a piece for a reading
+MOST_STEPS = 1 << 40  #: that a row stands for
 KNOWN = 3  #: readings that what the measurement knows of their scatter is worth
 RESTLESS = 0.5  #: numbers from a device whose probe varies by more than this share are not to be trusted
 
@@ -193,33 +194,27 @@ class Readings:
     @staticmethod
     def from_json(value: Mapping[str, Any], what: str = "readings") -> Readings:
         """Raises BadInput where it is damaged."""
-        try:
+        with damaged(BadInput, what, hint="run again"):
             pieces, share = (np.array(value[k], np.float64) for k in ("piece_s", "core_share"))
             worked = np.array(value.get("worked_s", np.full_like(share, np.nan)), np.float64)
-            each = int(value.get("each", 1))
-            readings = Readings(tuple(map(str, value["devices"])), pieces, share, worked, each)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"{what}: {type(error).__name__}: {error}", hint="run again") from error
-        if len(set(readings.devices)) < len(readings.devices):
-            raise BadInput(f"{what}: a device is named twice", hint="run again")
-        if (
-            pieces.ndim != 3
-            or pieces.shape[:2] != share.shape
-            or worked.shape != share.shape
-            or len(share) != len(readings.devices)
-        ):
-            raise BadInput(
-                f"{what}: shapes {pieces.shape}, {share.shape} and {worked.shape} do not fit", hint="run again"
-            )
-        if each < 1:
-            raise BadInput(f"{what}: a row of {each} steps", hint="run again")
-        told = np.concatenate([pieces.ravel(), share.ravel(), worked.ravel()])
-        if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all() or (share > 1).any():
-            raise BadInput(
-                f"{what}: a time that is not from {LEAST:g} to {MOST_SECONDS:g} s, or a share above 1",
-                hint="run again",
-            )
+            readings = Readings(tuple(value["devices"]), pieces, share, worked, value.get("each", 1))
+            faults = readings.check()
+        refuse(BadInput, faults, what, hint="run again")
         return readings
+
+    def check(self) -> list[str]:
+        """Every fault at once; empty when the numbers are possible."""
+        named, shapes = self.devices, (self.piece_s.shape[:2], self.core_share.shape, self.worked_s.shape)
+        faults = [] if all(isinstance(d, str) for d in named) else ["a device has no name"]
+        faults += [] if len(set(named)) == len(named) else ["a device is named twice"]
+        if self.piece_s.ndim != 3 or {*shapes} != {shapes[0]} or shapes[0][0] != len(named):
+            faults.append(f"shapes {self.piece_s.shape}, {shapes[1]} and {shapes[2]} do not fit {len(named)} devices")
+        if not isinstance(self.each, int) or isinstance(self.each, bool) or not 1 <= self.each <= MOST_STEPS:
+            faults.append(f"a row stands for {self.each!r} steps")
+        told = np.concatenate([self.piece_s.ravel(), self.core_share.ravel(), self.worked_s.ravel()])
+        if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all() or (self.core_share > 1).any():
+            faults.append(f"a time is not from {LEAST:g} to {MOST_SECONDS:g} s, or a share above 1")
+        return faults
 
     @staticmethod
     def read(path: str | Path) -> Readings:

@@ -59,7 +59,8 @@ def beginnings(program: Program) -> IntArray:
 def chilled(program: Program, known: Durations, cold: FloatArray) -> FloatArray:
     """[instructions] seconds that computations and updates behind a wait, for a message or a sum, take longer, where a long one costs
     [devices] `cold` seconds: so much that all that waits for them waits longer itself. One step follows another: before one that begins
-    with a wait a device has waited since the end of the last one. What goes over fair queues takes as long as `known` has it.
+    with a wait a device has waited since the end of the last one. What goes over fair queues takes as long as `known` has it. A longer
+    `cold` may end a step sooner: what begins later waits less, and so finds its caches warmer.
     O(instructions + needs)."""
     if len(cold) < 2 or not cold.any() or not known.busy_s.max() <= MOST_SECONDS:
         return np.zeros(len(program))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -24,8 +26,8 @@ from partita.training.measure.machine import local_devices
 MODELS = Path(__file__).parents[2] / "jobs" / "small_models.py"
 
 
-def tasks_of(name: str, size: int) -> list[str]:
-    job = load_job(f"{MODELS}:{name}", {})
+def tasks_of(name: str, size: int, settings: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    job = load_job(f"{MODELS}:{name}", settings)
     part = next(micro_batches(job.example(), size))
     return [*capture(job.build(), job.loss, part).task_nodes]
 
@@ -123,6 +125,19 @@ def test_company_trains_on_the_other_cores_while_it_lasts() -> None:
 def test_a_companion_reads_a_piece_as_often_as_the_measured_core_does() -> None:
     pieces = [ProbePiece(("a", "b"), 1e-3, runs=5)]
     assert _pieces(json.loads(json.dumps({"pieces": [asdict(p) for p in pieces]}))) == pieces
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="company needs a second core")
+@cpu_only
+def test_a_companion_of_an_autocast_job_trains_inside_autocast(tmp_path: Path) -> None:
+    began, settings = time.monotonic(), {"note": str(tmp_path / "note")}
+    pieces = [ProbePiece(tuple(tasks_of("noting_autocast", 2, settings)), 1e-3)]
+    with company(f"{MODELS}:noting_autocast", settings, local_devices(2)[1:], 2, pieces) as others:
+        while len(others.steps("cpu1", began)) < 3:
+            assert time.monotonic() < began + 20, "the companion does nothing"
+            time.sleep(0.05)
+    trained = (tmp_path / "note").read_text().splitlines()[-3:]
+    assert trained == ["torch.bfloat16"] * 3
 
 
 def test_one_device_has_no_company() -> None:

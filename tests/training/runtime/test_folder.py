@@ -1,11 +1,12 @@
 """A run's folder: what an earlier run left in it stays where a new one is refused."""
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from partita.errors import PlanError, WorkerFailed
-from partita.training.runtime.folder import kept_if_refused
+from partita.training.runtime.folder import LOCK, held, kept_if_refused
 
 
 def earlier(folder: Path) -> dict[str, bytes]:
@@ -46,3 +47,15 @@ def test_a_run_that_began_stays(metrics: str, error: Exception, tmp_path: Path) 
     with pytest.raises(type(error)), kept_if_refused(tmp_path):
         overwritten_until(tmp_path, metrics, error)
     assert (tmp_path / "plan.json").read_text() == "of the new run"
+
+
+def test_a_full_disk_is_told_by_whoever_needs_it(tmp_path: Path) -> None:
+    """And not by the lock, neither when it is written nor when it is closed."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with held(tmp_path):
+            assert (tmp_path / LOCK).stat().st_size == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not documents(tmp_path)

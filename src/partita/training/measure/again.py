@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
+from partita.nouns.cluster import Device
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.simulate.run_speed import DeviceSpeed
 from partita.training.measure.company import company
@@ -15,7 +16,7 @@ _SECONDS = 2.0
 
 def speeds_now(problem: PipelineProblem, job: str, settings: Mapping[str, str]) -> tuple[DeviceSpeed, ...]:
     """The problem's devices, at a job's work, beside what the plan was told of them; those that cannot be probed here are
-    left out."""
+    left out. One that shares its cores with another has changed as that has."""
     probe = problem.probe
     if probe is None:
         return ()
@@ -24,6 +25,13 @@ def speeds_now(problem: PipelineProblem, job: str, settings: Mapping[str, str]) 
         began = time.monotonic()
         time.sleep(_SECONDS)
         rows = {name: others.steps(name, began) for name in others.logs}
-    return tuple(
-        DeviceSpeed(d.name, d.speed, speed_of(probe, rows[d.name])) for d in devices if len(rows.get(d.name, ()))
-    )
+    change = {d.name: speed_of(probe, rows[d.name]) / d.speed for d in devices if len(rows.get(d.name, ()))}
+    read = {d: _read_for(d, devices, change) for d in devices}
+    return tuple(DeviceSpeed(d.name, d.speed, d.speed * change[name]) for d, name in read.items() if name)
+
+
+def _read_for(device: Device, devices: Sequence[Device], read: Collection[str]) -> str:
+    """The device that was read and tells of this one's cores: itself, or one that shares them; "" where none does."""
+    if device.name in read:
+        return device.name
+    return next((d.name for d in devices if d.name in read and {*d.cores} & {*device.cores}), "")

@@ -10,8 +10,8 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 from partita.errors import BadInput
 from partita.files import write_whole
@@ -30,10 +30,10 @@ def held(folder: str | Path) -> Iterator[None]:
         while not _locked(file, path):  # its holder has removed it meanwhile
             file = stack.enter_context(_opened(path))
         now = time.strftime("%Y-%m-%d %H:%M:%S")
+        who = {"process": os.getpid(), "host": socket.gethostname(), "since": now}
         with contextlib.suppress(OSError):  # a full disk is told by whoever needs it
             file.truncate(0)
-            file.write(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": now}))
-            file.flush()
+            file.write(json.dumps(who).encode())
         try:
             yield
         finally:
@@ -62,16 +62,16 @@ def _documents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".json", ".jsonl") and p.is_file()}
 
 
-def _opened(path: Path) -> TextIO:
+def _opened(path: Path) -> FileIO:
     try:
-        return open(path, "a+")
+        return open(path, "ab+", buffering=0)  # what a full disk does not take is not left for the closing to write
     except OSError as error:
         raise BadInput(
             f"nothing can be written into {path.parent}: {error.strerror}", hint="give a folder of your own with -o DIR"
         ) from error
 
 
-def _locked(file: TextIO, path: Path) -> bool:
+def _locked(file: FileIO, path: Path) -> bool:
     """Take the kernel's lock on a file; False where that is no longer the file at this path."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
