@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,15 @@ def test_two_processes_of_this_machine_exchange_messages() -> None:
     assert 0 < link.send_s < 0.1
     assert 0 <= link.sum_s_per_byte < 1e-6
     assert (link.source, link.target) == ("cpu0", "cpu1")
+
+
+@pytest.mark.parametrize(("job_s", "between_s"), [(0.0, 0.0), (4e-4, 1e-4), (2e-3, 5e-4), (0.5, 1e-3)])
+def test_a_side_works_as_long_as_a_stage_does_before_it_sends(job_s: float, between_s: float) -> None:
+    """Messages of a job with short micro-batches find their code in caches; of others they do not."""
+    pace = Pace(job_s=job_s)
+    assert pace.between_s == pytest.approx(between_s)
+    took_s = [links._Work(1 << 10, pace, torch.device("cpu"))() for _ in range(3)]
+    assert min(took_s) >= between_s
 
 
 @pytest.mark.parametrize("rank", [0, 1])

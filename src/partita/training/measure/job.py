@@ -160,6 +160,7 @@ class Measuring:
         self._seen: dict[int, Captured] = {}  #: by size, until it is measured
         self.sizes = self._possible(sizes)
         self.probed, self._known, task_s = self._to_probe()
+        self._pass_s = sum(task_s)
         self.splits = self._known.splits
         part, precision = next(micro_batches(batch, self.probed)), job.precision(device)
         self.pieces, self._prober = prober_for(self._known, task_s, part, device, precision)
@@ -258,7 +259,7 @@ class Measuring:
     @property
     def pace(self) -> Pace:
         """At which links are measured for this job."""
-        return Pace(self.handed_on_bytes, sum(t.phase == "forward" for t in self.graph.tasks))
+        return Pace(self.handed_on_bytes, sum(t.phase == "forward" for t in self.graph.tasks), self._pass_s)
 
     def _to_probe(self) -> tuple[int, Captured, list[float]]:
         """(The size of micro-batches on which the pieces run, the model at it, seconds of its tasks): the second smallest, and where a

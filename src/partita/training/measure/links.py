@@ -4,7 +4,9 @@ summing gradients over it takes.
 The two, pinned like workers, exchange messages of several sizes as a run's ranks do (`Transport`), each behind a little training and a
 computation that fills the caches as the job's own do: half a megabyte takes 0.5 ms behind an Inception's segments, and 0.3 ms where
 nothing else was touched since the last message; posting a kilobyte takes 50 to 100 us behind other work, and 10 us in a row
-of them (AMD EPYC, 2026-11-23 and 28). A line through the times of one way gives latency and
+of them (AMD EPYC, 2026-11-23 and 28); and the longer that other work, the more: both ends and the way together took 50 to 90 us of a short
+message behind 0.3 ms of it, 105 to 155 behind 1 ms, 160 to 225 behind 3 (2026-11-30). So a side works as long as a stage of the job does,
+up to 1 ms. A line through the times of one way gives latency and
 rate; the CPU time that a process spends on a message, and on a byte of it, is what posting or receiving it takes of its device, and
 is no part of the latency. Through memory it is no part of the rate either: nothing else carries the bytes, and one side takes a message
 while the other is still posting it. Of 98 us that both spend on a short one 58 pass until it is there (54 in a run; EPYC, 2026-11-30),
@@ -54,7 +56,7 @@ _MESSAGES = 15  #: whose ends are timed, at most
 _STREAM = 50  #: that follow each other on a wire, at most
 _SUMS = 9  #: at most
 _TAG = 1 << 20  #: of what the two say to each other meanwhile
-_BETWEEN_S = 1e-3  #: for which a side works before it sends, at least
+_BETWEEN_S = 1e-3  #: for which a side works before it sends, at most
 _MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would only take time
 _WIDTH = 64  #: of the layers that it trains: code of theirs pushes that of messages out of the caches
 _MOST_LAYERS = 4
@@ -67,6 +69,9 @@ class Pace:
     #: of all tensors that the job's tasks hand on for a micro-batch: they fill the caches between two messages
     job_bytes: float = _MOST_BETWEEN
     job_tasks: int = 2 * _MOST_LAYERS  #: forward ones, whose code does so, too
+    job_s: float = (
+        4 * _BETWEEN_S
+    )  #: that a micro-batch takes, forward and backward: a stage, one of two, works a quarter of it at once
     repeats: int = 40  #: ways there and back, at most
     #: that the ways of each size may take, its messages with the work between, or sums; beyond that only FEWEST are done
     piece_s: float = 2.0
@@ -75,6 +80,11 @@ class Pace:
     def between(self) -> int:
         """Bytes that a side goes through before it sends."""
         return int(min(self.job_bytes, _MOST_BETWEEN))
+
+    @property
+    def between_s(self) -> float:
+        """Seconds that a side works before it sends."""
+        return min(self.job_s / 4, _BETWEEN_S)
 
     @property
     def layers(self) -> int:
@@ -307,7 +317,7 @@ class _Work:
         import torch
         from torch import nn
 
-        self.buffer = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.buffer, self._seconds = torch.zeros(size, dtype=torch.uint8, device=device), pace.between_s
         self._scratch = torch.ones(pace.between // 4, device=device)
         layers = [nn.Linear(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.GELU(), nn.Linear(_WIDTH, _WIDTH)]
         self._model = nn.Sequential(*layers[: pace.layers]).to(device)
@@ -316,7 +326,7 @@ class _Work:
     def __call__(self) -> float:
         """Go through the bytes and train; write the message last. The seconds that it takes."""
         began = time.perf_counter()
-        while time.perf_counter() < began + _BETWEEN_S:
+        while time.perf_counter() < began + self._seconds:
             self._scratch.sum()
             self._model(self._batch).square().mean().backward()
         self.buffer.fill_(1)
