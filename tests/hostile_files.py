@@ -288,10 +288,10 @@ def _read_costs(path: Path) -> object:
     return CostTable.from_json(read_json(path, BadInput), graph).to_json()
 
 
-def _readings(_: Path) -> bytes:
+def _some_readings() -> Readings:
     piece_s = np.full((2, 6, 3), 1e-3)
     piece_s[0, ::2, 1:] = np.nan
-    return _json(Readings(("cpu0", "cpu1"), piece_s, np.full((2, 6), 0.9), np.full((2, 6), 0.1), 2).to_json())
+    return Readings(("cpu0", "cpu1"), piece_s, np.full((2, 6), 0.9), np.full((2, 6), 0.1), 2)
 
 
 def _read_readings(path: Path) -> object:
@@ -303,16 +303,24 @@ def _read_readings(path: Path) -> object:
     return readings.speeds(probe), readings.spread(probe), own.since(3).error(probe), readings.to_json()
 
 
+def _probed_story() -> Story:
+    """A run whose devices were read."""
+    story = make_story(2, 4, layers=4)
+    problem = story.plan.problem
+    probe = Probe((ProbePiece((problem.graph.tasks[0].id,), 1e-3),) * 3, problem.micro_batch_size)
+    return replace(story, plan=replace(story.plan, problem=replace(problem, probe=probe)), readings=_some_readings())
+
+
 def _in_run(name: str) -> Reader:
     """A file of a run's folder, read with the others beside it, and made into a page."""
 
     def sound(folder: Path) -> bytes:
-        return (make_story(2, 4, layers=4).write(folder / "run") / name).read_bytes()
+        return (_probed_story().write(folder / "run") / name).read_bytes()
 
     def read(path: Path) -> object:
         folder = path.parent / "run"
         if not (folder / "plan.json").exists():
-            make_story(2, 4, layers=4).write(folder)
+            _probed_story().write(folder)
         try:
             before = (folder / name).read_bytes()
             (folder / name).write_bytes(path.read_bytes())
@@ -354,8 +362,8 @@ GROUND = {
     "plan of a placement": Reader(".json", _placement_plan, _read_plan),
     "timeline": Reader(".json", _timeline, _read_timeline),
     "test bed": Reader(".json", _bed, _read_bed),
-    "readings": Reader(".json", _readings, _read_readings),
-    **{f"run: {name}": _in_run(name) for name in ("plan.json", "predicted.json", "measured.json", "summary.json", "metrics.jsonl")},
+    "readings": Reader(".json", lambda _: _json(_some_readings().to_json()), _read_readings),
+    **{f"run: {name}": _in_run(name) for name in ("plan.json", "predicted.json", "measured.json", "summary.json", "metrics.jsonl", "readings.json")},
 }  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------------------- wings

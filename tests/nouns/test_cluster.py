@@ -82,6 +82,24 @@ def test_all_faults_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "sound"),
+    [
+        ({"speed": 1e18, "step_s": 1e15}, True),
+        ({"speed": 1e-18}, True),
+        ({"speed": 1e19}, False),
+        ({"speed": 1e-19}, False),
+        *(({w: 1.1e15}, False) for w in SECONDS_OF_A_DEVICE),
+    ],
+)
+def test_speeds_and_seconds_beyond_reason_are_damage(device: dict[str, float], sound: bool) -> None:
+    faults = Cluster((Device("a", **device),)).check()  # type: ignore[arg-type]
+    assert faults == [] if sound else "device 'a' has" in faults[0]
+    assert Cluster((Device("a"),), (), Link(latency_s=1.1e15)).check() == [
+        "the default link has latency_s = 1100000000000000.0"
+    ]
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("colour = 1", r"colour is unknown \(known: device, links, link, source\)"),

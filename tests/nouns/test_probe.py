@@ -158,12 +158,19 @@ def test_files_give_back_what_was_written(tmp_path: Path) -> None:
         {"core_share": [[1.1]]},
         {"worked_s": [[0.0]]},
         {"worked_s": [[1.0, 1.0]]},
+        {"core_share": [["0.9"]]},
+        {"worked_s": [[True]]},
+        {"devices": "a"},
+        {"devices": [None]},
+        {"devices": [["a"]]},
+        *({"each": each} for each in (0, -1, True, 2.0, "2", math.inf, 1 << 41)),
     ],
 )
 def test_damaged_readings_are_refused(part: dict[str, object]) -> None:
-    value = {**readings([[SAME]], [[0.9]]).to_json(), **part}
+    value = readings([[SAME]], [[0.9]]).to_json()
+    assert Readings.from_json({**value, "each": 1 << 40}).each == 1 << 40
     with pytest.raises(BadInput):
-        Readings.from_json(value)
+        Readings.from_json({**value, **part})
 
 
 def test_a_run_from_before_computations_were_noted_is_read() -> None:

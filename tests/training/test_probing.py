@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from partita.errors import JobError
-from partita.nouns.probe import ProbePiece
+from partita.nouns.probe import Probe, ProbePiece
 from partita.training import probing
 from partita.training.capture.model import capture
 from partita.training.measure.tasks import quick_task_s
 from partita.training.probing import PARTS, SHORT_PASS_S, Prober, _rotation, drawn, held_bytes, prober_for
+from partita.training.runtime.recorder import Recorder
 
 CPU = torch.device("cpu")
 
@@ -344,26 +345,69 @@ def test_a_piece_runs_until_it_is_warm_before_it_is_timed_however_long_its_first
     assert len(ran) == runs
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_what_readings_take_is_learnt_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
-    """With what others take of the core, which is no work; of one that was kept waiting once little is left after a few."""
+def learning(
+    monkeypatch: pytest.MonkeyPatch, runs: int, pieces: int, clock: list[float], takes_s: list[float]
+) -> Prober:
+    """Of pieces that are known to take a millisecond; each run takes `takes_s[0]` by the clock."""
     part = part_of(4, 64)
     found = capture(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)), loss, part)
-    clock, each_s = [0.0], [4e-3]
 
     def run() -> None:
-        clock[0] += each_s[0]
+        clock[0] += takes_s[0]
 
     monkeypatch.setattr(probing, "_Work", lambda *_: Fake(run))
+    monkeypatch.setattr(probing, "_pages", lambda: 0)
     monkeypatch.setattr(probing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    prober = Prober([ProbePiece((t,), 1e-3) for t in [*found.task_nodes][:pieces]], found, part, CPU)
+    return Prober([ProbePiece((t,), 1e-3, runs) for t in [*found.task_nodes][:pieces]], found, part, CPU)
+
+
+@pytest.mark.parametrize(("runs", "pieces"), [(3, 1), (1, 3)])
+def test_what_readings_take_is_learnt_by_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch, runs: int, pieces: int
+) -> None:
+    """With what others take of the core, which is no work; in powers of two, so that ranks which are nearly alike say the same; of a
+    reading that was stopped for ten minutes nothing is left after ten others."""
+    clock, each_s = [0.0], [0.0]
+    prober = learning(monkeypatch, runs, pieces, clock, each_s)
     planned_s = prober.takes_s(1)
-    for seconds in [4e-3] * 20 + [4e-2] + [4e-3] * 20:
-        each_s[0], before = seconds, clock[0]
-        prober.read()
-        assert prober.took_s == pytest.approx(clock[0] - before)
-    assert prober.takes_s(1) == pytest.approx(prober.took_s, rel=0.05)
-    assert prober.takes_s(1) > 3 * planned_s
+
+    def slower(each: float, times: int = 20) -> float:
+        each_s[0] = each
+        for _ in range(times):
+            prober.read()
+        return prober.takes_s(1) / planned_s
+
+    usual = planned_s / 3  # three runs, or the forwards of two pieces and one more
+    assert [slower(usual * by) for by in (1.0, 1.3, 0.2, 3.9, 40.0, 1.0)] == [1, 1, 1, 4, 32, 1]
+    assert slower(600.0, 1) <= 4
+    assert slower(usual, 10) == 1
+
+
+@pytest.mark.parametrize("slower", [0.2, 1.2, 3.0, 40.0])
+@pytest.mark.parametrize(("runs", "pieces"), [(3, 1), (1, 3)])
+def test_readings_take_a_hundredth_of_the_time_however_slow_the_device_is(
+    monkeypatch: pytest.MonkeyPatch, runs: int, pieces: int, slower: float
+) -> None:
+    """Every step and every reading of it is."""
+    clock, usual = [0.0], (0.001 if runs > 1 else 0.7 / 900)
+    prober = learning(monkeypatch, runs, pieces, clock, [slower * usual])
+    probe = Probe((ProbePiece(("a",), 1e-3),) * pieces, 1)
+    recorder, clock[0] = Recorder(probe, prober, 4000), 0.0
+    for _ in range(4000):
+        recorder.begin()
+        recorder.after(slower * 0.05, 1.0, 0.7)
+    saved_s = 0.01 * 4000 * slower * 0.05
+    assert 0.6 * min(1.0, slower) * saved_s <= clock[0] <= 1.5 * saved_s
+
+
+def test_a_step_that_was_stopped_saves_for_no_more_than_one_step_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    prober = learning(monkeypatch, 1, 3, clock, [0.7 / 900])
+    recorder = Recorder(Probe((ProbePiece(("a",), 1e-3),) * 3, 1), prober, 1 << 40)
+    for step_s in [0.05] * 500 + [3600.0] + [0.05] * 500:
+        recorder.begin()
+        recorder.after(step_s, 1.0, 0.7)
+    assert clock[0] <= 1.5 * 0.01 * 1000 * 0.05
 
 
 class Whitened(nn.Module):

@@ -46,7 +46,9 @@ SECONDS_OF_A_LINK = (
 )
 
 
-MOST_TIMES_AS_FAST = 1e18  #: or as slow, as a device of speed 1: beyond it is damage
+MOST_TIMES_AS_FAST = (
+    1e18  #: or as slow, as a device of speed 1: speeds may be given in operations a second. Beyond it is damage
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,8 +195,12 @@ class Readings:
     def from_json(value: Mapping[str, Any], what: str = "readings") -> Readings:
         """Raises BadInput where it is damaged."""
         with damaged(BadInput, what, hint="run again"):
-            pieces, share = (np.array(value[k], np.float64) for k in ("piece_s", "core_share"))
-            worked = np.array(value.get("worked_s", np.full_like(share, np.nan)), np.float64)
+            pieces, share = (_read_numbers(value[k], k) for k in ("piece_s", "core_share"))
+            worked = (
+                _read_numbers(value["worked_s"], "worked_s") if "worked_s" in value else np.full_like(share, np.nan)
+            )
+            if not isinstance(value["devices"], list):
+                raise TypeError(f"devices is {value['devices']!r}, not a list")
             readings = Readings(tuple(value["devices"]), pieces, share, worked, value.get("each", 1))
             faults = readings.check()
         refuse(BadInput, faults, what, hint="run again")
@@ -205,8 +209,8 @@ class Readings:
     def check(self) -> list[str]:
         """Every fault at once; empty when the numbers are possible."""
         named, shapes = self.devices, (self.piece_s.shape[:2], self.core_share.shape, self.worked_s.shape)
-        faults = [] if all(isinstance(d, str) for d in named) else ["a device has no name"]
-        faults += [] if len(set(named)) == len(named) else ["a device is named twice"]
+        faults = ["a device's name is no text"] if any(not isinstance(d, str) for d in named) else []
+        faults += ["a device is named twice"] if not faults and len(set(named)) < len(named) else []
         if self.piece_s.ndim != 3 or {*shapes} != {shapes[0]} or shapes[0][0] != len(named):
             faults.append(f"shapes {self.piece_s.shape}, {shapes[1]} and {shapes[2]} do not fit {len(named)} devices")
         if not isinstance(self.each, int) or isinstance(self.each, bool) or not 1 <= self.each <= MOST_STEPS:
@@ -268,6 +272,15 @@ def _filled(values: FloatArray, unknown: float) -> FloatArray:
     """With the median of those that are known for the others, and `unknown` where none is."""
     known = values[np.isfinite(values)]
     return np.where(np.isfinite(values), values, np.median(known) if len(known) else unknown)
+
+
+def _read_numbers(value: Any, name: str) -> FloatArray:
+    """An array of nested lists; nan for null. Raises ValueError where rows differ in length, TypeError for what is no number."""
+    plain = np.array(value, dtype=object).ravel()
+    strange = next((x for x in plain if x is not None and type(x) not in (int, float)), None)
+    if strange is not None:
+        raise TypeError(f"{name} holds {strange!r}, not a number")
+    return np.array(value, np.float64)
 
 
 def _numbers(values: FloatArray) -> Any:

@@ -78,13 +78,15 @@ def run_speed(file: PlanFile, readings: Readings | None) -> RunSpeed | None:
     problem, plan = file.problem, file.plan
     if readings is None or not isinstance(problem, PipelineProblem) or not isinstance(plan, PipelinePlan):
         return None
-    if readings.steps == 0 or problem.probe is None or any(d not in problem.cluster.by_name for d in readings.devices):
+    if readings.steps == 0 or problem.probe is None:
         return None
     if readings.piece_s.shape[2] != len(problem.probe.pieces):
         raise BadInput(
             f"the run's readings are of {readings.piece_s.shape[2]} pieces, the plan's probe has {len(problem.probe.pieces)}",
             hint="they belong to different plans: run again",
         )
+    if any(d not in problem.cluster.by_name for d in readings.devices):
+        return None
     readings = readings.only(plan.devices)  # other ranks are idle
     speeds = readings.speeds(problem.probe)
     if len(speeds) < len(plan.devices) or not np.isfinite(speeds).all():

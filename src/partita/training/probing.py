@@ -32,7 +32,10 @@ _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they 
 AT_ONCE = 2  #: readings, in measuring as in a run: four say 3 % less each (ViT, BERT on an EPYC, 2026-11-29)
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
 _FEW_PAGES, _TRIES = 8, 3
-_LEARNS = 0.25  #: of what readings take, with each time that some are asked for
+_LEARNS, _MOST_LEARNT = (
+    0.25,
+    10.0,
+)  #: of what readings took, with each time that some are asked for; of one that was stopped, no more than this
 _UNCOUNTED = 4 / 3  #: pieces that a row of readings takes beside those that count: one, and a forward
 #: A pass that is no longer is one piece, run in a row as often as a first look says that this holds it, so that it is as warm as the job
 #: itself: one of 0.1 ms is 3 to 20 % above its last time in its eighth run behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).
@@ -63,8 +66,7 @@ class Prober:
         self._order, self._last = _rotation(len(pieces)), len(pieces) - 1
         self._runs = pieces[0].runs if len(pieces) == 1 else 1
         self._seconds = max(LEAST, sum(p.seconds for p in pieces) / len(pieces))
-        self.took_s = 0.0  #: the last readings that were asked for, by the wall clock
-        self._slower = 1.0  # what readings take here as a multiple of what they were planned to: of the latest most
+        self._slower = 1.0  # what readings take by the wall clock as a multiple of what was planned: of the latest most
         for _ in range(2):  # the first calls find their way and their memory
             for work, count in Counter(self._works).items():
                 for number in range(min(count, 2)):
@@ -74,19 +76,25 @@ class Prober:
                 self._in_a_row(self._last, [(self._last + k) % len(pieces) for k in range(len(pieces))])
 
     def takes_s(self, times: int) -> float:
-        """What so many readings take, on average, that are asked for at once, on a device that is as fast as it was in the latest."""
+        """What so many readings take, on average, that are asked for at once: as long as in measuring, or twice, four times as long and so
+        on where that is nearer to what the latest took. Ranks that are about as slow as each other say the same, and so read in the same
+        steps."""
+        return self._planned_s(times) * 2.0 ** round(math.log2(max(1.0, self._slower)))
+
+    def _planned_s(self, times: int) -> float:
         if not times:
             return 0.0
-        return self._slower * self._seconds * (self._runs if self._runs > 1 else times + _UNCOUNTED)
+        return self._seconds * (self._runs if self._runs > 1 else times + _UNCOUNTED)
 
     def read(self, times: int = 1) -> FloatArray:
         """[pieces] seconds of the next pieces in turn, as many as asked for, which is one or more; nan for the others, by `work_clock`. What
         asks the system for memory runs again, twice at most: a page of 4 kB took 10 us of a virtual machine, so that a convolution of
         23 ms took 116, and a ReLU of 5 ms in its second run 43 (an EPYC, 2026-11-27)."""
+        self._now()  # on a GPU it waits for what the job has asked for, which is no part of a reading
         began = time.perf_counter()
         found = self._readings(times)
-        self.took_s = time.perf_counter() - began
-        self._slower *= 1 + _LEARNS * (self.took_s / self.takes_s(times) - 1)
+        took = (time.perf_counter() - began) / self._planned_s(times)
+        self._slower += _LEARNS * (min(took, _MOST_LEARNT * self._slower) - self._slower)
         return found
 
     def _readings(self, times: int) -> FloatArray:

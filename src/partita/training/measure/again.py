@@ -26,11 +26,11 @@ def speeds_now(problem: PipelineProblem, job: str, settings: Mapping[str, str]) 
         time.sleep(_SECONDS)
         rows = {name: others.steps(name, began) for name in others.logs}
     change = {d.name: speed_of(probe, rows[d.name]) / d.speed for d in devices if len(rows.get(d.name, ()))}
-    read = {d: _read_for(d, devices, change) for d in devices}
-    return tuple(DeviceSpeed(d.name, d.speed, d.speed * change[name]) for d, name in read.items() if name)
+    told_by = {d: _told_by(d, devices, change) for d in devices}
+    return tuple(DeviceSpeed(d.name, d.speed, d.speed * change[name]) for d, name in told_by.items() if name)
 
 
-def _read_for(device: Device, devices: Sequence[Device], read: Collection[str]) -> str:
+def _told_by(device: Device, devices: Sequence[Device], read: Collection[str]) -> str:
     """The device that was read and tells of this one's cores: itself, or one that shares them; "" where none does."""
     if device.name in read:
         return device.name

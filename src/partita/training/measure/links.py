@@ -56,7 +56,7 @@ _MESSAGES = 15  #: whose ends are timed, at most
 _STREAM = 50  #: that follow each other on a wire, at most
 _SUMS = 9  #: at most
 _TAG = 1 << 20  #: of what the two say to each other meanwhile
-_BETWEEN_S = 1e-3  #: for which a side works before it sends, at most
+_BETWEEN_S = 1e-3  #: for which a side is asked to work before it sends, at most
 _MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would only take time
 _WIDTH = 64  #: of the layers that it trains: code of theirs pushes that of messages out of the caches
 _MOST_LAYERS = 4
@@ -83,7 +83,7 @@ class Pace:
 
     @property
     def between_s(self) -> float:
-        """Seconds that a side works before it sends."""
+        """Seconds that a side works before it sends, at least."""
         return min(self.job_s / 4, _BETWEEN_S)
 
     @property
@@ -325,10 +325,11 @@ class _Work:
 
     def __call__(self) -> float:
         """Go through the bytes and train; write the message last. The seconds that it takes."""
-        began = time.perf_counter()
-        while time.perf_counter() < began + self._seconds:
+        began, ended = time.perf_counter(), -math.inf
+        while ended < began + self._seconds:
             self._scratch.sum()
             self._model(self._batch).square().mean().backward()
+            ended = time.perf_counter()
         self.buffer.fill_(1)
         _settle(self.buffer.device)
         return time.perf_counter() - began

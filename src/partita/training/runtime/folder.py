@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from partita.errors import BadInput
-from partita.files import write_whole
+from partita.files import unwritten, write_whole
 from partita.nouns.metrics import METRICS
 
 LOCK = ".running"  #: who runs in a folder; the kernel's lock on it ends with the process, however that ends
@@ -66,9 +66,8 @@ def _opened(path: Path) -> FileIO:
     try:
         return open(path, "ab+", buffering=0)  # what a full disk does not take is not left for the closing to write
     except OSError as error:
-        raise BadInput(
-            f"nothing can be written into {path.parent}: {error.strerror}", hint="give a folder of your own with -o DIR"
-        ) from error
+        fact = f"nothing can be written into {path.parent}: {error.strerror}"
+        raise unwritten(fact, error, "give a folder of your own with -o DIR") from error
 
 
 def _locked(file: FileIO, path: Path) -> bool:

@@ -25,6 +25,7 @@ class Recorder:
     def __init__(self, probe: Probe, prober: Prober, steps: int | None) -> None:
         """`steps` that the run is going to take; None where nobody knows."""
         self._prober, self._pieces = prober, len(probe.pieces)
+        self._most = min(AT_ONCE, self._pieces)  # at once
         self._unread = (math.nan,) * self._pieces
         self._seconds = self._unread  # of this step
         self._lends = max(self._pieces, _LENT)
@@ -45,15 +46,15 @@ class Recorder:
         """To be called in the next step while this rank waits for others: the readings for which time has been saved up, or is lent; None
         where there are none. Those for which it does not wait long enough are taken `after` the step.
 
-        While it waits the others compute, as they did in measuring, and nobody waits for a reading that takes no longer than it did
-        there. The ranks' steps are equally long, so most readings are in the same ones, if not always as many.
+        While it waits the others compute, as they did in measuring, and nobody waits for a reading that takes no longer than the latest
+        did. The ranks' steps are equally long, so most readings are in the same ones, if not always as many.
         """
         if (self._cold or not self._steps) and self._left != 1:
             return None  # what is read in a plan's first step, which is slow, says 6 % less than what is read in the others
         self._lent = self._to_lend()
-        takes_s, most = self._prober.takes_s, min(AT_ONCE, self._pieces)
+        takes_s = self._prober.takes_s
         self._due = self._lent
-        while self._due < most and takes_s(self._due + 1) - takes_s(self._lent) <= self._saved_s:
+        while self._due < self._most and takes_s(self._due + 1) - takes_s(self._lent) <= self._saved_s:
             self._due += 1
         return self._meanwhile if self._due else None
 
@@ -64,7 +65,9 @@ class Recorder:
         self._seconds, self._cold = self._unread, False
         self._steps += 1
         self._took_s += step_s
-        self._saved_s += _PART * step_s
+        self._saved_s = min(
+            self._saved_s + _PART * step_s, self._prober.takes_s(self._most)
+        )  # a step that was stopped saves no more
 
     def _note(self, step: tuple[float, ...]) -> None:
         self._latest.append(step)
@@ -84,12 +87,11 @@ class Recorder:
         waits anyway is a present; behind a step it is paid back from what later ones save."""
         if not times:
             return
-        found = self._prober.read(times)
-        took_s, takes_s = self._prober.took_s, self._prober.takes_s
+        found, takes_s = self._prober.read(times), self._prober.takes_s
         self._seconds = tuple(b if math.isnan(a) else a for a, b in zip(found.tolist(), self._seconds, strict=True))
         lent = min(times, self._lent)
         self._given += lent
-        self._saved_s -= took_s * (1 - takes_s(lent if waits else 0) / takes_s(times))
+        self._saved_s -= takes_s(times) - takes_s(lent if waits else 0)
         self._lent -= lent
         self._due = self._lent
 
@@ -99,7 +101,7 @@ class Recorder:
         steps = self._lends if self._left is None else max(1, self._left - 1)  # without the first
         through = max(max(1, self._steps) / steps, self._took_s / _SPREAD_S)
         due = math.ceil(min(through, 1.0) * self._lends - 1e-9)
-        return min(AT_ONCE, self._pieces, due - self._given)
+        return min(self._most, due - self._given)
 
     def forget(self) -> None:
         """What was noted so far belongs to another plan; it begins again, with the same pieces, and what is not paid back yet."""
