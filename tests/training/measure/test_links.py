@@ -6,7 +6,7 @@ import math
 import os
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from partita.nouns.cluster import Device, Link
 from partita.simulate.exchange import ring_s
 from partita.spawn import Process
 from partita.training.measure import links
-from partita.training.measure.links import GRADIENT_BYTES, SIZES, Pace, link_between, link_from, with_sums
+from partita.training.measure.links import GRADIENT_BYTES, SIZES, Pace, Peer, link_between, link_from, with_sums
 
 
 def rows(latency_s: float, rate: float, send_s: float = 2e-5, receive_s: float = 3e-5) -> list[dict[str, float]]:
@@ -126,6 +126,30 @@ def test_a_side_works_as_long_as_a_stage_does_before_it_sends(
     took_s = work()
     assert made[0] == rounds
     assert took_s == pytest.approx(1.001e-4 * rounds)
+
+
+@pytest.mark.parametrize(("turn_s", "turns"), [(0.1, 5), (1.9, 5), (2.1, 1), (30.0, 1)])
+def test_what_is_measured_while_the_machine_stands_still_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, turn_s: float, turns: int
+) -> None:
+    """Of several turns; a slow link has one."""
+    now, made = [0.0], list[float]()
+
+    def turn(peer: Peer, pace: Pace) -> dict[bool, list[dict[str, float]]]:
+        now[0] += turn_s
+        made.append(1e-4 if len(made) != 1 else 5e-3)
+        assert (pace.repeats, pace.piece_s) == (8, 0.4)
+        return {way: [{"bytes": float(size), "way_s": made[-1] * (1 + way)} for size in SIZES] for way in (True, False)}
+
+    monkeypatch.setattr(links, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(links, "_turn", turn)
+    monkeypatch.setattr(links, "_sum_time", lambda *_: 0.0)
+    peer = cast(Peer, SimpleNamespace(led=int, wire=False))
+    found = links.exchange(peer, Pace())
+    assert len(made) == turns
+    assert [r["way_s"] for r in found["there"]] == [2e-4] * len(SIZES)
+    assert [r["way_s"] for r in found["back"]] == [1e-4] * len(SIZES)
+    assert [r["bytes"] for r in found["back"]] == [*SIZES]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

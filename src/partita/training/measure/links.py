@@ -52,7 +52,10 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
 GRADIENT_BYTES = (1 << 14, 1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
 GRADIENTS = 32
 FEWEST = 3  #: times that anything is done, however slow the link is
-_MESSAGES = 15  #: whose ends are timed, at most
+_TURNS = (
+    5  #: of all sizes: ways of a kilobyte in one go are over in 30 ms, and a virtual machine may be stopped for longer
+)
+_MESSAGES = 3  #: of a turn whose ends are timed, at most
 _STREAM = 50  #: that follow each other on a wire, at most
 _SUMS = 9  #: at most
 _TAG = 1 << 20  #: of what the two say to each other meanwhile
@@ -60,6 +63,9 @@ _BETWEEN_S = 1e-3  #: for which a side is asked to work before it sends, at most
 _MOST_BETWEEN = 1 << 25  #: bytes that it goes through: more would only take time
 _WIDTH = 64  #: of the layers that it trains: code of theirs pushes that of messages out of the caches
 _MOST_LAYERS = 4
+
+
+_Turn = dict[bool, list[dict[str, float]]]  #: for the way there, and that back: a row for each size
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,11 @@ class Pace:
     def layers(self) -> int:
         """That a side trains before it sends: as many as a stage, one of two or more, has tasks."""
         return min(max(self.job_tasks // 2, 1), _MOST_LAYERS)
+
+    @property
+    def in_turn(self) -> Pace:
+        """Of one of _TURNS."""
+        return replace(self, repeats=math.ceil(self.repeats / _TURNS), piece_s=self.piece_s / _TURNS)
 
     def count(self, took_s: float, most: int) -> int:
         """How often something may be done that takes so long.
@@ -270,9 +281,31 @@ class Peer:
 
 def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
     """What two ranks find out about the links between them, as `links_of` wants it: "there" is from the one that leads. Both call
-    it; what it returns counts on the one that leads."""
+    it; what it returns counts on the one that leads. All sizes are measured in _TURNS, the medians of which count, or in as many as there
+    is time for."""
+    began, turns = time.perf_counter(), list[_Turn]()
+    while not turns or (len(turns) < _TURNS and peer.led(_fits(time.perf_counter() - began, len(turns), pace))):
+        turns.append(_turn(peer, pace.in_turn))
+    there, back = (
+        [
+            {name: statistics.median(t[way][k][name] for t in turns) for name in row}
+            for k, row in enumerate(turns[0][way])
+        ]
+        for way in (True, False)
+    )
+    sums = [{"bytes": float(size), "sum_s": _sum_time(size, peer, pace)} for size in GRADIENT_BYTES]
+    return {"there": there, "back": back, "sums": sums, "wire": peer.wire}
+
+
+def _fits(took_s: float, turns: int, pace: Pace) -> bool:
+    """Whether _TURNS of them take no longer than the sizes may."""
+    return took_s / turns <= len(SIZES) * pace.piece_s / _TURNS
+
+
+def _turn(peer: Peer, pace: Pace) -> _Turn:
+    """Every size once, as often as `pace` says."""
     cuda = peer.transport.device.type == "cuda"
-    rows: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    rows: _Turn = {True: [], False: []}
     for size in SIZES:
         work = _Work(size, pace, peer.transport.device)
         way_s = float(np.median(_way_times(work, peer, pace)))
@@ -285,8 +318,7 @@ def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
             ends = {"send_s": 0.0, "receive_s": 0.0} if cuda else _device_times(work, peer, count, sends=sends)
             stream_s = _stream_time(work.buffer, peer, stream, sends=sends) if peer.wire else 0.0
             found.append({"bytes": float(size), "way_s": way_s, **ends, "stream_s": stream_s})
-    sums = [{"bytes": float(size), "sum_s": _sum_time(size, peer, pace)} for size in GRADIENT_BYTES]
-    return {"there": rows[True], "back": rows[False], "sums": sums, "wire": peer.wire}
+    return rows
 
 
 def _measure(spec: Mapping[str, Any]) -> None:
