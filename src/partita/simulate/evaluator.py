@@ -27,10 +27,11 @@ from partita.nouns.placement_plan import PlacementPlan
 from partita.nouns.placement_problem import PlacementProblem
 from partita.nouns.plan import GraphPlan
 from partita.simulate.boundaries import device_numbers, gradient_sums
+from partita.simulate.cold_caches import cold_s
 from partita.simulate.lower import lower
 from partita.simulate.lower_placement import task_order
 from partita.simulate.makespan import Facts, Scratch, facts_of, makespan, scratch
-from partita.simulate.overheads import begin_s, call_s, cold_s, update_s
+from partita.simulate.overheads import begin_s, call_s, update_s
 from partita.simulate.predicted import predicted
 from partita.simulate.readings import (
     Crossings,

@@ -6,7 +6,7 @@ first computation, unless it receives a message before that: then it is not char
 networks the second stage took 6 to 14 us longer over its first forward than over the others, where a step's beginning takes 77 to 92; of four,
 on another day, 18 to 160: caches that the update has filled. What the whole model's first forward takes longer so is part of `step_s`.
 (A device that takes longer to begin than the message takes to come, much slower than the one before it, is charged too little.)
-A device that waits finds its caches cold, where its core's other thread is another machine's: `chilled`.
+What a device that waits takes longer behind it is in `cold_caches`.
 And an optimizer's step takes 35 to 80 us before it has updated anything: every device pays for its own (2 cores of an EPYC, 28
 November 2026).
 """
@@ -18,14 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.nouns.cluster import Cluster, Device
-from partita.nouns.costs import MOST_SECONDS, CostTable
+from partita.nouns.costs import CostTable
 from partita.nouns.graph import FloatArray, IntArray, TaskGraph
 from partita.nouns.program import Op, Program
-from partita.simulate.kernel import behind_waits
-from partita.simulate.simulator import Durations, finished, given_part, lines_of
-
-_STEPS = 3  #: in a row, after which each takes as long as the one before it: 0.1 % is missing then where a step of 2.6 ms begins with a wait
-COOLS_S = 2e-3  #: of waiting, behind which 63 % of what it costs at most is due (EPYC, 30 November 2026: 1.3 ms and 3 to 5 of three networks)
+from partita.simulate.simulator import given_part
 
 
 def call_s(device: Device, stages: int) -> float:
@@ -43,41 +39,12 @@ def update_s(device: Device) -> float:
     return device.update_s / device.speed
 
 
-def cold_s(device: Device) -> float:
-    """Seconds that what it does behind a long wait takes longer."""
-    return device.cold_s / device.speed
-
-
 def beginnings(program: Program) -> IntArray:
     """[devices that receive nothing before it] the first computation of each."""
     at = np.flatnonzero((program.op == Op.COMPUTE) | (program.op == Op.RECV))
     _, first = np.unique(program.queue[at], return_index=True)
     found = at[first]
     return np.asarray(found[program.op[found] == Op.COMPUTE])
-
-
-def chilled(program: Program, known: Durations, cold: FloatArray) -> FloatArray:
-    """[instructions] seconds that computations and updates behind a wait, for a message or a sum, take longer, where a long one costs
-    [devices] `cold` seconds: so much that all that waits for them waits longer itself. One step follows another: before one that begins
-    with a wait a device has waited since the end of the last one. What goes over fair queues takes as long as `known` has it. A longer
-    `cold` may end a step sooner: what begins later waits less, and so finds its caches warmer.
-    O(instructions + needs)."""
-    if len(cold) < 2 or not cold.any() or not known.busy_s.max() <= MOST_SECONDS:
-        return np.zeros(len(program))
-    start, end, order = finished(program, known)
-    line, lines, medium = lines_of(program)
-    works = (program.op == Op.COMPUTE) | (program.op == Op.UPDATE)
-    busy_s = np.where(medium[line] >= 0, end - start, known.busy_s)
-    most_s, since = np.zeros(lines), np.zeros(lines)
-    most_s[: len(cold)] = cold
-    own = {q: at for q, at in enumerate(program.by_queue[: len(cold)]) if len(at)}
-    waits_first = [q for q, at in own.items() if program.op[at[0]] != Op.COMPUTE]
-    for _ in range(_STEPS):
-        since[waits_first] = [end[own[q][-1]] - end.max() for q in waits_first]
-        longer_s, end = behind_waits(
-            line, program.needs.start, program.needs.items, order, busy_s, known.lag_s, works, most_s, since, COOLS_S
-        )
-    return longer_s
 
 
 class Ends(NamedTuple):

@@ -10,8 +10,9 @@ from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import GraphPlan, GraphProblem
 from partita.nouns.program import Op, Program
 from partita.nouns.timeline import Timeline
+from partita.simulate.cold_caches import chilled, cold_s
 from partita.simulate.lower import program_of
-from partita.simulate.overheads import begin_s, beginnings, chilled, cold_s, overheads
+from partita.simulate.overheads import begin_s, beginnings, overheads
 from partita.simulate.simulator import Durations, durations, simulate
 
 

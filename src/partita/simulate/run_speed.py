@@ -16,8 +16,8 @@ from partita.nouns.pipeline_plan import PipelinePlan
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.plan import PlanFile
 from partita.nouns.probe import Readings
+from partita.simulate.cold_caches import chilled
 from partita.simulate.lower import program_of
-from partita.simulate.overheads import chilled
 from partita.simulate.predicted import colds, warm_durations_of
 from partita.simulate.simulator import Durations, Simulator
 

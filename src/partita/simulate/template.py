@@ -15,8 +15,9 @@ import numpy as np
 from partita.nouns.cluster import Cluster
 from partita.nouns.graph import FloatArray, IntArray
 from partita.nouns.program import Op, Piece, Program
+from partita.simulate.cold_caches import chilled
 from partita.simulate.exchange import ring_share
-from partita.simulate.overheads import Ends, beginnings, chilled
+from partita.simulate.overheads import Ends, beginnings
 from partita.simulate.simulator import Durations, Simulator
 
 #: What an amount is of: (kind of piece, stage, number of the device among the plan's) of what a device computes, update:

@@ -17,8 +17,8 @@ from partita.nouns.pipeline_plan import PipelinePlan, Stage
 from partita.nouns.pipeline_problem import PipelineProblem
 from partita.nouns.probe import middle_mean
 from partita.nouns.program import Op
+from partita.simulate.cold_caches import COOLS_S
 from partita.simulate.lower import program_of
-from partita.simulate.overheads import COOLS_S
 from partita.simulate.predicted import warm_durations_of
 from partita.training.capture.model import capture
 from partita.training.measure.job import _sample

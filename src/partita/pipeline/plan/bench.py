@@ -21,9 +21,10 @@ from partita.nouns.profile import Sample
 from partita.nouns.stage_memory import stage_bytes
 from partita.pipeline.plan.chain_dp import Chain
 from partita.pipeline.plan.stage_costs import StageCosts
+from partita.simulate.cold_caches import cold_s
 from partita.simulate.evaluator import Evaluator
 from partita.simulate.lower import lower
-from partita.simulate.overheads import begin_s, call_s, cold_s, update_s
+from partita.simulate.overheads import begin_s, call_s, update_s
 from partita.simulate.readings import Crossings, crossings, forward_readings, messages
 from partita.simulate.schedules import in_flight_of, needed_bytes
 from partita.simulate.simulator import durations

@@ -26,7 +26,7 @@ from torch import Tensor, fx, nn
 
 from partita.memory import objects_aside
 from partita.nouns.graph import FloatArray
-from partita.simulate.overheads import COOLS_S
+from partita.simulate.cold_caches import COOLS_S
 from partita.training.capture.model import Captured, bound_values
 from partita.training.capture.operators import for_device
 from partita.training.capture.tasks import parameters_of

@@ -11,8 +11,8 @@ import numpy as np
 from partita.nouns.costs import Estimate
 from partita.nouns.graph import FloatArray
 from partita.nouns.probe import middle_mean, scatter
+from partita.simulate.cold_caches import COOLS_S
 from partita.simulate.kernel import chill
-from partita.simulate.overheads import COOLS_S
 from partita.training.measure.steps import StepTimes
 
 BETWEEN = 6  #: calls of `between` in a round
