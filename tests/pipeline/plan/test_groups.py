@@ -62,6 +62,20 @@ def test_shares_are_the_best_there_are(times: list[tuple[float, float]], batches
 
 
 @pytest.mark.parametrize(
+    ("first", "each", "numbers"),
+    [
+        ([1e12, 1e15, 0.0], [0.0, 0.0, 0.0], [0, 0, 8]),
+        ([1e15, 1e-12], [1e15, 0.0], [0, 8]),
+        ([0.9, 0.7, 0.2], [0.0, 0.2, 0.1], None),
+    ],
+)
+def test_shares_of_times_far_apart_are_shares(first: list[float], each: list[float], numbers: list[int] | None) -> None:
+    found = shares(first, each, 8)
+    assert sum(found) == 8
+    assert numbers is None or found == numbers
+
+
+@pytest.mark.parametrize(
     "seed", [2, pytest.param(8, marks=pytest.mark.slow), pytest.param(11, marks=pytest.mark.slow), 25]
 )
 def test_clustering_comes_near_exhaustive_grouping(seed: int) -> None:

@@ -54,5 +54,6 @@ def test_a_device_that_shares_its_core_has_changed_as_the_other_has(monkeypatch:
 
 
 def test_a_device_of_which_nothing_was_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [Device("cpu0", cores=(0,)), Device("cpu1", cores=(1,)), Device("cuda:0", "cuda")]
+    devices = [Device("cpu0", cores=(0,)), Device("cpu1", cores=(1,)), Device("cuda:0", "cuda", cores=(0,))]
+    devices.append(Device("far", host="elsewhere", cores=(0,)))
     assert changes(monkeypatch, devices, {"cpu0": 1.0}) == {"cpu0": 1.0}

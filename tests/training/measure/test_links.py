@@ -128,7 +128,7 @@ def test_a_side_works_as_long_as_a_stage_does_before_it_sends(
     assert took_s == pytest.approx(1.001e-4 * rounds)
 
 
-@pytest.mark.parametrize(("turn_s", "turns"), [(0.1, 5), (1.9, 5), (2.1, 1), (30.0, 1)])
+@pytest.mark.parametrize(("turn_s", "turns"), [(0.1, 5), (1.9, 4), (2.1, 4), (3.1, 3), (5.1, 1), (30.0, 1)])
 def test_what_is_measured_while_the_machine_stands_still_does_not_count(
     monkeypatch: pytest.MonkeyPatch, turn_s: float, turns: int
 ) -> None:
@@ -136,8 +136,8 @@ def test_what_is_measured_while_the_machine_stands_still_does_not_count(
     now, made = [0.0], list[float]()
 
     def turn(peer: Peer, pace: Pace) -> dict[bool, list[dict[str, float]]]:
-        now[0] += turn_s
-        made.append(1e-4 if len(made) != 1 else 5e-3)
+        now[0] += turn_s if made or turn_s > 3 else turn_s + 1.0  # the first one is stopped
+        made.append(1e-4 if made or turns == 1 else 5e-3)
         assert (pace.repeats, pace.piece_s) == (8, 0.4)
         return {way: [{"bytes": float(size), "way_s": made[-1] * (1 + way)} for size in SIZES] for way in (True, False)}
 

@@ -34,4 +34,9 @@ def _told_by(device: Device, devices: Sequence[Device], read: Collection[str]) -
     """The device that was read and tells of this one's cores: itself, or one that shares them; "" where none does."""
     if device.name in read:
         return device.name
-    return next((d.name for d in devices if d.name in read and {*d.cores} & {*device.cores}), "")
+    shares = (
+        d.name
+        for d in devices
+        if d.name in read and (d.kind, d.host) == (device.kind, device.host) and {*d.cores} & {*device.cores}
+    )
+    return next(shares, "")

@@ -298,8 +298,8 @@ def exchange(peer: Peer, pace: Pace) -> dict[str, Any]:
 
 
 def _fits(took_s: float, turns: int, pace: Pace) -> bool:
-    """Whether _TURNS of them take no longer than the sizes may."""
-    return took_s / turns <= len(SIZES) * pace.piece_s / _TURNS
+    """Whether another turn like those that there were would end before the ways of all sizes have taken what they may."""
+    return took_s * (turns + 1) / turns <= len(SIZES) * pace.piece_s
 
 
 def _turn(peer: Peer, pace: Pace) -> _Turn:

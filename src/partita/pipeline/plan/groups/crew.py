@@ -218,7 +218,10 @@ def shares(first_s: Sequence[float], each_s: Sequence[float], batches: int) -> l
     [6, 1, 1]
     """
     groups = range(len(first_s))
-    rate = [1.0 / max(e, 1e-300) for e in each_s]
+    least = 1e-12 * max(
+        x for x in (1e-280, *first_s, *each_s) if math.isfinite(x)
+    )  # first times rate is known to less than 1
+    rate = [1.0 / max(e, least) for e in each_s]
     used, limit = list(groups), math.inf
     # when all would end if micro-batches could be parted: who could not do any part of one until then gets none
     while True:
@@ -229,9 +232,7 @@ def shares(first_s: Sequence[float], each_s: Sequence[float], batches: int) -> l
         used = left
     numbers = [0] * len(first_s)
     for g in used:
-        numbers[g] = (
-            max(0, min(batches, 1 + int((limit - first_s[g]) * rate[g] * (1 - 1e-12)))) if first_s[g] <= limit else 0
-        )
+        numbers[g] = int(min(batches, 1 + (limit - first_s[g]) * rate[g] * (1 - 1e-12))) if first_s[g] <= limit else 0
     queue = [(first_s[g] + numbers[g] * each_s[g], g) for g in groups]
     heapq.heapify(queue)
     for _ in range(batches - sum(numbers)):
