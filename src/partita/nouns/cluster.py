@@ -46,9 +46,8 @@ SECONDS_OF_A_LINK = (
 )
 
 
-MOST_TIMES_AS_FAST = (
-    1e18  #: or as slow, as a device of speed 1: speeds may be given in operations a second. Beyond it is damage
-)
+#: Or as slow, as a device of speed 1: speeds may be given in operations a second. Beyond it is damage.
+MOST_TIMES_AS_FAST = 1e18
 
 
 @dataclass(frozen=True, slots=True)

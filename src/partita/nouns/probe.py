@@ -202,8 +202,7 @@ class Readings:
             if not isinstance(value["devices"], list):
                 raise TypeError(f"devices is {value['devices']!r}, not a list")
             readings = Readings(tuple(value["devices"]), pieces, share, worked, value.get("each", 1))
-            faults = readings.check()
-        refuse(BadInput, faults, what, hint="run again")
+        refuse(BadInput, readings.check(), what, hint="run again")
         return readings
 
     def check(self) -> list[str]:
@@ -213,7 +212,7 @@ class Readings:
         faults += ["a device is named twice"] if not faults and len(set(named)) < len(named) else []
         if self.piece_s.ndim != 3 or {*shapes} != {shapes[0]} or shapes[0][0] != len(named):
             faults.append(f"shapes {self.piece_s.shape}, {shapes[1]} and {shapes[2]} do not fit {len(named)} devices")
-        if not isinstance(self.each, int) or isinstance(self.each, bool) or not 1 <= self.each <= MOST_STEPS:
+        if type(self.each) is not int or not 1 <= self.each <= MOST_STEPS:
             faults.append(f"a row stands for {self.each!r} steps")
         told = np.concatenate([self.piece_s.ravel(), self.core_share.ravel(), self.worked_s.ravel()])
         if not ((told >= LEAST) & (told <= MOST_SECONDS) | np.isnan(told)).all() or (self.core_share > 1).any():

@@ -32,10 +32,8 @@ _LEAST_S = 4e-4  #: what a piece takes at least, with its neighbours where they 
 AT_ONCE = 2  #: readings, in measuring as in a run: four say 3 % less each (ViT, BERT on an EPYC, 2026-11-29)
 _STRIDE = 5  #: from one piece to the next one read: over the model and back within a few readings
 _FEW_PAGES, _TRIES = 8, 3
-_LEARNS, _MOST_LEARNT = (
-    0.25,
-    10.0,
-)  #: of what readings took, with each time that some are asked for; of one that was stopped, no more than this
+_LEARNS = 0.25  #: of what readings took, with each time that some are asked for
+_MOST_LEARNT = 10.0  #: times as long as before: more is a rank that was stopped
 _UNCOUNTED = 4 / 3  #: pieces that a row of readings takes beside those that count: one, and a forward
 #: A pass that is no longer is one piece, run in a row as often as a first look says that this holds it, so that it is as warm as the job
 #: itself: one of 0.1 ms is 3 to 20 % above its last time in its eighth run behind a step, and 1 % behind a measurement's pass (EPYC, 2026-11-28).

@@ -52,9 +52,8 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21)  #: bytes
 GRADIENT_BYTES = (1 << 14, 1 << 21, 1 << 23)  #: of all gradients together; they lie in GRADIENTS tensors
 GRADIENTS = 32
 FEWEST = 3  #: times that anything is done, however slow the link is
-_TURNS = (
-    5  #: of all sizes: ways of a kilobyte in one go are over in 30 ms, and a virtual machine may be stopped for longer
-)
+#: Of all sizes: ways of a kilobyte in one go are over in 30 ms, and a virtual machine may be stopped for longer.
+_TURNS = 5
 _MESSAGES = 3  #: of a turn whose ends are timed, at most
 _STREAM = 50  #: that follow each other on a wire, at most
 _SUMS = 9  #: at most
@@ -75,9 +74,8 @@ class Pace:
     #: of all tensors that the job's tasks hand on for a micro-batch: they fill the caches between two messages
     job_bytes: float = _MOST_BETWEEN
     job_tasks: int = 2 * _MOST_LAYERS  #: forward ones, whose code does so, too
-    job_s: float = (
-        4 * _BETWEEN_S
-    )  #: that a micro-batch takes, forward and backward: a stage, one of two, works a quarter of it at once
+    #: that a micro-batch takes, forward and backward: a stage, one of two, works a quarter of it at once
+    job_s: float = 4 * _BETWEEN_S
     repeats: int = 40  #: ways there and back, at most
     #: that the ways of each size may take, its messages with the work between, or sums; beyond that only FEWEST are done
     piece_s: float = 2.0

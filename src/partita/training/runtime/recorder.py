@@ -65,9 +65,8 @@ class Recorder:
         self._seconds, self._cold = self._unread, False
         self._steps += 1
         self._took_s += step_s
-        self._saved_s = min(
-            self._saved_s + _PART * step_s, self._prober.takes_s(self._most)
-        )  # a step that was stopped saves no more
+        most_s = self._prober.takes_s(self._most)  # a step that was stopped saves no more
+        self._saved_s = min(self._saved_s + _PART * step_s, most_s)
 
     def _note(self, step: tuple[float, ...]) -> None:
         self._latest.append(step)

@@ -218,9 +218,8 @@ def shares(first_s: Sequence[float], each_s: Sequence[float], batches: int) -> l
     [6, 1, 1]
     """
     groups = range(len(first_s))
-    least = 1e-12 * max(
-        x for x in (1e-280, *first_s, *each_s) if math.isfinite(x)
-    )  # first times rate is known to less than 1
+    # so that a first time times a rate is known to less than a micro-batch
+    least = 1e-12 * max(x for x in (1e-280, *first_s, *each_s) if math.isfinite(x))
     rate = [1.0 / max(e, least) for e in each_s]
     used, limit = list(groups), math.inf
     # when all would end if micro-batches could be parted: who could not do any part of one until then gets none
